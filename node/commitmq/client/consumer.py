@@ -60,6 +60,11 @@ class Consumer(BaseConsumer):
     first one, and a poll of the first one raises FencedError. ``session_timeout_ms`` (default: the node's) is how long a
     member may be silent. ``rebalance_timeout_s`` (10) is how long it may take to give a queue back.
 
+    With ``broadcasting`` every consumer of the group reads all queues. It keeps its positions itself, in the file
+    ``member/group/offsets.json`` of ``positions_folder`` (default: ``~/.commitmq/positions``), which has RocketMQ's shape.
+    ``member`` (default: ``DEFAULT``) tells the consumers of one folder apart; a second one with the same file is refused. A
+    failed message of a handler counts as done. docs/handlers.md tells more.
+
     On the node's own host the consumer reads messages from the node's mapped files without a copy (``mode="auto"``). With
     ``mode="bytes"`` the node sends them, at most ``max_pull_bytes`` (2 MiB) in one answer. When its offset falls out of the
     log, the consumer goes on at the nearest message, and ``gaps`` tells of it. The consumer compares the CRC of every
@@ -189,6 +194,7 @@ class Consumer(BaseConsumer):
     def _engine(self, settings: Settings) -> Engine:
         # They need numpy, as the puller does.
         from commitmq.client.handling.engine import Engine
+        from commitmq.client.handling.pass_over import PassOver
         from commitmq.client.handling.send_back import SendBack
 
         self._check_usable()
@@ -196,6 +202,8 @@ class Consumer(BaseConsumer):
             raise CommitMQError("run() needs a consumer with a group")
         if not self._settings.auto_commit:
             raise ValueError("run() commits by itself: leave auto_commit on")
+        if self._settings.broadcasting:
+            return Engine(settings, PassOver())
         patience_s = min(self._settings.timeout_s, _SEND_BACK_S)
         return Engine(settings, SendBack(self._directory.address, self._settings.group, timeout_s=patience_s))
 
@@ -207,15 +215,18 @@ class Consumer(BaseConsumer):
         from commitmq.client.handling.run import Run, Source
 
         member = self._member
-        assert member is not None
         deadline = time.monotonic() + self._settings.timeout_s
-        topics = self._committer.ask("group.retry_topics", {"group": member.group}, deadline)
+        most, retry = 16, []  # what broadcasts has no retry topic
+        if member is not None:
+            topics = self._committer.ask("group.retry_topics", {"group": member.group}, deadline)
+            most, retry = int(topics["max_retries"]), [topics["retry"]]
         fetch = partial(self._fetch, max_messages=_MOST_MESSAGES)
         run = Run(engine, pool, Source(self._assignment, fetch, self._puller.wait, lambda: self._closing))
         self._handling = run
         try:
-            engine.start(int(topics["max_retries"]))
-            member.subscribe([topics["retry"]])
+            engine.start(most)
+            if member is not None:
+                member.subscribe(retry)
             pool.start()
             run.loop()
         finally:

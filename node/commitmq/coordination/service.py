@@ -17,6 +17,7 @@ from typing import NamedTuple
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, Word
 from commitmq.coordination.answers import Answer, Fields, Operations, Part
+from commitmq.coordination.broadcast_operations import BroadcastOperations
 from commitmq.coordination.group_operations import GroupOperations
 from commitmq.coordination.groups import Groups
 from commitmq.coordination.listing import Listing
@@ -123,6 +124,7 @@ class Service:
             **group_operations.operations,
             **offset_operations.operations,
             **shares.operations,
+            **BroadcastOperations(self.groups, config.network.broker_name).operations,
         }
 
     def _begin_memory_topics(self) -> None:

@@ -18,9 +18,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar, Unpack
 
 from commitmq.client import checks
+from commitmq.client.receiving.assigned_queues import AssignedQueues
 from commitmq.client.receiving.assignment import Assignment, Gap, Queue, QueueState, Taken
 from commitmq.client.receiving.callbacks import QueueCallbacks, Told
 from commitmq.client.receiving.commits import Committer, Progress
+from commitmq.client.receiving.local_positions import LocalPositions
 from commitmq.client.receiving.membership import GroupMember
 from commitmq.client.receiving.reader_queues import ReaderQueues
 from commitmq.client.receiving.settings import ConsumerSettings, GroupOptions
@@ -45,7 +47,7 @@ _CLOSE_S: Final = 2.0
 _log = get_log("consumer")
 
 
-class BaseConsumer:
+class BaseConsumer(AssignedQueues):
     """With a ``group`` it does what :class:`commitmq.Consumer` says, without one what :class:`commitmq.Reader` says."""
 
     def __init__(
@@ -80,16 +82,32 @@ class BaseConsumer:
         self._puller = Puller(self._directory, self._assignment, settings)
         self._queues = ReaderQueues(self._directory, self._assignment, self._committer, settings)
         self._member: GroupMember | None = None
+        self._local: LocalPositions | None = None
         self._closed = False
         try:
             self._directory.metadata(timeout_s=settings.timeout_s)
-            if group is None:
+            if settings.broadcasting:
+                self._broadcast(time.monotonic() + settings.timeout_s)
+            elif group is None:
                 self._queues.look(time.monotonic() + settings.timeout_s)
             else:
                 self._join(node, group)
         except BaseException:
             self.close(commit=False)
             raise
+
+    def _broadcast(self, deadline: float) -> None:
+        local = self._local = LocalPositions(self._settings, self._assignment)
+        local.begin(self._committer, deadline)
+        self._queues.go_on(local.kept)
+        self._queues.look(deadline)
+        # At once: a consumer that dies before its first commit must not begin at another "latest".
+        local.commit(self._progress(list(self._assignment.owned.values()), delivered=False), deadline)
+
+    @property
+    def _keeper(self) -> Committer | LocalPositions | None:
+        """Who keeps the offsets; nobody for a reader."""
+        return self._local or (None if self._member is None else self._committer)
 
     def _join(self, node: str | None, group: str) -> None:
         settings = self._settings
@@ -184,36 +202,6 @@ class BaseConsumer:
             state.is_proven = False
             state.retry_at = 0.0
 
-    def pause(self, queues: Iterable[Queue] | None = None) -> None:
-        """Return no messages of these queues (default: all assigned queues) until :meth:`resume`.
-
-        The queues stay assigned as long as the consumer polls. A queue that is given back and assigned again is not paused.
-        Raises ValueError for a queue that is not assigned.
-        """
-        self._check_usable()
-        self._assignment.set_paused(queues, True)
-
-    def resume(self, queues: Iterable[Queue] | None = None) -> None:
-        """End a :meth:`pause`."""
-        self._check_usable()
-        self._assignment.set_paused(queues, False)
-
-    @property
-    def paused(self) -> list[Queue]:
-        """The paused queues, sorted."""
-        with self._assignment.lock:
-            return sorted(key for key, state in self._assignment.owned.items() if state.is_paused)
-
-    @property
-    def assignment(self) -> list[Queue]:
-        """The assigned queues, sorted."""
-        return sorted(self._assignment.keys())
-
-    @property
-    def positions(self) -> dict[Queue, int]:
-        """For each assigned queue the offset behind the last message that a poll returned."""
-        return self._assignment.positions()
-
     @property
     def gaps(self) -> list[Gap]:
         """The newest 1000 places where the consumer could not go on and jumped."""
@@ -228,7 +216,8 @@ class BaseConsumer:
         else:
             progress = self._committer.of({key: checks.integer("an offset", value) for key, value in offsets.items()})
         until = time.monotonic() + self._settings.timeout_s
-        return self._committer.commit(progress, until) if progress.offsets else {}
+        keeper = self._keeper
+        return keeper.commit(progress, until) if keeper is not None and progress.offsets else {}
 
     # ------------------------------------------------------------ housekeeping between waits
 
@@ -244,20 +233,25 @@ class BaseConsumer:
         elif member.error is not None:
             raise member.error
         self._callbacks.tell_changes(assignment)
-        if member is None:
+        if self._keeper is None:
             return
         if handling is not None:
             handling.keep_house()
-        with assignment.lock:
-            revoked = [state for state in assignment.owned.values() if state.revoked_at]
-        revoked = [state for state in revoked if handling is None or handling.may_give_back(state)]
-        if revoked:
-            self._give_back(revoked, member, deadline)
+        if member is not None:
+            self._give_back_revoked(member, deadline)
         if self._settings.auto_commit and time.monotonic() >= self._commit_at:
             self._commit_at = time.monotonic() + self._settings.auto_commit_interval_s
             with assignment.lock:
                 progress = self._progress(list(assignment.owned.values()), delivered=False)
             self._commit_soon(progress, deadline)
+
+    def _give_back_revoked(self, member: GroupMember, deadline: float) -> None:
+        assignment, handling = self._assignment, self._handling
+        with assignment.lock:
+            revoked = [state for state in assignment.owned.values() if state.revoked_at]
+        revoked = [state for state in revoked if handling is None or handling.may_give_back(state)]
+        if revoked:
+            self._give_back(revoked, member, deadline)
 
     def _progress(self, states: list[QueueState], *, delivered: bool) -> Progress:
         """What an automatic commit commits of these; ``delivered``: with what the last poll returned."""
@@ -268,7 +262,10 @@ class BaseConsumer:
     def _commit_soon(self, progress: Progress, deadline: float) -> bool:
         """Commit automatically, and keep the poll for a short time only. False when the commit must be tried again."""
         now = time.monotonic()
-        if self._committer.commit_quietly(progress, max(min(deadline, now + _COMMIT_S), now + _LEAST_COMMIT_S)):
+        keeper = self._keeper
+        if keeper is None or keeper.commit_quietly(
+            progress, max(min(deadline, now + _COMMIT_S), now + _LEAST_COMMIT_S)
+        ):
             return True
         self._commit_at = time.monotonic() + max(self._settings.auto_commit_interval_s, _COMMIT_PAUSE_S)
         return False
@@ -326,7 +323,7 @@ class BaseConsumer:
     def _close(self, commit: bool, patience_s: float) -> None:
         if self._closed:
             return
-        member, assignment = self._member, self._assignment
+        member, assignment, keeper = self._member, self._assignment, self._keeper
         answered = True
         outer, self._user = self._user, threading.get_ident()  # on_revoke may still commit
         try:
@@ -339,9 +336,9 @@ class BaseConsumer:
                     commit = False  # the program did not finish the last batch
                     raise
                 finally:
-                    if self._settings.auto_commit and member is not None:
+                    if self._settings.auto_commit and keeper is not None:
                         progress = self._progress(states, delivered=commit)
-                        answered = self._committer.commit_quietly(progress, time.monotonic() + patience_s)
+                        answered = keeper.commit_quietly(progress, time.monotonic() + patience_s)
         finally:
             self._user = outer
             self._handled = None
@@ -351,6 +348,8 @@ class BaseConsumer:
             self._closed = True
             self._puller.close()
             self._committer.close()
+            if self._local is not None:
+                self._local.close()
             self._queues.close()
             self._directory.close()
             assignment.close()

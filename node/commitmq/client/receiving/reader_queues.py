@@ -16,6 +16,7 @@ from commitmq.client.receiving.assignment import (
     start_offsets,
 )
 from commitmq.client.receiving.commits import Committer
+from commitmq.client.receiving.position_file import Positions
 from commitmq.client.receiving.settings import ConsumerSettings
 from commitmq.errors import NodeUnavailableError, RequestError
 from commitmq.log import get_log
@@ -27,6 +28,7 @@ _RETRY_S: Final = 1.0
 # A look within a poll may last so long.
 _MOST_S: Final = 0.3
 _LEAST_S: Final = 0.1
+_ANY: Final = -2  # the incarnation of positions in a file of RocketMQ
 
 _log = get_log("consumer")
 
@@ -50,8 +52,16 @@ class ReaderQueues:
         self._has_looked = False
         # Where the reader was in a queue that its topic lost, by queue and incarnation of the topic.
         self._left: dict[tuple[Queue, int], int] = {}
+        self._known: dict[str, int] = {}  # incarnations of topics that were read before, by an earlier consumer
         self._missing: set[str] = set()  # topics that do not exist, and of which the log said so
         self._reader: Channel | None = None
+
+    def go_on(self, kept: Positions) -> None:
+        """Begin at the positions that an earlier consumer left."""
+        for queue, offset in kept.offsets.items():
+            incarnation = kept.incarnations.get(queue[0], _ANY)
+            self._left[queue, incarnation] = offset
+            self._known[queue[0]] = incarnation
 
     def look_soon(self) -> None:
         """Have the next :meth:`look_if_due` look."""
@@ -129,9 +139,14 @@ class ReaderQueues:
         # Every message of a new queue is new, and so is every message of a topic that was made anew.
         later = for_new_queues(self._start) if self._has_looked and self._given is None else self._start
         for queue in new:
-            left = self._left.pop((queue, incarnations.get(queue[0], -1)), None)
+            topic, incarnation = queue[0], incarnations.get(queue[0], -1)
+            left = self._left.pop((queue, incarnation), self._left.pop((queue, _ANY), None))
+            known = self._known.get(topic)
             if left is not None:
                 begin[queue] = Begin(left, left)
+            elif known is not None:
+                anew = known not in (_ANY, incarnation)
+                starts.setdefault("earliest" if anew else for_new_queues(self._start), []).append(queue)
             else:
                 starts.setdefault("earliest" if queue[0] in made_anew else later, []).append(queue)
         for start, queues in starts.items():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final, TypedDict
 
 from commitmq.client import checks
 from commitmq.client.receiving.assignment import Queue, Start, check_start
+from commitmq.client.receiving.position_file import check_member
 from commitmq.client.selector import MessageSelector, selector
 from commitmq.format.constants import RETRY_PREFIX
 from commitmq.store.metadata.topic_name import validate_group, validate_topic
@@ -34,6 +36,8 @@ class GroupOptions(ReadOptions, total=False):
     rebalance_timeout_s: float
     max_poll_interval_s: float | None
     member: str | None
+    broadcasting: bool
+    positions_folder: str | Path | None
 
 
 class ConsumerSettings:
@@ -57,6 +61,8 @@ class ConsumerSettings:
         max_poll_interval_s: float | None = 300.0,
         timeout_s: float = 10.0,
         member: str | None = None,
+        broadcasting: bool = False,
+        positions_folder: str | Path | None = None,
     ) -> None:
         """Raises ValueError that names a wrong setting."""
         self.topics = list(dict.fromkeys([topics] if isinstance(topics, str) else topics))
@@ -81,6 +87,14 @@ class ConsumerSettings:
         )
         self.timeout_s = checks.seconds("timeout_s", timeout_s)
         self.member = member
+        self.broadcasting = broadcasting
+        self.positions_folder = positions_folder
+        if positions_folder is not None and not broadcasting:
+            raise ValueError(
+                "positions_folder is for a consumer with broadcasting=True: else the node keeps the offsets"
+            )
+        if broadcasting and member is not None:
+            check_member(member)
 
     @property
     def unfiltered_topic(self) -> str | None:
