@@ -617,7 +617,17 @@ FIELDS += (
     "count",
 )
 FIELDS += ("properties", "flag", "sys_flag", "born", "ack", "mode", "filter", "max_messages", "max_bytes", "timestamp")
-FIELDS += ("boundary", "physical_offset", "perm", "attributes", "create", "reset", "update", "session_timeout_ms")
+FIELDS += (
+    "boundary",
+    "physical_offset",
+    "perm",
+    "attributes",
+    "create",
+    "reset",
+    "running",
+    "update",
+    "session_timeout_ms",
+)
 FIELDS += ("filter_type", "key", "type", "begin", "end", "max", "next", "up_to")
 # No valid topic name but one that does not exist: what is well-formed by chance must not change the topics.
 words = st.sampled_from(

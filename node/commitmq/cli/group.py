@@ -93,7 +93,7 @@ def describe(name: str, as_json: bool, node: str) -> None:
 
 @group.command()
 @click.argument("name")
-@click.argument("topic")
+@click.argument("topics", metavar="[TOPIC]...", nargs=-1)
 @click.option(
     "--to",
     "position",
@@ -104,22 +104,41 @@ def describe(name: str, as_json: bool, node: str) -> None:
 @click.option(
     "--queue", "queues", type=click.IntRange(0, MAX_INT), multiple=True, help="Only this queue; may be repeated."
 )
+@click.option("--dry-run", is_flag=True, help="Only say where the group would continue.")
 @json_option
 @node_option
-def reset(name: str, topic: str, position: str, queues: tuple[int, ...], as_json: bool, node: str) -> None:
-    """Set the committed offsets of group NAME in TOPIC, back or ahead. Its members of that topic must be stopped."""
+def reset(
+    name: str, topics: tuple[str, ...], position: str, queues: tuple[int, ...], dry_run: bool, as_json: bool, node: str
+) -> None:
+    """Set the committed offsets of group NAME, back or ahead, in the given topics or in all that it reads.
+
+    Members may run: each continues at its new offsets with its next heartbeat.
+    """
     from commitmq.client.admin import Admin
+    from commitmq.errors import GroupNotFoundError
 
     target = parse_position(position)
     with Admin(node) as admin:
         try:
-            stored = admin.reset_offsets(name, topic, target, queues=list(queues) or None)
+            before = {(topic, queue): offset for topic, queue, offset in admin.group(name)["offsets"]}
+        except GroupNotFoundError:
+            if not topics:
+                raise
+            before = {}
+        try:
+            stored = admin.reset_offsets(
+                name, topics or None, target, queues=list(queues) or None, running=True, dry_run=dry_run
+            )
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--queue") from None
     if as_json:
-        print_json({"group": name, "offsets": [list(one) for one in stored]})
+        moved = [[*one, before.get(one[:2])] for one in stored]
+        print_json(
+            {"group": name, "dry_run": dry_run, "offsets": [one[:3] for one in moved], "before": [x[3] for x in moved]}
+        )
         return
-    print_table(("TOPIC", "QUEUE", "COMMITTED"), stored)
+    rows = [(one.topic, one.queue, before.get(one[:2], "-"), one.offset) for one in stored]
+    print_table(("TOPIC", "QUEUE", "BEFORE", "WOULD BE" if dry_run else "COMMITTED"), rows)
 
 
 def parse_position(text: str) -> str | int | datetime:

@@ -8,22 +8,20 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from commitmq.client import checks
 from commitmq.client.admin_dead_letters import DeadLetterAdmin
+from commitmq.client.admin_groups import GroupAdmin
 from commitmq.client.admin_results import (
-    GroupOffset,
-    Lag,
     QueueBounds,
     TopicCreated,
     TopicDescription,
     TopicInfo,
 )
-from commitmq.client.group_offsets import check_target, lag_of, reset_targets
 from commitmq.client.node_channels import NodeChannels
 from commitmq.errors import CommitMQError, ProtocolError, TopicNotFoundError
 from commitmq.format.message_id import parse_offset_message_id
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 _LONG_WORK_S = 600.0  # the disk decides how long a stop and a deletion take
 
 
-class Admin(DeadLetterAdmin):
+class Admin(GroupAdmin, DeadLetterAdmin):
     """Asks one node. Not thread-safe.
 
     Every method raises NodeUnavailableError without an answer within ``timeout_s``, and ProtocolError when the node refuses;
@@ -219,64 +217,6 @@ class Admin(DeadLetterAdmin):
         return query.by_key(
             self._request, fields, max_messages, continue_from, wait_s=wait_s, timeout_s=self._timeout_s
         )
-
-    # ------------------------------------------------------------ groups
-
-    def groups(self) -> list[dict[str, Any]]:
-        """For each group ``name``, ``members`` (their number) and ``topics`` (those with offsets)."""
-        groups: dict[str, dict[str, Any]] = {}
-        for page in self._pages("group.list", {}):
-            for row in page["groups"]:
-                known = groups.setdefault(row["name"], row)
-                if known is not row:
-                    known["topics"] += row["topics"]
-        return list(groups.values())
-
-    def group(self, name: str) -> dict[str, Any]:
-        """One group: its state, its members, the queues of each member, and the committed offsets."""
-        first, *more = (page["group"] for page in self._pages("group.describe", {"group": name}))
-        for page in more:
-            for part in ("members", "queues", "offsets"):
-                first[part] += page[part]
-        return dict(first)
-
-    def group_lag(self, name: str) -> list[Lag]:
-        """How far the group is behind in each queue of its topics: those with offsets and those that a member reads."""
-        described = self.group(name)
-        committed = {(topic, queue): offset for topic, queue, offset in described["offsets"]}
-        holders = {(topic, queue): member for topic, queue, member in described["queues"]}
-        rows = []
-        for topic in sorted({topic for topic, _ in {*committed, *holders}}):
-            try:
-                bounds = self.offsets(topic)
-            except TopicNotFoundError:
-                continue  # the topic was deleted meanwhile
-            for one in bounds:
-                key = (topic, one.queue)
-                rows.append(lag_of(topic, one, committed.get(key), holders.get(key)))
-        return rows
-
-    def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]]) -> list[GroupOffset]:
-        """Commit offsets for a group whose members are not at this node: ``(topic, queue, next offset)`` each.
-
-        An offset never goes back. Returns the stored offsets. Raises FencedError for a queue that a member of the group reads.
-        """
-        fields = {"group": group, "offsets": [list(one) for one in offsets]}
-        answer = self._ask("coordinator", "offset.commit", fields)
-        return [GroupOffset(*one[:3]) for one in answer["stored"]]
-
-    def reset_offsets(
-        self, group: str, topic: str, to: str | int | datetime, *, queues: Iterable[int] | None = None
-    ) -> list[GroupOffset]:
-        """Move a group's committed offsets, back or ahead, to ``earliest``, ``latest``, a datetime, or a queue offset.
-
-        Returns the stored offsets. Raises FencedError while a member reads one of the queues.
-        """
-        check_target(to)
-        bounds = self.offsets(topic, to if isinstance(to, datetime) else None)
-        offsets = reset_targets(topic, bounds, to, queues)
-        answer = self._ask("coordinator", "offset.commit", {"group": group, "offsets": offsets, "reset": True})
-        return [GroupOffset(*one[:3]) for one in answer["stored"]]
 
     def _pages(self, op: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The pages of a list, one request each."""

@@ -11,6 +11,7 @@ from commitmq.coordination.groups import Groups
 from commitmq.coordination.listing import MAX_ENTRIES, Listing
 from commitmq.coordination.membership import View
 from commitmq.coordination.requests import Header
+from commitmq.coordination.resets import to_begin_anew
 from commitmq.coordination.share_operations import ShareOperations
 from commitmq.coordination.subscriptions import SQL, Subscriptions
 from commitmq.coordination.topics import Topics
@@ -73,7 +74,8 @@ class GroupOperations:
         self._subscriptions.join(group, filtered, expression if kind == SQL else None)
         self._log.info("member joined", group=group, member=member, topics=len(wanted))
         missing = sorted(name for name in wanted if not self._topics.exists(name))
-        return Answer(lambda: {**self._view(view, timeout_ms), "kept": view.kept, "missing": missing})
+        more: Fields = {"kept": view.kept, "missing": missing, **self._anew(group, member, generation)}
+        return Answer(lambda: {**self._view(view, timeout_ms), **more})
 
     def _heartbeat(self, header: Header, now_ms: int) -> Answer:
         group, member = requests.text(header, "group"), requests.text(header, "member")
@@ -81,8 +83,15 @@ class GroupOperations:
         instance = requests.optional_text(header, "instance") or ""
         view = self._groups.heartbeat(group, member, generation, requests.queues(header, "owned"), now_ms, instance)
         membership = self._groups.membership(group)
-        timeout_ms = membership.member_of(member).session_timeout_ms if membership else self._config.session_timeout_ms
-        return Answer(lambda: self._view(view, timeout_ms))
+        assert membership is not None
+        known = membership.member_of(member)
+        timeout_ms, anew = known.session_timeout_ms, self._anew(group, member, generation)
+        return Answer(lambda: {**self._view(view, timeout_ms), **anew})
+
+    def _anew(self, group: str, member: str, generation: int) -> Fields:
+        membership = self._groups.membership(group)
+        queues = [] if membership is None else to_begin_anew(membership.member_of(member), generation)
+        return {"anew": queues} if queues else {}
 
     def _view(self, view: View, session_timeout_ms: int) -> Fields:
         # Three heartbeats fit into every session, so that one lost heartbeat ends nothing.

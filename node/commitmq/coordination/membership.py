@@ -80,6 +80,7 @@ class Member:
     held: dict[Queue, int] = field(default_factory=dict)  # queue -> generation of the answer that gave it
     claims: set[Queue] = field(default_factory=set)  # of held: queues that it had already, so no answer gave them
     owned: frozenset[Queue] = frozenset()  # as in its last request
+    anew: dict[Queue, int] = field(default_factory=dict)  # see :mod:`commitmq.coordination.resets`
     instance: str = ""  # the instance of this name that joined last
     # The generation of the session's first answer. Until the member has read it, its claims are of an earlier time.
     since: int = 0

@@ -8,6 +8,7 @@ from commitmq.coordination.groups import Groups, check_name
 from commitmq.coordination.offsets import GroupOffsets
 from commitmq.coordination.queue_ends import QueueEnds
 from commitmq.coordination.requests import Header
+from commitmq.coordination.resets import begin_anew
 from commitmq.coordination.topics import Topics
 from commitmq.errors import ProtocolError
 
@@ -26,6 +27,7 @@ class OffsetOperations:
         generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION)
         offsets = requests.offsets(header, "offsets")
         reset, begin, partial_ = (requests.flag(header, name) for name in ("reset", "begin", "partial"))
+        anew = requests.flag(header, "running") and reset and member is None
         incarnations = requests.incarnations(header, "incarnations")
         known = requests.known_offsets(header, "known", len(offsets))
         self._groups.check_member(group, member, requests.optional_text(header, "instance") or "")
@@ -38,7 +40,7 @@ class OffsetOperations:
                 # A commit for a deleted topic says nothing about the next topic of the same name.
                 self._topics.check_incarnation(topic, incarnations.get(topic))
                 self._topics.check_queue(topic, queue)
-                if not begin or member is None:  # any member of the group may set where it begins
+                if not anew and (not begin or member is None):  # any member may set where the group begins
                     self._groups.check_owner(group, member, (topic, queue), generation)
                 if known is not None:
                     self._check_known(group, topic, queue, known[number])
@@ -53,6 +55,9 @@ class OffsetOperations:
         # node, so that a consumer that lived on is right; and when the committed offset lies behind the queue's end.
         free = [one for one in wanted if reset or self._topics.is_memory(one[0]) or self._is_ahead(group, *one[:2])]
         stored = self._offsets.stage(group, wanted, lower=[one[:2] for one in free], only_new=begin)
+        if anew and (membership := self._groups.membership(group)) is not None:
+            for topic, queue, _ in wanted:
+                begin_anew(membership, (topic, queue))
         return Answer(lambda: {"stored": stored, **({"refused": refused} if partial_ else {})}, "offsets")
 
     def _check_known(self, group: str, topic: str, queue: int, known: int) -> None:

@@ -214,6 +214,9 @@ class GroupMember:
                 # Other members may have had our queues since, and an operator may have reset their offsets.
                 for state in list(assignment.owned.values()):
                     assignment.drop(state)
+            for topic, queue in answer.get("anew", ()):  # somebody has reset its offset
+                if (known := assignment.owned.get((topic, queue))) is not None:
+                    assignment.drop(known)
             # Under the lock, so a commit either has this generation or is of queues that are still ours.
             self.generation = int(answer["generation"])
         if self._doubts:

@@ -1,0 +1,104 @@
+"""The methods of an administrator's client for the groups of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+from commitmq.client.admin_results import GroupOffset, Lag, QueueBounds
+from commitmq.client.group_offsets import check_target, lag_of, reset_targets
+from commitmq.errors import TopicNotFoundError
+from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
+
+
+class GroupAdmin:
+    """A part of :class:`commitmq.Admin`."""
+
+    def groups(self) -> list[dict[str, Any]]:
+        """For each group ``name``, ``members`` (their number) and ``topics`` (those with offsets)."""
+        groups: dict[str, dict[str, Any]] = {}
+        for page in self._pages("group.list", {}):
+            for row in page["groups"]:
+                known = groups.setdefault(row["name"], row)
+                if known is not row:
+                    known["topics"] += row["topics"]
+        return list(groups.values())
+
+    def group(self, name: str) -> dict[str, Any]:
+        """One group: its state, its members, the queues of each member, and the committed offsets."""
+        first, *more = (page["group"] for page in self._pages("group.describe", {"group": name}))
+        for page in more:
+            for part in ("members", "queues", "offsets"):
+                first[part] += page[part]
+        return dict(first)
+
+    def group_lag(self, name: str) -> list[Lag]:
+        """How far the group is behind in each queue of its topics: those with offsets and those that a member reads."""
+        described = self.group(name)
+        committed = {(topic, queue): offset for topic, queue, offset in described["offsets"]}
+        holders = {(topic, queue): member for topic, queue, member in described["queues"]}
+        rows = []
+        for topic in sorted({topic for topic, _ in {*committed, *holders}}):
+            try:
+                bounds = self.offsets(topic)
+            except TopicNotFoundError:
+                continue  # the topic was deleted meanwhile
+            for one in bounds:
+                key = (topic, one.queue)
+                rows.append(lag_of(topic, one, committed.get(key), holders.get(key)))
+        return rows
+
+    def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]]) -> list[GroupOffset]:
+        """Commit offsets for a group whose members are not at this node: ``(topic, queue, next offset)`` each.
+
+        An offset never goes back. Returns the stored offsets. Raises FencedError for a queue that a member of the group reads.
+        """
+        fields = {"group": group, "offsets": [list(one) for one in offsets]}
+        answer = self._ask("coordinator", "offset.commit", fields)
+        return [GroupOffset(*one[:3]) for one in answer["stored"]]
+
+    def reset_offsets(
+        self,
+        group: str,
+        topic: str | Iterable[str] | None,
+        to: str | int | datetime,
+        *,
+        queues: Iterable[int] | None = None,
+        running: bool = False,
+        dry_run: bool = False,
+    ) -> list[GroupOffset]:
+        """Move a group's committed offsets, back or ahead, to ``earliest``, ``latest``, a datetime, or a queue offset.
+
+        ``topic``: one topic, several, or None for all that the group reads (without its retries and dead letters). All of
+        them move, or none. With ``running`` members may read the queues: each goes on at the new offset with its next
+        heartbeat, and no commit of what it read before counts. Without it FencedError is raised while a member reads one.
+
+        Returns the stored offsets; with ``dry_run`` those that would be stored, and nothing changes.
+        """
+        check_target(to)
+        topics = self._topics_of(group) if topic is None else [topic] if isinstance(topic, str) else list(topic)
+        wanted = None if queues is None else list(queues)
+        offsets = []
+        for name in topics:
+            bounds = self.offsets(name, to if isinstance(to, datetime) else None)
+            offsets += reset_targets(name, bounds, to, wanted)
+        if dry_run:
+            return [GroupOffset(*one) for one in offsets]
+        fields = {"group": group, "offsets": offsets, "reset": True, "running": running}
+        answer = self._ask("coordinator", "offset.commit", fields)
+        return [GroupOffset(*one[:3]) for one in answer["stored"]]
+
+    def _topics_of(self, group: str) -> list[str]:
+        described = self.group(group)
+        names = {topic for part in ("queues", "offsets") for topic, _, _ in described[part]}
+        return sorted(name for name in names if not name.startswith((RETRY_PREFIX, DLQ_PREFIX)))
+
+    def offsets(self, topic: str, timestamp: int | datetime | None = None) -> list[QueueBounds]:
+        raise NotImplementedError
+
+    def _pages(self, op: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        raise NotImplementedError
+
+    def _ask(self, role: str, op: str, fields: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
+        raise NotImplementedError
