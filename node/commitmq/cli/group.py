@@ -1,4 +1,4 @@
-"""``commitmq group list|lag|describe|reset``: the consumer groups of a running node."""
+"""``commitmq group list|lag|describe|reset|config``: the consumer groups of a running node."""
 
 from __future__ import annotations
 
@@ -139,6 +139,45 @@ def reset(
         return
     rows = [(one.topic, one.queue, before.get(one[:2], "-"), one.offset) for one in stored]
     print_table(("TOPIC", "QUEUE", "BEFORE", "WOULD BE" if dry_run else "COMMITTED"), rows)
+
+
+@group.command()
+@click.argument("name")
+@click.option("--set", "pairs", metavar="SETTING=VALUE", multiple=True, help="Change this setting; may be repeated.")
+@json_option
+@node_option
+def config(name: str, pairs: tuple[str, ...], as_json: bool, node: str) -> None:
+    """Show or change the settings of group NAME, under RocketMQ's names.
+
+    consumeEnable=false switches a group off. --set makes a group that does not exist.
+    """
+    from commitmq.client.admin import Admin
+
+    changes = dict(_setting(pair) for pair in pairs)
+    with Admin(node) as admin:
+        settings = admin.group_config(name, changes or None)
+    if as_json:
+        print_json(settings)
+        return
+    rows = [(setting, _json(value)) for setting, value in settings.items() if setting != "groupName"]
+    print_table(("SETTING", "VALUE"), rows, left=(0, 1))
+
+
+def _setting(pair: str) -> tuple[str, object]:
+    """A setting and its value from SETTING=VALUE. Raises BadParameter."""
+    name, separator, value = pair.partition("=")
+    if not separator or not name:
+        raise click.BadParameter(f"{pair!r}: write SETTING=VALUE", param_hint="--set")
+    if value in ("true", "false"):
+        return name, value == "true"
+    return name, long(value, "--set") if value.isascii() and value.isdigit() else value
+
+
+def _json(value: object) -> str:
+    """``value`` as JSON."""
+    import orjson
+
+    return orjson.dumps(value).decode()
 
 
 def parse_position(text: str) -> str | int | datetime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -32,6 +32,15 @@ class GroupAdmin:
             for part in ("members", "queues", "offsets"):
                 first[part] += page[part]
         return dict(first)
+
+    def group_config(self, name: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The settings of a group, under RocketMQ's names. With ``changes`` they are changed first, durably.
+
+        A group that does not exist is made when ``changes`` are given. Raises GroupNotFoundError, and ProtocolError
+        INVALID_PARAMETER for a setting or a value that does not exist.
+        """
+        fields = {"group": name} if changes is None else {"group": name, "set": dict(changes)}
+        return dict(self._ask("coordinator", "group.config", fields)["config"])
 
     def group_lag(self, name: str) -> list[Lag]:
         """How far the group is behind in each queue of its topics: those with offsets and those that a member reads."""

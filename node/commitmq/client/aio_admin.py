@@ -56,6 +56,7 @@ class AsyncAdmin:
     query = _in_thread(Admin.query)
     groups = _in_thread(Admin.groups)
     group = _in_thread(Admin.group)
+    group_config = _in_thread(Admin.group_config)
     group_lag = _in_thread(Admin.group_lag)
     commit_offsets = _in_thread(Admin.commit_offsets)
     reset_offsets = _in_thread(Admin.reset_offsets)

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from commitmq.coordination.requests import Header
 
-Part = Literal["topics", "offsets"]
+Part = Literal["topics", "offsets", "groups"]
 Fields = dict[str, Any]
 
 

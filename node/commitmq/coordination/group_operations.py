@@ -81,6 +81,7 @@ class GroupOperations:
         group, member = requests.text(header, "group"), requests.text(header, "member")
         generation = requests.integer(header, "generation", 0, _MAX_GENERATION)
         instance = requests.optional_text(header, "instance") or ""
+        self._groups.check_enabled(group)
         view = self._groups.heartbeat(group, member, generation, requests.queues(header, "owned"), now_ms, instance)
         membership = self._groups.membership(group)
         assert membership is not None

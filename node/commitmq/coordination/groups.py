@@ -19,17 +19,17 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from commitmq.config import GroupsConfig
+from commitmq.coordination.group_settings import UnwrittenSettings, changed, check_enabled, check_name
 from commitmq.coordination.member_log import MemberLog
 from commitmq.coordination.membership import Membership, Queue, QueuesOf, View
 from commitmq.coordination.pace import Pace
-from commitmq.errors import InvalidMessageError, ProtocolError
+from commitmq.errors import ProtocolError, StoreError
 from commitmq.format.constants import DEAD_LETTER_GROUP
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata.group_config import GroupConfig, GroupTable
-from commitmq.store.metadata.topic_name import validate_group
 
 _T = TypeVar("_T")
 
@@ -70,6 +70,7 @@ class Groups:
         self._written_version = replace(table.version)
         self._unprepared = iter(list(table.groups.items()))
         self._pace = Pace(config.offsets_interval_ms)
+        self._unwritten = UnwrittenSettings()
 
     @classmethod
     def load(
@@ -91,7 +92,7 @@ class Groups:
         groups = cls(layout, table, queues_of, config, first_generation, committed)
         for name, members in groups._log.members.items():
             if name not in table.groups:
-                groups._put(GroupConfig(name))
+                groups._add(GroupConfig(name))
             groups._membership(name).wait_for(members, now_ms)
             for member, timeout_ms in members.items():
                 groups._look_at(name, member, now_ms + timeout_ms, now_ms)
@@ -106,30 +107,52 @@ class Groups:
     def exists(self, name: str) -> bool:
         return name in self.table.groups or name in self._live
 
-    def use(self, name: str) -> None:
-        """Make sure that the group exists and may consume.
+    def use(self, name: str, *, consuming: bool = True) -> None:
+        """Make sure that the group exists and, when it is ``consuming``, may do so.
 
         ProtocolError INVALID_PARAMETER (bad name), GROUP_NOT_EXIST (``groups.auto_create`` is off), LIMIT_EXCEEDED,
         NO_PERMISSION (its ``consumeEnable`` is off).
         """
-        group = self.table.groups.get(name)
-        if group is None:
+        if name not in self.table.groups:
             check_name(name)
             if not self._config.auto_create and name != DEAD_LETTER_GROUP:
                 raise ProtocolError("GROUP_NOT_EXIST", f"there is no group {name!r}, and groups.auto_create is off")
-            most = self._config.max_groups
-            if len(self.table.groups) >= most:
-                raise ProtocolError("LIMIT_EXCEEDED", f"the node has {most} groups, the most (groups.max_groups)")
-            group = GroupConfig(name)
+            self._put(GroupConfig(name))
+        if consuming:
+            self.check_enabled(name)
+
+    def check_enabled(self, name: str) -> None:
+        """See :func:`commitmq.coordination.group_settings.check_enabled`."""
+        check_enabled(name, self.table.groups.get(name))
+
+    def configure(self, name: str, changes: dict[str, Any]) -> None:
+        """Change settings of the group, which is made when it does not exist. The next :meth:`write` writes them at once.
+
+        ProtocolError INVALID_PARAMETER for a wrong setting, LIMIT_EXCEEDED.
+        """
+        known = self.table.groups.get(name)
+        group = changed(name, known, changes)
+        if group != known:
             self._put(group)
-        if not group.consume_enabled:
-            raise ProtocolError("NO_PERMISSION", f"group {name} may not consume: its consumeEnable is off")
+            self._unwritten.note(name, known)
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether settings wait for :meth:`write`."""
+        return bool(self._unwritten)
 
     def config_of(self, name: str) -> GroupConfig:
         """The settings of a group that is in use; see :meth:`use`."""
         return self.table.groups[name]
 
     def _put(self, group: GroupConfig) -> None:
+        """Add or replace a group. ProtocolError LIMIT_EXCEEDED."""
+        most = self._config.max_groups
+        if group.name not in self.table.groups and len(self.table.groups) >= most:
+            raise ProtocolError("LIMIT_EXCEEDED", f"the node has {most} groups, the most (groups.max_groups)")
+        self._add(group)
+
+    def _add(self, group: GroupConfig) -> None:
         self.table.put(group)
         place = bisect_left(self._names, group.name)
         if place == len(self._names) or self._names[place] != group.name:
@@ -262,10 +285,16 @@ class Groups:
         # some, and the first file waits for the last of them.
         some = list(itertools.islice(self._unprepared, _PREPARED_AT_ONCE))
         self.table.prepare(some)
-        if not at_once and (some or not self._pace.is_due(now_ms)):
+        if not at_once and not self._unwritten and (some or not self._pace.is_due(now_ms)):
             return
-        with self._pace:
-            self.table.persist(self._path)
+        try:
+            with self._pace:
+                self.table.persist(self._path)
+        except StoreError:
+            for name in self._unwritten.take_back(self.table):
+                self._names.remove(name)
+            raise
+        self._unwritten.clear()
         self._written_version = replace(self.table.version)
 
     def write_members(self) -> None:
@@ -358,11 +387,3 @@ class Groups:
             self._first_generation = max(self._first_generation, group.generation + 1)
             del self._live[name]
             self.ended.append(name)
-
-
-def check_name(name: str) -> None:
-    """ProtocolError INVALID_PARAMETER unless ``name`` is a legal group name."""
-    try:
-        validate_group(name)
-    except InvalidMessageError as error:
-        raise ProtocolError("INVALID_PARAMETER", str(error)) from error

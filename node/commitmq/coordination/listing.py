@@ -16,7 +16,8 @@ from typing import Any, Final
 import orjson
 
 from commitmq.coordination import topics as topics_module
-from commitmq.coordination.groups import Groups, check_name
+from commitmq.coordination.group_settings import check_name
+from commitmq.coordination.groups import Groups
 from commitmq.coordination.membership import Membership
 from commitmq.coordination.offsets import GroupOffsets
 from commitmq.coordination.topics import Topics

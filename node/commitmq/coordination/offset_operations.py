@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from commitmq.coordination import requests
 from commitmq.coordination.answers import Answer, Operations
-from commitmq.coordination.groups import Groups, check_name
+from commitmq.coordination.group_settings import check_name
+from commitmq.coordination.groups import Groups
 from commitmq.coordination.offsets import GroupOffsets
 from commitmq.coordination.queue_ends import QueueEnds
 from commitmq.coordination.requests import Header
@@ -50,7 +51,7 @@ class OffsetOperations:
                 refused.append((topic, queue, error.code, error.message))
                 continue
             wanted.append((topic, queue, self._within(topic, queue, offset)))
-        self._groups.use(group)
+        self._groups.use(group, consuming=False)
         # Offsets may go back in three cases: when a reset asks for it; in memory topics, which begin again with the
         # node, so that a consumer that lived on is right; and when the committed offset lies behind the queue's end.
         free = [one for one in wanted if reset or self._topics.is_memory(one[0]) or self._is_ahead(group, *one[:2])]

@@ -18,6 +18,7 @@ from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, Word
 from commitmq.coordination.answers import Answer, Fields, Operations, Part
 from commitmq.coordination.broadcast_operations import BroadcastOperations
+from commitmq.coordination.group_config_operations import GroupConfigOperations
 from commitmq.coordination.group_operations import GroupOperations
 from commitmq.coordination.groups import Groups
 from commitmq.coordination.listing import Listing
@@ -125,6 +126,7 @@ class Service:
             **offset_operations.operations,
             **shares.operations,
             **BroadcastOperations(self.groups, config.network.broker_name).operations,
+            **GroupConfigOperations(self.groups).operations,
         }
 
     def _begin_memory_topics(self) -> None:
@@ -329,13 +331,16 @@ class Service:
             self._fail("offsets", error, now_ms)
 
     def _write_groups(self, now_ms: int, *, at_once: bool = False) -> None:
+        configured = self.groups.is_configured
         write_names = partial(self.groups.write, now_ms, at_once=at_once)
         for name, write in (("names", write_names), ("members", self.groups.write_members)):
             try:
                 write()
                 self._unwritten.discard(name)
             except StoreError as error:
-                # No answer depends on these files; both are written in a later turn.
+                if configured and name == "names":
+                    self._fail("groups", error, now_ms)
+                # No other answer depends on these files; both are written in a later turn.
                 if name not in self._unwritten:
                     self._log.error("groups could not be written", error=str(error))
                 self._unwritten.add(name)

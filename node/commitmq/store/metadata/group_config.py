@@ -27,6 +27,22 @@ _DEFAULTS: dict[str, Any] = {
     "whichBrokerWhenConsumeSlowly": 1,
 }
 
+# The settings that can be changed, and the values that each may have: true and false, or a range.
+_MOST = (1 << 31) - 1
+SETTABLE: dict[str, range | None] = {
+    "consumeBroadcastEnable": None,
+    "consumeEnable": None,
+    "consumeFromMinEnable": None,
+    "consumeMessageOrderly": None,
+    "notifyConsumerIdsChangedEnable": None,
+    "brokerId": range(_MOST),
+    "consumeTimeoutMinute": range(1, _MOST),
+    "groupSysFlag": range(_MOST),
+    "retryMaxTimes": range(_MOST),
+    "retryQueueNums": range(1_025),
+    "whichBrokerWhenConsumeSlowly": range(_MOST),
+}
+
 
 @dataclass(slots=True)
 class GroupConfig:
@@ -49,6 +65,25 @@ class GroupConfig:
     def consume_enabled(self) -> bool:
         """False when an administrator has stopped the group."""
         return bool(self.settings.get("consumeEnable", True))
+
+    @property
+    def broadcast_enabled(self) -> bool:
+        """False when no member may read all queues for itself."""
+        return bool(self.settings.get("consumeBroadcastEnable", True))
+
+    def changed(self, changes: dict[str, Any]) -> GroupConfig:
+        """A copy with other settings; the rest stays as it is. Raises ValueError for a setting or a value that is none."""
+        for name, value in changes.items():
+            if name not in SETTABLE:
+                raise ValueError(
+                    f"there is no setting {name!r:.100} to change; there are {', '.join(sorted(SETTABLE))}"
+                )
+            values = SETTABLE[name]
+            if values is None and type(value) is not bool:
+                raise ValueError(f"{name} must be true or false, not {value!r:.100}")
+            if values is not None and (type(value) is not int or value not in values):
+                raise ValueError(f"{name} must be an integer from {values[0]} to {values[-1]}, not {value!r:.100}")
+        return GroupConfig(self.name, {**self.settings, **changes})
 
     @classmethod
     def from_json(cls, name: str, data: dict[str, Any]) -> GroupConfig:

@@ -23,7 +23,7 @@ import zmq
 from commitmq import failpoints
 from commitmq.control import DispatcherWord, Word
 from commitmq.coordination import requests
-from commitmq.coordination.groups import check_name
+from commitmq.coordination.group_settings import check_name
 from commitmq.errors import CommitMQError, ProtocolError
 from commitmq.format.constants import Property
 from commitmq.format.message_id import offset_message_id

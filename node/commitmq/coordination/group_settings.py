@@ -1,0 +1,63 @@
+"""The settings of groups: legal names, what a setting forbids, and changed settings until the file has them."""
+
+from __future__ import annotations
+
+from commitmq.errors import InvalidMessageError, ProtocolError
+from commitmq.store.metadata.group_config import GroupConfig, GroupTable
+from commitmq.store.metadata.topic_name import validate_group
+
+
+class UnwrittenSettings:
+    """Groups whose settings were changed in a table and are not in its file yet, with their settings in the file."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, GroupConfig | None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._before)
+
+    def note(self, name: str, before: GroupConfig | None) -> None:
+        """``before``: None for a group that did not exist."""
+        self._before.setdefault(name, before)
+
+    def clear(self) -> None:
+        """The file has them."""
+        self._before.clear()
+
+    def take_back(self, table: GroupTable) -> list[str]:
+        """The file could not be written: nothing was changed. Returns the names of groups that do not exist then."""
+        removed = []
+        for name, group in self._before.items():
+            if group is not None:
+                table.put(group)
+            else:
+                table.remove(name)
+                removed.append(name)
+        self._before.clear()
+        return removed
+
+
+def check_name(name: str) -> None:
+    """ProtocolError INVALID_PARAMETER unless ``name`` is a legal group name."""
+    try:
+        validate_group(name)
+    except InvalidMessageError as error:
+        raise ProtocolError("INVALID_PARAMETER", str(error)) from error
+
+
+def check_enabled(name: str, group: GroupConfig | None) -> None:
+    """ProtocolError NO_PERMISSION when an administrator has switched the group off."""
+    if group is not None and not group.consume_enabled:
+        raise ProtocolError(
+            "NO_PERMISSION",
+            f"group {name} may not consume: its consumeEnable is off"
+            f" (`commitmq group config {name} --set consumeEnable=true` switches it on)",
+        )
+
+
+def changed(name: str, known: GroupConfig | None, changes: dict[str, object]) -> GroupConfig:
+    """The group with other settings. ProtocolError INVALID_PARAMETER for a setting or a value that is none."""
+    try:
+        return (known or GroupConfig(name)).changed(changes)
+    except ValueError as error:
+        raise ProtocolError("INVALID_PARAMETER", str(error)) from error
