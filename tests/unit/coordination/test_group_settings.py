@@ -1,0 +1,79 @@
+"""Goal: settings that cannot be written were never changed, and a queue that was reset is begun anew by its holder once.
+
+Method: groups over a folder whose file cannot be replaced for a while; a membership and the generations that a member reads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commitmq.config import NodeConfig
+from commitmq.coordination.groups import Groups
+from commitmq.coordination.membership import Membership
+from commitmq.coordination.resets import begin_anew, to_begin_anew
+from commitmq.errors import ProtocolError, StoreError
+from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata import json_config
+from commitmq.store.metadata.group_config import GroupConfig, GroupTable
+
+
+def _full(*_: object) -> None:
+    raise StoreError("the disk is full")
+
+
+def _load(layout: StoreLayout) -> Groups:
+    return Groups.load(layout, lambda _: [0, 1], NodeConfig().groups, first_generation=1, now_ms=0)
+
+
+def test_settings_that_cannot_be_written_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = StoreLayout(tmp_path)
+    layout.config.mkdir(parents=True)
+    layout.own.mkdir(parents=True)
+    groups = _load(layout)
+    groups.configure("old", {"retryMaxTimes": 3})
+    groups.write(0)
+    with monkeypatch.context() as full:
+        full.setattr(json_config, "persist", _full)
+        groups.configure("old", {"retryMaxTimes": 9})
+        groups.configure("new", {"consumeEnable": False})
+        assert groups.is_configured
+        with pytest.raises(StoreError):
+            groups.write(0)
+    assert (groups.config_of("old").max_retries, groups.exists("new"), groups.is_configured) == (3, False, False)
+    assert list(groups.names_from("")) == ["old"]
+    groups.write(0, at_once=True)
+    assert _load(layout).config_of("old").max_retries == 3
+
+
+def test_members_of_the_file_that_nobody_knows_stay(tmp_path: Path) -> None:
+    known = GroupConfig.from_json("g", {"groupName": "g", "retryMaxTimes": 16, "ofTomorrow": {"a": [1]}})
+    assert known.changed({"retryMaxTimes": 2}).to_json() == {
+        "groupName": "g",
+        "ofTomorrow": {"a": [1]},
+        "retryMaxTimes": 2,
+    }
+    table = GroupTable()
+    table.put(known.changed({"consumeEnable": False}))
+    table.persist(tmp_path / "subscriptionGroup.json")
+    assert GroupTable.load(tmp_path / "subscriptionGroup.json").groups["g"].settings["ofTomorrow"] == {"a": [1]}
+
+
+def test_a_holder_hears_of_a_reset_until_it_has_read_it() -> None:
+    group = Membership("g", lambda _: [0, 1])
+    first = group.join("m", ["t"], [], 1_000, 0)
+    member, queue = group.member_of("m"), ("t", 0)
+    begin_anew(group, ("t", 7))  # nobody holds it
+    assert to_begin_anew(member, first.generation) == []
+    begin_anew(group, queue)
+    with pytest.raises(ProtocolError, match="has not read that answer yet"):
+        group.check_owner("m", queue, first.generation)
+    group.check_owner("m", ("t", 1), first.generation)
+    second = group.heartbeat("m", first.generation, first.assigned, 1)
+    assert second.generation > first.generation
+    assert second.assigned == first.assigned
+    assert to_begin_anew(member, first.generation) == [queue]
+    assert to_begin_anew(member, first.generation) == [queue], "the answer was lost"
+    assert to_begin_anew(member, second.generation) == []
+    group.check_owner("m", queue, second.generation)
