@@ -60,6 +60,10 @@ class Consumer(BaseConsumer):
     first one, and a poll of the first one raises FencedError. ``session_timeout_ms`` (default: the node's) is how long a
     member may be silent. ``rebalance_timeout_s`` (10) is how long it may take to give a queue back.
 
+    ``strategy`` says how the members share the queues: ``AVG`` (without any: consecutive queues each), ``AVG_BY_CIRCLE``
+    (dealt out one by one), ``CONSISTENT_HASH`` (few move when a member comes or goes), ``MACHINE_ROOM:a,b`` (only of a node
+    that is named ``a@…`` or ``b@…``). The first member that names one sets it, and a member that names another is refused.
+
     With ``broadcasting`` every consumer of the group reads all queues. It keeps its positions itself, in the file
     ``member/group/offsets.json`` of ``positions_folder`` (default: ``~/.commitmq/positions``), which has RocketMQ's shape.
     ``member`` (default: ``DEFAULT``) tells the consumers of one folder apart; a second one with the same file is refused. A

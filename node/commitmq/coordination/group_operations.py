@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from commitmq.config import GroupsConfig
 from commitmq.coordination import requests, topic_rules
+from commitmq.coordination.allocation_table import AllocationTable
 from commitmq.coordination.answers import Answer, Fields, Operations
 from commitmq.coordination.groups import Groups
 from commitmq.coordination.listing import MAX_ENTRIES, Listing
@@ -38,9 +39,11 @@ class GroupOperations:
         listing: Listing,
         config: GroupsConfig,
         shares: ShareOperations,
+        broker_name: str,
     ) -> None:
         self._groups, self._topics, self._subscriptions, self._listing = groups, topics, subscriptions, listing
         self._shares = shares
+        self._broker_name = broker_name
         self._config = config
         self._log = get_log("coordinator")
         self.operations: Operations = {
@@ -67,8 +70,10 @@ class GroupOperations:
         generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION) or 0
         kind, expression = requests.selector(header, "filter")
         instance = requests.optional_text(header, "instance") or ""
+        named = requests.optional_text(header, "strategy")
+        strategy = None if named is None else AllocationTable(named, self._broker_name)
         self._shares.check_assigned(group, now_ms)
-        view = self._groups.join(group, member, wanted, owned, timeout_ms, now_ms, generation, instance)
+        view = self._groups.join(group, member, wanted, owned, timeout_ms, now_ms, generation, instance, strategy)
         # The retry topic is read without a filter: its messages have passed one, or come from an ordered consumer.
         filtered = [name for name in wanted if name != RETRY_PREFIX + group]
         self._subscriptions.join(group, filtered, expression if kind == SQL else None)

@@ -22,7 +22,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from commitmq.config import GroupsConfig
+from commitmq.coordination.allocation_table import AllocationTable
 from commitmq.coordination.group_settings import UnwrittenSettings, changed, check_enabled, check_name
+from commitmq.coordination.group_strategy import use_strategy
 from commitmq.coordination.member_log import MemberLog
 from commitmq.coordination.membership import Membership, Queue, QueuesOf, View
 from commitmq.coordination.pace import Pace
@@ -182,19 +184,27 @@ class Groups:
         now_ms: int,
         generation: int = 0,
         instance: str = "",
+        strategy: AllocationTable | None = None,
     ) -> View:
-        """See :meth:`Membership.join`; the group is created on first use. Also raises ProtocolError LIMIT_EXCEEDED."""
+        """See :meth:`Membership.join`; the group is created on first use. The first member that names a ``strategy`` sets the
+        group's. Also raises ProtocolError LIMIT_EXCEEDED, and NO_PERMISSION for another strategy than the group's.
+        """
         self.use(name)
         group = self._membership(name)
         known = group.members.get(member)
         wanted = frozenset(topics)
         before = known.topics if known is not None else frozenset()
+        table, named = group.table, group.strategy
         try:
             self._check_size(group, member, wanted, owned)
+            use_strategy(group, strategy)
             view = self._counted(
                 group, lambda: group.join(member, wanted, owned, session_timeout_ms, now_ms, generation, instance)
             )
         except ProtocolError:
+            if group.strategy != named:
+                group.table, group.strategy = table, named
+                group.rebalance()
             self._forget_if_empty(name)
             raise
         self._subscription_changed(group, before, wanted)

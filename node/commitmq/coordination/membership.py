@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
+from commitmq.coordination.allocation_table import AllocationTable
 from commitmq.errors import ProtocolError
 
 Queue = tuple[str, int]  # topic, queue id
@@ -58,7 +59,7 @@ class View(NamedTuple):
     assigned: list[Queue]
     revoke: list[Queue]
     settled: bool  # False while this member has to give queues back or waits for some: it should come again soon
-    kept: bool = True  # False: its session had ended, so its queues may have belonged to others or been reset meanwhile
+    kept: bool = True  # False: its session had ended; its queues may have been others' or reset meanwhile
 
 
 class Awaited(NamedTuple):
@@ -108,6 +109,8 @@ class Membership:
         self._changes = 0  # grows with every event that may change a member's answer
         self._queues_of = queues_of
         self._max_members = max_members
+        self.strategy: str | None = None  # that a member named; None: the average one
+        self.table: AllocationTable | None = None  # of another strategy than the average one
 
     @property
     def settled(self) -> bool:
@@ -206,9 +209,7 @@ class Membership:
         return self._view(member)
 
     def leave(self, name: str, instance: str = "") -> None:
-        """Leave; all queues of the member are free at once. It is no error to leave twice, or to leave after another
-        instance joined.
-        """
+        """Leave; all queues of the member are free at once. To leave twice, or after another instance joined, is no error."""
         if name in self.members and self.members[name].instance != instance:
             return
         if self.awaited.pop(name, None) is not None:
@@ -232,9 +233,7 @@ class Membership:
         return over
 
     def due_ms(self, name: str) -> int | None:
-        """When the session of ``name`` ends, or when it is no longer awaited; None when it is neither a member nor
-        awaited.
-        """
+        """When the session of ``name`` ends, or when it is no longer awaited; None when it is neither."""
         awaited, member = self.awaited.get(name), self.members.get(name)
         if member is not None:
             return member.due_ms
@@ -242,6 +241,8 @@ class Membership:
 
     def rebalance(self) -> None:
         """Share the queues again: a topic has appeared, gone or changed its number of queues."""
+        if self.table is not None:
+            self.table.forget()
         self.generation += 1
         self._changes += 1
 
@@ -367,6 +368,8 @@ class Membership:
     def _share(self, topic: str, name: str) -> Sequence[int]:
         """The queues of ``topic`` that are meant for ``name``."""
         names = self._subscribers.get(topic, ())
+        if self.table is not None:
+            return self.table.share(topic, self._queues_of(topic), names, name)
         number = _find(names, name)
         return () if number < 0 else share(self._queues_of(topic), len(names), number)
 
@@ -376,6 +379,8 @@ class Membership:
         queues = self._queues_of(queue[0])
         if not names or (place := _find(queues, queue[1])) < 0:
             return None
+        if self.table is not None:
+            return self.table.owner(queue[0], queues, names, queue[1])
         least, extra = divmod(len(queues), len(names))
         ahead = extra * (least + 1)
         return names[place // (least + 1) if place < ahead else extra + (place - ahead) // least]

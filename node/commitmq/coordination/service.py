@@ -117,7 +117,13 @@ class Service:
         )
         shares = ShareOperations(self.groups, self.topics)
         group_operations = GroupOperations(
-            self.groups, self.topics, self.subscriptions, self._listing, config.groups, shares
+            self.groups,
+            self.topics,
+            self.subscriptions,
+            self._listing,
+            config.groups,
+            shares,
+            config.network.broker_name,
         )
         offset_operations = OffsetOperations(self.offsets, self.groups, self.topics, self._ends)
         self._operations: Operations = {

@@ -70,16 +70,22 @@ def consistent_hash(
     """
     if not _may_share(me, queues, members):
         return []
+    return all_by_consistent_hash(queues, members, virtual_nodes=virtual_nodes).get(me, [])
+
+
+def all_by_consistent_hash(
+    queues: Sequence[MessageQueue], members: Sequence[str], *, virtual_nodes: int = VIRTUAL_NODES
+) -> dict[str, list[MessageQueue]]:
+    """The shares of all members, from one ring."""
     ring: dict[int, str] = {}
     for member in members:
         for number in range(virtual_nodes):
             ring[ring_place(f"{member}-{number}")] = member
     places = sorted(ring)
-    found = []
-    for queue in queues:
+    found: dict[str, list[MessageQueue]] = {}
+    for queue in queues if places else ():
         at = bisect_left(places, ring_place(str(queue)))
-        if ring[places[at % len(places)]] == me:
-            found.append(queue)
+        found.setdefault(ring[places[at % len(places)]], []).append(queue)
     return found
 
 

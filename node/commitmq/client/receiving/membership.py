@@ -199,6 +199,8 @@ class GroupMember:
             fields: dict[str, Any] = {"topics": self._topics, "owned": owned, "generation": self.generation}
             if selector.type != "TAG":
                 fields["filter"] = {"type": selector.type, "expression": selector.expression}
+            if settings.strategy is not None:
+                fields["strategy"] = settings.strategy
             if settings.session_timeout_ms is not None:
                 fields["session_timeout_ms"] = settings.session_timeout_ms
             answer = self._ask("group.join", fields)

@@ -36,6 +36,7 @@ class GroupOptions(ReadOptions, total=False):
     rebalance_timeout_s: float
     max_poll_interval_s: float | None
     member: str | None
+    strategy: str | None
     broadcasting: bool
     positions_folder: str | Path | None
 
@@ -61,6 +62,7 @@ class ConsumerSettings:
         max_poll_interval_s: float | None = 300.0,
         timeout_s: float = 10.0,
         member: str | None = None,
+        strategy: str | None = None,
         broadcasting: bool = False,
         positions_folder: str | Path | None = None,
     ) -> None:
@@ -87,6 +89,7 @@ class ConsumerSettings:
         )
         self.timeout_s = checks.seconds("timeout_s", timeout_s)
         self.member = member
+        self.strategy = strategy
         self.broadcasting = broadcasting
         self.positions_folder = positions_folder
         if positions_folder is not None and not broadcasting:
