@@ -109,7 +109,7 @@ class Membership:
         self._changes = 0  # grows with every event that may change a member's answer
         self._queues_of = queues_of
         self._max_members = max_members
-        self.strategy: str | None = None  # that a member named; None: the average one
+        self.strategy: str | None = None  # that a member named
         self.table: AllocationTable | None = None  # of another strategy than the average one
 
     @property
@@ -218,9 +218,7 @@ class Membership:
             self._remove(name)
 
     def expire(self, now_ms: int, names: Iterable[str] | None = None) -> list[str]:
-        """End the sessions that are over at ``now_ms``, of all members or of ``names``. Returns the names of their
-        members.
-        """
+        """End the sessions that are over at ``now_ms``, of all members or of ``names``. Returns their members' names."""
         over = []
         for name in [*self.members, *self.awaited] if names is None else names:
             awaited, member = self.awaited.get(name), self.members.get(name)
