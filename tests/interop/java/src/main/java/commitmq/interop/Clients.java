@@ -153,6 +153,8 @@ final class Clients {
             }
         });
         made.start();
+        // A producer that has sent nothing knows no broker, and tells none of its group.
+        made.send(new Message("Greetings", new byte[] {'.'}));
         made.getDefaultMQProducerImpl().getMqClientFactory().sendHeartbeatToAllBrokerWithLock();
         transactional.put(group, made);
         return made;
