@@ -101,7 +101,7 @@ def test_commits_by_hand(node: Node, tmp_path: Path) -> None:
 def test_latest_holds_from_the_first_start_on(node: Node, tmp_path: Path) -> None:
     """A consumer that read nothing goes on at the end that it found, not at a later one; so does one of a new queue."""
     send(node, "late", 0, 5)
-    consumer_of(node, "late", tmp_path, start="latest").close(commit=False)
+    consumer_of(node, "late", tmp_path, start="latest", auto_commit=False).close()
     more = send(node, "late", 5, 9)
     with Admin(node.address) as admin:
         admin.topic_update("late", 4)
