@@ -68,9 +68,21 @@ ELSEWHERE = {
     "deletion.buried": "tests/crash/test_topic_life.py",
     "deletion.decided": "tests/crash/test_topic_life.py",
     "deletion.finished": "tests/crash/test_topic_life.py",
+    "pop.after_copy": "tests/crash/test_pop_crash.py",
+    "pop.after_put": "tests/crash/test_pop_crash.py",
+    "pop.before_copy": "tests/crash/test_pop_crash.py",
+    "pop.before_put": "tests/crash/test_pop_crash.py",
     "schedule.after_put": "tests/crash/test_schedule_crash.py",
     "schedule.before_put": "tests/crash/test_schedule_crash.py",
     "schedule.between_files": "tests/crash/test_schedule_crash.py",
+    "transaction.after_commit": "tests/crash/test_transaction_crash.py",
+    "transaction.after_op": "tests/crash/test_transaction_crash.py",
+    "transaction.after_positions": "tests/crash/test_transaction_crash.py",
+    "transaction.after_renewal": "tests/crash/test_transaction_crash.py",
+    "transaction.before_answer": "tests/crash/test_transaction_crash.py",
+    "transaction.before_commit": "tests/crash/test_transaction_crash.py",
+    "transaction.before_op": "tests/crash/test_transaction_crash.py",
+    "transaction.before_renewal": "tests/crash/test_transaction_crash.py",
     "timer.after_flush": "tests/crash/test_timer_crash.py",
     "timer.after_put": "tests/crash/test_timer_crash.py",
     "timer.before_making_again": "tests/crash/test_timer_crash.py",
@@ -283,7 +295,10 @@ def test_every_failpoint_is_in_the_matrix() -> None:
         f"{one}.write" for one in contents()
     }
     named = {one for one in named if not one.startswith(("disk.", "{what}")) and one != "name"}
-    patterns = {re.escape(name).replace(r"\{self\.name\}", r"\w+").replace(r"\{role\}", r"[\w-]+") for name in named}
+    patterns = {
+        re.escape(name).replace(r"\{self\.name\}", r"\w+").replace(r"\{role\}", r"[\w-]+").replace(r"\{name\}", r"\w+")
+        for name in named
+    }
     listed = {*FAILPOINTS, *PLACES, *AT_RECOVERY, *AT_CUT, *AT_STOP, *AT_EXPIRY, *AT_NEW_MINIMUM, *ELSEWHERE}
     missing = [pattern for pattern in sorted(patterns) if not any(re.fullmatch(pattern, name) for name in listed)]
     assert not missing, f"failpoints in the code that nothing kills: {missing}"

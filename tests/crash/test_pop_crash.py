@@ -63,7 +63,14 @@ def work(node: Node, done: set[bytes], seen: Counter[bytes], *, until_empty: boo
             time.sleep(0.2)
 
 
-@pytest.mark.parametrize("place", [*FIRST, *(pytest.param(place, marks=pytest.mark.slow) for place in PLACES)])
+@pytest.mark.parametrize(
+    "place",
+    [
+        FIRST[0],
+        *(pytest.param(place, marks=pytest.mark.slow) for place in (*FIRST[1:], *PLACES[:3])),
+        *(pytest.param(place, marks=pytest.mark.long) for place in PLACES[3:]),
+    ],
+)
 def test_each_message_comes_back_once(tmp_path: Path, place: str) -> None:
     fired = tmp_path / "fired"
     fired.mkdir()

@@ -68,7 +68,14 @@ def check(node: Node, sent: list[bytes]) -> None:
             assert order == [body for body in sent if body in set(order)], "the order of a level"
 
 
-@pytest.mark.parametrize("place", [*FIRST, *(pytest.param(place, marks=pytest.mark.slow) for place in PLACES)])
+@pytest.mark.parametrize(
+    "place",
+    [
+        FIRST[0],
+        *(pytest.param(place, marks=pytest.mark.slow) for place in (*FIRST[1:], *PLACES[:3])),
+        *(pytest.param(place, marks=pytest.mark.long) for place in PLACES[3:]),
+    ],
+)
 def test_each_message_is_delivered_once(tmp_path: Path, place: str) -> None:
     fired = tmp_path / "fired"
     fired.mkdir()

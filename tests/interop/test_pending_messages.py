@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]
 
 OpenBroker = Callable[..., Broker]
 DELAY_S = 5  # level 2
-ENDS = pytest.mark.parametrize("end", ["stop", "kill"])
+ENDS = pytest.mark.parametrize("end", ["stop", pytest.param("kill", marks=pytest.mark.long)])
 
 
 def leave(node: NodeProcess, end: str) -> None:
@@ -107,7 +107,7 @@ def assert_given_out(found: Counter[bytes], sent: list[bytes], end: str) -> None
 def test_rocketmq_revives_what_our_consumer_left(end: str, tmp_path: Path, rocketmq_broker: OpenBroker) -> None:
     root = tmp_path / "store"
     sent = [b"%d" % number for number in range(8)]
-    with NodeProcess(root, "pop.cluster=C", "pop.broker_name=b0", "topics.default_queues=1") as node:
+    with NodeProcess(root, "network.cluster_name=C", "network.broker_name=b0", "topics.default_queues=1") as node:
         with Producer(node.address) as producer:
             for body in sent:
                 producer.send(SHARED, body)
@@ -146,7 +146,7 @@ def test_we_revive_what_rocketmqs_consumer_left(end: str, tmp_path: Path, rocket
             broker.kill()
     found: Counter[bytes] = Counter()
     with (
-        NodeProcess(root, "pop.cluster=C", "pop.broker_name=b0") as node,
+        NodeProcess(root, "network.cluster_name=C", "network.broker_name=b0") as node,
         ShareConsumer(SHARED, group=GROUP, node=node.address, invisible_s=60) as consumer,
     ):
         deadline = time.monotonic() + 60
