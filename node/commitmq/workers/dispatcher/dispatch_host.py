@@ -394,5 +394,6 @@ class DispatcherHost:
             if self.state is not None:
                 self.state.clean = True
                 self.state.save()
+        self._movers.close()
         self._walker.release()
         self.log.close()

@@ -34,6 +34,11 @@ class MoverCalls:
                         self._ringers[mover.bit] = self._context.ringer(mover.role)
                     self._ringers[mover.bit].ring(urgent=False)
 
+    def close(self) -> None:
+        """Wake nobody any more."""
+        for ringer in self._ringers.values():
+            ringer.close()
+
     def _call(self, bits: int) -> None:
         called = self._control.get(Word.MOVERS_WANTED)
         if bits & ~called:
