@@ -76,7 +76,7 @@ def comparable(output: str, store: Path) -> str:
     ("path", "languages"),
     [
         (README, ["console", "pycon", "console"]),
-        (PAGE, ["console", *["pycon"] * 5, "console"]),
+        (PAGE, ["console", *["pycon"] * 6, "console"]),
     ],
     ids=["README", "tour"],
 )
