@@ -82,7 +82,10 @@ class Finder:
                 raise ProtocolError("INVALID_PARAMETER", f"topic {name!r} {kind}, so its queues cannot be shared")
 
     def find(self, pop: Pop) -> Found:
-        """The messages for ``pop``, at most as many as it wants and its limits allow. Raises ProtocolError."""
+        """The messages for ``pop``, at most as many as it wants and its limits allow.
+
+        Raises ProtocolError, or what a read or a filter raises; then no queue has moved.
+        """
         share = self._shares.of(pop.group, pop.topics)
         if share.problem:
             raise ProtocolError("NO_PERMISSION", share.problem)
@@ -90,10 +93,14 @@ class Finder:
         topics = list(pop.topics)
         self._random.shuffle(topics)
         retry_first = self._random.random() < _RETRY_FIRST
-        for popped in topics:
-            retry = pop_retry_topic(popped, pop.group)
-            for name in (retry, popped) if retry_first else (popped, retry):
-                self._of_topic(pop, found, popped, name)
+        try:
+            for popped in topics:
+                retry = pop_retry_topic(popped, pop.group)
+                for name in (retry, popped) if retry_first else (popped, retry):
+                    self._of_topic(pop, found, popped, name)
+        except BaseException:
+            take_back(found)  # nobody gets the messages found so far
+            raise
         return found
 
     def _of_topic(self, pop: Pop, found: Found, popped: str, name: str) -> None:

@@ -256,11 +256,14 @@ class Handler:
         owners = [one for one in points for _ in one.check_point.left()]
         done = self._revival.copy(returns)
         by_point: dict[Point, list[int]] = {}
+        failed: dict[Point, None] = {}
         for owner, entry, is_done in zip(owners, returns, done, strict=True):
             if is_done:
                 by_point.setdefault(owner, []).append(entry.offset)
             else:
-                self._points.again(owner, now_ms() + 1_000)
+                failed[owner] = None
+        for owner in failed:  # each once: twice due, its messages would come back twice
+            self._points.again(owner, now_ms() + 1_000)
         for point, offsets in by_point.items():
             self._came_back(point, offsets)
 

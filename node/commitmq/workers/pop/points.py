@@ -1,7 +1,8 @@
 """Check points in memory: what was handed out and is not done, and the limits of that.
 
 A check point stays here until its copy in the revive topic was met, also when it is done: so the process knows of each
-check point it made, and never takes one for RocketMQ's. Done ones beyond ``MAX_DONE`` are forgotten, oldest first.
+check point it made, and never takes one for RocketMQ's. Done ones beyond ``MAX_DONE`` are
+forgotten, in the order in which they were done.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Points:
     _clients: Counter[bytes] = field(default_factory=Counter)
     _heap: list[tuple[int, int, Point]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
-    _done: int = 0
+    _done: dict[Point, None] = field(default_factory=dict)
 
     def room(self, group: str, topic: str, queue: int, client: bytes, *, taken: int, of_queue: int) -> int:
         """How many more messages of the queue ``client`` may get, who is getting ``taken``, ``of_queue`` of this queue."""
@@ -86,7 +87,7 @@ class Points:
         if self.by_key.get(point.check_point.key) is not point:
             return
         del self.by_key[point.check_point.key]
-        self._done -= not point.open
+        self._done.pop(point, None)
         self._count(point, -point.open)
 
     def settle(self, point: Point, offset: int) -> None:
@@ -97,9 +98,9 @@ class Points:
             return
         self._count(point, -1)
         if not point.open:
-            self._done += 1
-            if self._done > MAX_DONE:
-                self.drop(next(one for one in self.by_key.values() if not one.open))
+            self._done[point] = None
+            if len(self._done) > MAX_DONE:
+                self.drop(next(iter(self._done)))
 
     def has(self, key: CheckPointKey, offset: int) -> Point | None:
         """The check point under whose key the message at ``offset`` is in flight."""
@@ -108,15 +109,15 @@ class Points:
 
     def due(self, now_ms: int, most: int) -> list[Point]:
         """Take out up to ``most`` whose time has come and that have messages left."""
-        found: list[Point] = []
+        found: dict[Point, None] = {}
         while self._heap and self._heap[0][0] <= now_ms and len(found) < most:
             point = heapq.heappop(self._heap)[2]
             if point.open and self.by_key.get(point.check_point.key) is point:
-                found.append(point)
+                found[point] = None
         if len(self._heap) > 2 * len(self.by_key) + 1_024:
             self._heap = [entry for entry in self._heap if entry[2].open]
             heapq.heapify(self._heap)
-        return found
+        return list(found)
 
     def forget_old(self, now_ms: int) -> None:
         """Forget the oldest that are done and whose copies are overdue in the revive topic: the node runs no timer."""

@@ -331,13 +331,18 @@ class Pop:
             self._told = told
             self._context.tell(came_back=told[0], in_flight=told[1])
 
-    def close(self) -> None:
-        """Answer the waiting receives, and commit."""
+    def close(self, *, lost: bool = False) -> None:
+        """Answer the waiting receives, and commit.
+
+        Not with ``lost``: whether the last check points are stored is open then, and an offset behind one that is not
+        would pass over its messages. The next start reads the log.
+        """
         self._router.line.stop_resting()
         for pop in self._parked.all():
             self._parked.remove(pop)
             self._handler.time_up(pop)
-        self._commit(monotonic_ms(), at_once=True)
+        if not lost:
+            self._commit(monotonic_ms(), at_once=True)
         self._control.put_worker(self._context.slot, WorkerWord.AWAITED_UNTIL_MS, 0)
         for ringer in self._ringers:
             ringer.close()
@@ -359,7 +364,8 @@ def run(context: WorkerContext) -> None:
                 if not pop.writer_serves():
                     break
                 pop.resume()
-                lost = False
+                lost = context.stopping  # it may not have seen the whole log then
+                continue
             pop.turn()
         except WriterLost:
             pop.lost()
@@ -367,4 +373,4 @@ def run(context: WorkerContext) -> None:
         except ProtocolError as error:
             context.log.warning("the coordinator is away", why=str(error))
             context.wait(_AWAY_MS)
-    pop.close()
+    pop.close(lost=lost)

@@ -13,7 +13,7 @@ import numpy as np
 
 from commitmq.errors import InvalidMessageError, StoreError
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX, Property
-from commitmq.format.record import Record, decode_record
+from commitmq.format.record import decode_record
 from commitmq.semantics.pop_revive import (
     ACK_TAG,
     BATCH_ACK_TAG,
@@ -74,17 +74,17 @@ def read_points(
     check points end, by group, topic and queue. ``before`` learns which messages came back.
     """
     before.scan(log, start, end, came_back, beat)
-    ends: dict[tuple[str, str, int], int] = {}
+    reading = Reading(points)
     walker = LogWalker(log, max_rows=65_536, max_bytes=16 << 20)
     at = start
     while at < end:
         batch = walker.walk(at, end)
         for row in np.flatnonzero(_wanted(batch)).tolist():
-            _take(batch, row, points, ends)
+            _take(batch, row, reading)
         at = batch.end
         beat()
     walker.release()
-    return ends
+    return reading.ends
 
 
 def _wanted(batch: DispatchBatch) -> Any:
@@ -96,7 +96,7 @@ def _wanted(batch: DispatchBatch) -> Any:
     return np.isin(batch.rows["topic"], mine)
 
 
-def _take(batch: DispatchBatch, row: int, points: Points, ends: dict[tuple[str, str, int], int]) -> None:
+def _take(batch: DispatchBatch, row: int, reading: Reading) -> None:
     view = batch.record(row)
     first, size = int(batch.rows["tags_start"][row]), int(batch.rows["tags_size"][row])
     tag = bytes(view[first : first + size])
@@ -107,32 +107,50 @@ def _take(batch: DispatchBatch, row: int, points: Points, ends: dict[tuple[str, 
     if waits and not record.properties.get(Property.REAL_TOPIC, "").startswith(REVIVE_TOPIC_PREFIX):
         return
     try:
-        if tag == CHECK_POINT_TAG.encode():
-            if waits:  # the copy in the revive topic says nothing new
-                _take_check_point(record, points, ends)
-        else:
-            ack = Ack.parse(record.body)
-            for offset in ack.acked:
-                point = points.has(ack.key, offset)
-                if point is not None:
-                    points.settle(point, offset)
+        if tag != CHECK_POINT_TAG.encode():
+            reading.ack(Ack.parse(record.body))
+        elif waits:  # the copy in the revive topic says nothing new
+            place = int(record.properties.get(Property.REAL_QUEUE_ID, "0"))
+            reading.check_point(CheckPoint.parse(record.body), place, record.physical_offset)
     except (InvalidMessageError, ValueError):
         return  # a revive round reports it
 
 
-def _take_check_point(record: Record, points: Points, ends: dict[tuple[str, str, int], int]) -> None:
-    check_point = CheckPoint.parse(record.body)
-    key = check_point.key
-    if key in points.by_key:
-        return  # the timer put it off
-    queue = key.group, key.topic, key.queue_id
-    offsets = check_point.offsets
-    # An earlier check point of one of its messages was replaced (extend); its ack may have been lost with the process.
-    for older in list(points.by_key.values()) if offsets and offsets[0] < ends.get(queue, 0) else ():
-        if older.queue == queue and older.open:
-            for offset in offsets:
-                points.settle(older, offset)
-    place = int(record.properties.get(Property.REAL_QUEUE_ID, "0"))
-    points.add(Point(check_point, place, b"", record.physical_offset))
-    if offsets:
-        ends[queue] = max(ends.get(queue, 0), offsets[-1] + 1)
+class Reading:
+    """Check points and acks in the order of the log. ``ends``: where the check points end, by group, topic and queue."""
+
+    def __init__(self, points: Points) -> None:
+        self._points = points
+        self._holders: dict[tuple[str, str, int], dict[int, Point]] = {}
+        """The check point that has a message in flight, by queue and offset: one at a time."""
+        self.ends: dict[tuple[str, str, int], int] = {}
+
+    def ack(self, ack: Ack) -> None:
+        """Its messages are done."""
+        for offset in ack.acked:
+            point = self._points.has(ack.key, offset)
+            if point is not None:
+                self._settle(point, offset)
+
+    def check_point(self, check_point: CheckPoint, revive_queue: int, physical_offset: int) -> None:
+        """A check point, which replaces earlier ones of its messages (extend): their acks may have been lost."""
+        key = check_point.key
+        if key in self._points.by_key:
+            return  # the timer put it off
+        point = Point(check_point, revive_queue, b"", physical_offset)
+        holders = self._holders.setdefault(point.queue, {})
+        offsets = check_point.offsets
+        for offset in offsets:
+            older = holders.get(offset)
+            if older is not None:
+                self._settle(older, offset)
+            holders[offset] = point
+        self._points.add(point)
+        if offsets:
+            self.ends[point.queue] = max(self.ends.get(point.queue, 0), offsets[-1] + 1)
+
+    def _settle(self, point: Point, offset: int) -> None:
+        self._points.settle(point, offset)
+        holders = self._holders[point.queue]
+        if holders.get(offset) is point:
+            del holders[offset]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError
-from commitmq.semantics.pop_revive import REVIVE_GROUP
+from commitmq.semantics.pop_revive import REVIVE_GROUP, CheckPointKey
 from commitmq.semantics.revive_round import DuePoint, ReviveRound
 from commitmq.workers.pop.ack_search import AckSearch
 from commitmq.workers.pop.coordinator_line import CoordinatorLine
@@ -36,10 +36,13 @@ class ReviveQueues:
         self._look_at_ms = 0
         self._ends: dict[int, int] = {}
         self._acks = AckSearch(places, topic, context.heartbeat)
+        self._done: dict[CheckPointKey, set[int]] = {}
+        """Of due check points that are not of this process: messages that were acked or came back, until all are done."""
 
     def load(self, line: CoordinatorLine) -> None:
         """Begin anew at the committed offsets. Raises ProtocolError."""
         self._rounds.clear()
+        self._done.clear()
         self._seen = -1
         topic = self._places.topics.get(self._topic)
         if topic is None:
@@ -105,11 +108,12 @@ class ReviveQueues:
         returns: list[Return] = []
         owners: list[int] = []
         unknown = [found.check_point.key for found in due if found.check_point.key not in self._points.by_key]
-        acked = self._acks.acked(unknown) if unknown else {}
+        for key, acked in (self._acks.acked(unknown) if unknown else {}).items():
+            self._done.setdefault(key, set()).update(acked)
         for number, found in enumerate(due):
             point = self._points.by_key.get(found.check_point.key)
             if point is None:
-                done_with = acked.get(found.check_point.key, set())
+                done_with = self._done[found.check_point.key]
                 offsets = [offset for offset in found.check_point.left() if offset not in done_with]
             else:
                 known = set(point.check_point.left())
@@ -120,16 +124,24 @@ class ReviveQueues:
         done = self._revival.copy(returns)
         failed = {number for number, is_done in zip(owners, done, strict=True) if not is_done}
         for entry, number, is_done in zip(returns, owners, done, strict=True):
-            point = self._points.by_key.get(due[number].check_point.key)
-            if point is not None and is_done:
-                self._points.settle(point, entry.offset)
+            if is_done:
+                self._came_back(due[number].check_point.key, entry.offset)
         for number, found in enumerate(due):
             if number in failed:
                 return  # in order: the offset may not pass it
             point = self._points.by_key.get(found.check_point.key)
             if point is not None and not point.open:
                 self._points.drop(point)
+            self._done.pop(found.check_point.key, None)
             one.processed(found)
+
+    def _came_back(self, key: CheckPointKey, offset: int) -> None:
+        """The copy is stored. A round that could not process all of its check points comes to this one again."""
+        point = self._points.by_key.get(key)
+        if point is not None:
+            self._points.settle(point, offset)
+        else:
+            self._done.setdefault(key, set()).add(offset)
 
     def commits(self) -> list[dict[str, Any]]:
         """Requests for the coordinator that commit what was processed."""

@@ -76,6 +76,9 @@ def test_what_is_due_comes_in_its_time_and_not_when_it_is_done() -> None:
     assert points.due(1_001_999, 10) == []
     assert points.due(1_010_000, 1) == [early]
     assert points.due(1_010_000, 10) == [late]
+    points.again(late, 1_020_000)
+    points.again(late, 1_020_500)
+    assert points.due(1_030_000, 10) == [late], "once, however often it was tried"
 
 
 def test_the_log_is_needed_from_the_oldest_one_on() -> None:

@@ -1,0 +1,151 @@
+"""Goal: a failure in the middle neither loses a message nor multiplies it.
+
+Method: the parts of the process with others around them that fail where a node's would: the writer refuses, the coordinator
+does not answer, a filter or a read raises, the writer dies before the end.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+
+from commitmq.config import PopConfig
+from commitmq.errors import CorruptRecordError
+from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey
+from commitmq.semantics.revive_round import DuePoint, ReviveRound
+from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.workers.pop import handler as handler_module
+from commitmq.workers.pop.finder import Finder
+from commitmq.workers.pop.handler import Handler
+from commitmq.workers.pop.parked_pops import Pop
+from commitmq.workers.pop.points import Point, Points
+from commitmq.workers.pop.process import Pop as Process
+from commitmq.workers.pop.revival import Return
+from commitmq.workers.pop.revive_queues import ReviveQueues
+from commitmq.workers.pop.shares import Share
+
+KEY = CheckPointKey("orders", "g", 0, 40, 1_000, "b")
+
+
+class Revival:
+    """Copies what is in no topic of ``refused``."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused = set(refused)
+        self.copied: list[tuple[str, int]] = []
+
+    def copy(self, returns: list[Return]) -> list[bool]:
+        done = [one.check_point.key.topic not in self.refused for one in returns]
+        self.copied += [
+            (one.check_point.key.topic, one.offset) for one, is_done in zip(returns, done, strict=True) if is_done
+        ]
+        return done
+
+
+def test_messages_that_could_not_come_back_come_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10_000
+    monkeypatch.setattr(handler_module, "now_ms", lambda: now)
+    points, revival = Points(PopConfig()), Revival("orders")
+    handler = Handler(
+        PopConfig(), 8, MagicMock(), points, MagicMock(), MagicMock(), revival, MagicMock(), MagicMock()  # type: ignore[arg-type]
+    )  # fmt: skip
+    points.add(Point(CheckPoint(KEY, 5_000, tuple(range(32))), 1, b"c", 0))
+    for _ in range(3):
+        handler.revive(points.due(now, 500))
+        now += 1_000
+    revival.refused.clear()
+    handler.revive(points.due(now, 500))
+    assert revival.copied == [("orders", offset) for offset in range(40, 72)]
+    assert points.open == 0
+
+
+def units(*offsets: int) -> Any:
+    return np.array([(offset * 100, 100) for offset in offsets], [("physical_offset", "<i8"), ("size", "<i4")])
+
+
+class Queues(QueueReader):
+    """Queue 0 has messages; a read of queue 1 raises."""
+
+    def __init__(self) -> None:
+        self.is_damaged = True
+
+    def bounds(self, topic: str, queue: int, **_: Any) -> Any:
+        return 0, 4
+
+    def read(self, topic: str, queue: int, offset: int, **_: Any) -> Any:
+        if queue == 1 and self.is_damaged:
+            raise CorruptRecordError("a filter read a damaged record")
+        if offset >= 4:
+            return SimpleNamespace(count=0, status=None, next_offset=offset, max_offset=4)
+        return SimpleNamespace(count=4 - offset, next_offset=4, units=units(*range(offset, 4)))
+
+    def frames(self, units: Any) -> list[Any]:
+        return [b"x" * 100] * len(units)
+
+
+class Places:
+    def __init__(self) -> None:
+        self.topics = MagicMock(get=lambda name: SimpleNamespace(read_queues=2) if name == "orders" else None)
+        self.log = SimpleNamespace(read=lambda place, size: ((place - 20) // 100).to_bytes(8, "big"))
+        self._place = SimpleNamespace(queues=Queues(), bound=1 << 40, floor=0)
+
+    def place(self, name: str, topic: Any) -> Any:
+        return self._place
+
+
+def test_a_pop_that_fails_in_a_later_queue_hands_out_nothing_and_passes_over_nothing() -> None:
+    share, places = Share("g"), Places()
+    share.next = {("orders", 0): 0, ("orders", 1): 0}
+    shares = MagicMock(of=lambda group, topics: share)
+    pop = Pop(b"c", 1, "g", ["orders"], 32, 5_000, 0, None, False)
+    for seed in range(1, 20):  # the queue to begin with is a matter of chance
+        places._place.queues.is_damaged = True
+        finder = Finder(MagicMock(), places, shares, Points(PopConfig()), 1 << 20, seed)  # type: ignore[arg-type]
+        with pytest.raises(CorruptRecordError):
+            finder.find(pop)
+        assert share.next == {("orders", 0): 0, ("orders", 1): 0}, seed
+    places._place.queues.is_damaged = False
+    assert finder.find(pop).count == 8
+    assert share.next == {("orders", 0): 4, ("orders", 1): 4}
+
+
+def test_a_round_that_is_held_up_brings_each_message_back_once() -> None:
+    """Check points of RocketMQ: the first one cannot come back for now, the second one can."""
+    revival = Revival("orders")
+    queues = ReviveQueues.__new__(ReviveQueues)
+    queues._points, queues._revival, queues._done = Points(PopConfig()), revival, {}  # type: ignore[assignment]
+    acks = [{"orders": set(), "others": {41}}]
+    queues._acks = MagicMock(  # each ack is found once
+        acked=lambda keys: {key: (acks[0].pop(key.topic, set())) for key in keys}
+    )
+    due = [
+        DuePoint(n, CheckPoint(KEY._replace(topic=name), 5_000, (0, 1))) for n, name in enumerate(("orders", "others"))
+    ]
+    one = ReviveRound(-1)
+    for _ in range(3):
+        queues._process(one, due)
+        assert one.position == -1
+    revival.refused.clear()
+    queues._process(one, due)
+    assert revival.copied == [("others", 40), ("orders", 40), ("orders", 41)]
+    assert one.position == 1
+    assert not queues._done
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_offsets_are_not_committed_while_it_is_open_what_is_stored(lost: bool) -> None:
+    """The writer died in an append and the node ends: the check points before the offsets may be lost."""
+    process = Process.__new__(Process)
+    names = "_router _parked _control _context _line _mover _changes _places _handler _queues _shares _limits _points"
+    for name in names.split():
+        setattr(process, name, MagicMock())
+    process._parked.all.return_value = []  # type: ignore[attr-defined]
+    process._ringers, process._is_dirty, process._commit_at_ms = [], False, 0
+    process._limits.commit_interval_ms = 1  # type: ignore[misc]
+    process._queues.commits.return_value = [{"op": "offset.commit"}]  # type: ignore[attr-defined]
+    process.close(lost=lost)
+    assert process._shares.commit.called is not lost  # type: ignore[attr-defined]
