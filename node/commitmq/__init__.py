@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from commitmq.client.consumer import Consumer, Reader
     from commitmq.client.dead_letter_resend import ResendFailure, ResendResult
     from commitmq.client.dead_letters import DeadLetter, DeadLetterFilter
+    from commitmq.client.delayed import DelayedMessage, DelayedMessages
     from commitmq.client.handling.consume_result import ConsumeResult, RetryLater
     from commitmq.client.handling.counts import HandlerCounts
     from commitmq.client.message import Message, Tombstone
@@ -85,6 +86,8 @@ __all__ = [
     "CorruptRecordError",
     "DeadLetter",
     "DeadLetterFilter",
+    "DelayedMessage",
+    "DelayedMessages",
     "DiskFullError",
     "ExactlyOnce",
     "FencedError",
@@ -149,6 +152,8 @@ _HOMES = {
     "PurgeResult": "commitmq.client.admin_dead_letters",
     "ResendFailure": "commitmq.client.dead_letter_resend",
     "ResendResult": "commitmq.client.dead_letter_resend",
+    "DelayedMessage": "commitmq.client.delayed",
+    "DelayedMessages": "commitmq.client.delayed",
     "DeadLetter": "commitmq.client.dead_letters",
     "DeadLetterFilter": "commitmq.client.dead_letters",
     "GroupOffset": "commitmq.client.admin_results",

@@ -37,6 +37,7 @@ VERBS = {
     "trace": "Show the trace of one message.",
     "group": "List consumer groups and their lag.",
     "dlq": "List dead letters, send them again, give them up.",
+    "delayed": "List messages that wait for their time; cancel one.",
     "store": "Inspect, repair and expire a store folder.",
     "bench": "Measure a node, keep that as a baseline, compare with one.",
     "plugins": "List plugins and the parts that they add.",

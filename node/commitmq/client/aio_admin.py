@@ -71,6 +71,8 @@ class AsyncAdmin:
     dispatcher_skip = _in_thread(Admin.dispatcher_skip)
     dispatcher_reset = _in_thread(Admin.dispatcher_reset)
 
+    delayed = _in_thread(Admin.delayed)
+    delayed_recall = _in_thread(Admin.delayed_recall)
     transactions = _in_thread(Admin.transactions)
     transaction_resolve = _in_thread(Admin.transaction_resolve)
 

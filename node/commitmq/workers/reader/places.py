@@ -16,6 +16,8 @@ from commitmq.control import DispatcherWord, Word
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.files.fd_cache import affordable_files
 from commitmq.format.constants import LMQ_PREFIX
+from commitmq.semantics.delay import MAX_LEVEL, SCHEDULE_TOPIC
+from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.memory.memory_files import UNIT_FILE_BYTES, MemoryTopics
 from commitmq.store.memory.shared_memory import memory_folder
@@ -27,6 +29,11 @@ from commitmq.workers.runtime.topic_view import TopicView, TopicViews
 
 _BATCH_FILES: Final = 512
 _LMQ: Final = TopicView(1, 1, PERM_READ)
+# Messages wait in these until their time; they exist on every node, and the topic table need not name them.
+_WAITING: Final = {
+    SCHEDULE_TOPIC: TopicView(MAX_LEVEL, MAX_LEVEL, PERM_READ),
+    TIMER_TOPIC: TopicView(1, 1, PERM_READ),
+}
 
 
 class Place(NamedTuple):
@@ -140,6 +147,7 @@ class Places:
         if topic is None and self._lmq_enabled and name.startswith(LMQ_PREFIX) and "/" not in name:
             # A light message queue (LMQ) exists as soon as messages name it.
             return _LMQ
+        topic = topic or _WAITING.get(name)
         if topic is None:
             raise ProtocolError("TOPIC_NOT_EXIST", f"there is no topic {name!r:.300}")
         if incarnation is not None and topic.incarnation != incarnation:

@@ -79,6 +79,7 @@ class Schedule:
         """Take up the written positions, and find what was delivered behind them. The writer serves."""
         progress = self._files.load()
         self._written = Progress(dict(progress.offsets), progress.log)
+        self._context.tell(offsets=list(progress.offsets.items()))
         self._captured = None
         if self._config.schedule.exactly_once:
             self._mover.wait_until_dispatched(self._log_end())
@@ -201,6 +202,7 @@ class Schedule:
             self._context.log.error("the positions of delay levels cannot be written", error=str(error))
             return
         self._written, self._captured = self._captured, None
+        self._context.tell(offsets=list(self._written.offsets.items()))
         self._reports = 0
 
     def close(self) -> None:

@@ -121,6 +121,11 @@ class Timer:
         self._changed = True
         self._before_ms, self._before_offset = now, self._queue.bounds(bound, floor)[1]
         self._deliveries.begin(max(min(log, end), floor), end)
+        self._context.tell(
+            read_ms=self._read_ms,
+            roll_window_s=self._config.roll_window_s,
+            broker_name=self._context.config.network.broker_name,
+        )
 
     def _make_again(self, progress: Progress, bound: int, floor: int, now: int, end: int) -> int:
         """Begin with an empty wheel, at the first message. Returns from where deliveries are to be looked for."""
@@ -294,7 +299,7 @@ class Timer:
             return False
         self._written, self._changed = progress, False
         self._deliveries.report_again()
-        self._context.tell(waiting=self._index.wheel.count(self._read_ms // PRECISION_MS))
+        self._context.tell(waiting=self._index.wheel.count(self._read_ms // PRECISION_MS), read_ms=progress.read_ms)
         return True
 
     def distrust(self, error: StoreError) -> None:
