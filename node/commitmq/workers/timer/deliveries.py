@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from commitmq import failpoints
-from commitmq.control import Word
 from commitmq.format.constants import Property
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.log.commit_log import CommitLog
@@ -26,7 +25,7 @@ _MAX_REPORTS: Final = 16  # in the log, between two times that positions are wri
 
 
 class Deliveries:
-    """``left``: runs that the writer refused for now. ``end``: where the log ended after the last append."""
+    """``left``: runs that the writer refused for now."""
 
     def __init__(self, context: WorkerContext, log: CommitLog) -> None:
         self._context = context
@@ -35,7 +34,7 @@ class Deliveries:
         self.records = RunMaker(log, context.config, self.report)
         self.mover = RunMover(context)
         self.left: list[MovedRun] = []
-        self.end = 0
+        self._start = 0
         self._delivered = MovedBefore(copy_key, delivered_key)
         self._rolled = MovedBefore(copy_key, rolled_key)
         self._retry_at_ms = 0
@@ -43,7 +42,7 @@ class Deliveries:
 
     def begin(self, start: int, end: int) -> None:
         """Nothing is under way; what was delivered before lies from ``start`` to ``end`` in the log."""
-        self.left, self.end = [], 0
+        self.left, self._start = [], start
         self.forget()
         if not self._exactly_once:
             return
@@ -52,6 +51,13 @@ class Deliveries:
         if len(self._delivered):
             self._rolled.scan(self._log, start, end, moved_by_timer, beat)
             self._context.log.info("looks for deliveries before it", found=len(self._delivered), bytes=end - start)
+
+    def begins_at(self) -> list[int]:
+        """Where deliveries lie that were found by :meth:`begin` and are not done; empty without one.
+
+        A position that is written down must not pass it: their slot is opened anew, behind them.
+        """
+        return [self._start] if len(self._delivered) else []
 
     def forget(self) -> None:
         """Every message that may have been delivered before is done."""
@@ -108,7 +114,6 @@ class Deliveries:
                 self.report(f"{put.code}: {put.sentence}; its unique key is {unique_key(one)}", None)
         if failpoints.ACTIVE:
             failpoints.hit("timer.after_put")
-        self.end = self._context.control.get(Word.WRITTEN)
         self.left = left
         self._retry_at_ms = monotonic_ms() + RETRY_MS
 

@@ -7,7 +7,8 @@ ConsumeQueue dispatcher). Exit codes: workers.runtime.context.ExitCode.
 Invariants
     * A message is never delivered early: its slot, and then its own time, must have come.
     * None is lost: a slot is done, and the queue offset passes a message, when the copies are in the log, or when a message
-      cannot be delivered, which is reported; the positions are written down when those copies are flushed.
+      cannot be delivered, which is reported; the positions are written down when the log is flushed as far as it was when
+      they were taken. So none speaks of a message or of a place in the log that a power cut takes.
     * None is delivered twice (``timer.exactly_once``): after a death of this process, of the writer or of the whole node,
       the log says what was delivered (:mod:`commitmq.workers.runtime.moved_before`).
     * A cancelled message is not delivered: the writer takes a cancellation until CANCEL_MARGIN_MS before the slot, and the
@@ -89,6 +90,8 @@ class Timer:
         self._sample = (0, 0)
         """The next ``_safe_ms``, once ``_taken_to`` has reached a position."""
         self._written = Progress()
+        self._captured: tuple[Progress, int] | None = None
+        """What is to be written down, once the log is flushed up to the position."""
         self._store_at_ms = 0
         self._changed = False
 
@@ -97,11 +100,15 @@ class Timer:
     def resume(self) -> None:
         """Take up the written positions, and find what was delivered behind them. The writer serves."""
         progress = self._files.load()
+        end = self._log_end()
+        self._deliveries.mover.wait_until_dispatched(end)
         bound, floor = self._bounds()
         now = self._now_ms = _clock_ms()
-        end = self._log_end()
-        self._slot, self._again, self._next_ms = None, None, 0
+        self._slot, self._again, self._captured, self._next_ms = None, None, None, 0
         self._taken_to, self._safe_ms, self._sample = 0, 0, (0, 0)
+        if progress.log > end:
+            self._context.log.warning("the log has lost its end", written_down=progress.log, end=end)
+            progress = replace(progress, log=UNKNOWN, is_whole=False)
         log = progress.log
         oldest_ms = now - (SLOTS * PRECISION_MS - self._rules.window_ms) + 60_000
         if progress.read_ms < oldest_ms:
@@ -275,18 +282,22 @@ class Timer:
     # ------------------------------------------------------------ positions
 
     def _write_down(self, *, at_once: bool = False) -> bool:
-        """Write everything down when it is due and everything delivered is flushed. True when nothing is left to write."""
+        """Write everything down when it is due and the log is flushed. True when nothing is left to write."""
         written = self._control.get(Word.WRITTEN)
-        if not self._changed and written - self._written.log < _FAR_BYTES:
-            return True
-        if self._deliveries.left or self._again is not None:
+        if self._captured is None:
+            if not self._changed and written - self._written.log < _FAR_BYTES:
+                return True
+            if self._deliveries.left or self._again is not None:
+                return False
+            if monotonic_ms() < self._store_at_ms and not at_once:
+                return False
+            logs = [written, *([] if self._slot is None else [self._slot.log]), *self._deliveries.begins_at()]
+            progress = Progress(self._read_ms, self._offset, min(logs), self._index.log.end, is_whole=True)
+            self._captured, self._changed = (progress, written), False
+        progress, needs = self._captured
+        if self._control.get(Word.FLUSHED) < needs:
             return False
-        now = monotonic_ms()
-        if (now < self._store_at_ms and not at_once) or self._control.get(Word.FLUSHED) < self._deliveries.end:
-            return False
-        self._store_at_ms = now + self._config.persist_interval_ms
-        log = written if self._slot is None else self._slot.log
-        progress = Progress(self._read_ms, self._offset, log, self._index.log.end, is_whole=True)
+        self._store_at_ms = monotonic_ms() + self._config.persist_interval_ms
         try:
             self._index.flush()
             if failpoints.ACTIVE:
@@ -296,8 +307,9 @@ class Timer:
         except (OSError, StoreError) as error:
             # Nothing is lost: the former positions count, and more is read again after a death.
             self._context.log.error("the positions of the timer cannot be written", error=str(error))
+            self._captured, self._changed = None, True
             return False
-        self._written, self._changed = progress, False
+        self._written, self._captured = progress, None
         self._deliveries.report_again()
         self._context.tell(waiting=self._index.wheel.count(self._read_ms // PRECISION_MS), read_ms=progress.read_ms)
         return True
@@ -310,6 +322,7 @@ class Timer:
     def close(self) -> None:
         """Write the last positions, if everything delivered is flushed soon."""
         deadline = monotonic_ms() + 2_000
+        self._captured, self._changed = None, self._changed or self._captured is not None
         while not self._write_down(at_once=True) and monotonic_ms() < deadline and self._again is None:
             self._context.wait(10)
         self._deliveries.mover.close()

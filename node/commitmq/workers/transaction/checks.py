@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from commitmq.format.record import Record
-from commitmq.semantics.transaction import HALF_TOPIC, OP_TOPIC, ROLLBACK
+from commitmq.semantics.transaction import HALF_TOPIC, OP_TOPIC, ROLLBACK, op_offsets
 from commitmq.semantics.transaction_check import OPS_AT_ONCE, CheckRound, CheckRules, Decision, Step
 from commitmq.workers.transaction.appends import Append, Appends
 from commitmq.workers.transaction.ends import Ends
@@ -21,6 +21,8 @@ Ask = Callable[[Record, Place], None]
 """Asks a producer about a half message at its new place."""
 
 _READ: Final = 64
+_MOST_LOOKS: Final = 2_048  # at half messages in a step, which requests wait for
+_OPS_A_STEP: Final = 256
 
 
 class Checks:
@@ -35,6 +37,7 @@ class Checks:
         self._queues, self._appends, self._ends = queues, appends, ends
         self._rules, self._batch, self._ask = rules, batch, ask
         self._round: CheckRound | None = None
+        self._halves_are_done = False
         self._cached: dict[int, Record] = {}
         self.checked = self.discarded = 0
 
@@ -46,6 +49,7 @@ class Checks:
     def forget(self) -> None:
         """The round ends where it is: what it has done is to be found anew."""
         self._round = None
+        self._halves_are_done = False
         self._cached.clear()
 
     def has_work(self) -> bool:
@@ -72,16 +76,21 @@ class Checks:
         """Carry the round on by one batch. Raises WriterLost."""
         round_ = self._round
         assert round_ is not None
+        if self._halves_are_done:
+            if not self._pass_ops():
+                self.forget()
+            return
         taken: list[tuple[Decision, Record]] = []
         goes_on = True
-        while goes_on and len(taken) < self._batch:
+        looks = 0
+        while goes_on and len(taken) < self._batch and looks < _MOST_LOOKS:
             goes_on = not round_.is_over(now_ms) and self._look(round_, now_ms, taken)
+            looks += 1
         if not self._append(taken, now_ms):
             self.forget()  # the writer takes nothing at the moment: another round tries again
             return
         self.ledger.pass_to(round_.half_offset, round_.new_op_offset())
-        if not goes_on:
-            self.forget()
+        self._halves_are_done = not goes_on
 
     def _look(self, round_: CheckRound, now_ms: int, taken: list[tuple[Decision, Record]]) -> bool:
         """Decide about one half message. False when the round is over."""
@@ -124,6 +133,20 @@ class Checks:
         round_.take_ops(ops)
         if not ops and behind > round_.next_op_offset:
             round_.next_op_offset = behind  # units whose records are gone
+
+    def _pass_ops(self) -> bool:
+        """Pass the next op messages whose half messages are all passed. True when there may be more of them.
+
+        The round itself takes op messages only where it has to decide. So without this the position would stay behind
+        when most transactions have ended before they are looked at, and a start would read all op messages again.
+        """
+        ledger = self.ledger
+        reached, ops = self._queues.records(OP_TOPIC, ledger.op_offset, _OPS_A_STEP)
+        open_ones = (op.queue_offset for op in ops if any(offset >= ledger.half_offset for offset in op_offsets(op)))
+        passed = next(open_ones, reached)
+        may_have_more = passed == reached > ledger.op_offset
+        ledger.pass_to(ledger.half_offset, passed)
+        return may_have_more
 
     def _append(self, taken: list[tuple[Decision, Record]], now_ms: int) -> bool:
         """Carry out the decisions of a step. False when not all of it could be appended. Raises WriterLost."""

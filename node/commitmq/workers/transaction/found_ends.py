@@ -51,6 +51,9 @@ def find_ends(log: CommitLog, halves: Sequence[Record], end: int, beat: Callable
         return found
     by_place = {half.physical_offset: half for half in halves}
     by_key = {key_of(half): half for half in halves if check_times(half)}
+    by_times: dict[tuple[Key, int], list[int]] = {}
+    for one in halves:
+        by_times.setdefault((key_of(one), check_times(one)), []).append(one.queue_offset)
     walker = LogWalker(log, max_rows=65_536, max_bytes=16 << 20)
     at = min(by_place)
     while at < end:
@@ -69,7 +72,8 @@ def find_ends(log: CommitLog, halves: Sequence[Record], end: int, beat: Callable
                 found.committed.add(half.queue_offset)
         if discards >= 0:
             for row in np.flatnonzero(batch.rows["topic"] == discards).tolist():
-                found.discarded |= _discarded(decode_record(batch.record(row)), halves)
+                record = decode_record(batch.record(row))
+                found.discarded.update(by_times.get((key_of(record), check_times(record)), ()))
         at = batch.end
         beat()
     walker.release()
@@ -79,11 +83,6 @@ def find_ends(log: CommitLog, halves: Sequence[Record], end: int, beat: Callable
 def check_times(half: Record) -> int:
     """How often ``half`` was checked before it was stored."""
     return max(0, integer(half.properties.get(Property.TRANSACTION_CHECK_TIMES, "0")))
-
-
-def _discarded(record: Record, halves: Sequence[Record]) -> set[int]:
-    key, times = key_of(record), check_times(record)
-    return {half.queue_offset for half in halves if check_times(half) == times and key_of(half) == key}
 
 
 def _prepared_offset(batch: DispatchBatch, row: int) -> int:

@@ -138,13 +138,15 @@ class Transactions:
         return True
 
     def _halves(self, ledger: Ledger, high: int) -> list[Record]:
-        """The open half messages, and all those that were put back."""
+        """The open half messages, and all those that were put back; without their bodies, for there may be many."""
         halves: list[Record] = []
         at = ledger.half_offset
         while at < high:
             at, records = self._queues.records(
                 HALF_TOPIC, at, _READ, lambda offset, data: ledger.is_open(offset) or _CHECKED_MARK in data
             )
+            for record in records:
+                record.body = b""
             halves += records
             self._context.heartbeat()
         return halves

@@ -6,13 +6,16 @@ Method: RocketMQ's own store, whose log has commits, copies and discards of know
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from commitmq.format.record import Record
 from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC
 from commitmq.store.log.commit_log import CommitLog
+from commitmq.workers.transaction import found_ends as module
 from commitmq.workers.transaction.found_ends import check_times, find_ends, find_superseded
+from commitmq.workers.transaction.ledger import Key, key_of
 from golden_stores import unpack
 from pending_store import PendingStore, read_pending_store
 
@@ -58,6 +61,23 @@ def test_nothing_is_found_in_front_of_it(pending: PendingStore, log: CommitLog) 
     assert not found.committed
     assert not found.discarded
     assert find_ends(log, [], end_of(pending), lambda: None) == type(found)()
+
+
+def test_the_work_grows_with_the_log_not_with_its_square(
+    pending: PendingStore, log: CommitLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {check_times(one) for one in pending.of(DISCARD_TOPIC)}
+    alike = [half for half in pending.of(HALF_TOPIC) if check_times(half) in times]
+    halves = [replace(one, queue_offset=number) for number, one in enumerate(alike * 300)]
+    calls = []
+
+    def counted(record: Record) -> Key:
+        calls.append(record.queue_offset)
+        return key_of(record)
+
+    monkeypatch.setattr(module, "key_of", counted)
+    assert find_ends(log, halves, end_of(pending), lambda: None).discarded
+    assert len(calls) < 2.5 * len(halves), "twice for each half message, not once more for each discard"
 
 
 def test_a_copy_supersedes_its_source(pending: PendingStore) -> None:

@@ -1,0 +1,71 @@
+"""Goal: the timer writes down no position that a power cut could take back, and none behind a delivery that is not done.
+
+Method: the timer's loop state on a real control block, without a node. The test moves the words ``written`` and ``flushed``
+as writer and flush process do, and reads what ``timer.json`` says.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from commitmq.control import Word
+from commitmq.store.layout import StoreLayout
+from commitmq.workers.timer.due_slot import DueSlot
+from commitmq.workers.timer.index import TimerIndex
+from commitmq.workers.timer.process import Timer
+from commitmq.workers.timer.progress import Progress, ProgressFiles
+
+
+class Words(dict[Word, int]):
+    """A control block's words."""
+
+    def get(self, word: Word, default: Any = 0) -> int:
+        return int(super().get(word, default))
+
+
+@pytest.fixture
+def timer(tmp_path_factory: pytest.TempPathFactory) -> Timer:
+    layout = StoreLayout(tmp_path_factory.mktemp("timer"))
+    (layout.config).mkdir(parents=True, exist_ok=True)
+    (layout.own).mkdir(parents=True, exist_ok=True)
+    made = object.__new__(Timer)
+    made._control = Words({Word.WRITTEN: 1_000, Word.FLUSHED: 0})  # type: ignore[assignment]
+    made._context = SimpleNamespace(tell=lambda **_: None)  # type: ignore[assignment]
+    made._config = SimpleNamespace(persist_interval_ms=10)  # type: ignore[assignment]
+    made._files = ProgressFiles(layout)
+    made._index = TimerIndex.make_empty(layout, 1_040)
+    made._deliveries = SimpleNamespace(left=[], begins_at=list, report_again=lambda: None)  # type: ignore[assignment]
+    made._written, made._captured = Progress(), None
+    made._again, made._slot, made._store_at_ms, made._changed = None, None, 0, True
+    made._read_ms, made._offset = 5_000, 7
+    return made
+
+
+def words(timer: Timer) -> dict[Word, int]:
+    return timer._control  # type: ignore[return-value]
+
+
+def test_nothing_is_written_down_before_the_log_is_flushed_as_far(timer: Timer) -> None:
+    assert not timer._write_down()
+    assert timer._files.load() == Progress(), "the message before offset 7 may be lost with the power"
+    timer._offset, timer._changed = 9, True
+    words(timer)[Word.WRITTEN] = 2_000
+    words(timer)[Word.FLUSHED] = 1_500
+    assert timer._write_down()
+    assert timer._files.load() == Progress(5_000, 7, 1_000, 0, is_whole=True), "what was so when 1,000 was the end"
+    timer._store_at_ms = 0
+    assert not timer._write_down()
+    words(timer)[Word.FLUSHED] = 2_000
+    assert timer._write_down()
+    assert timer._files.load().queue_offset == 9
+
+
+def test_a_slot_that_was_opened_again_keeps_its_first_deliveries_in_view(timer: Timer) -> None:
+    words(timer)[Word.FLUSHED] = 1_000
+    timer._slot = DueSlot(5_000, 900)
+    timer._deliveries.begins_at = lambda: [300]  # type: ignore[method-assign]
+    assert timer._write_down()
+    assert timer._files.load().log == 300, "some of the slot lies from there on; a second death needs it"
