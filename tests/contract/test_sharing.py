@@ -237,6 +237,47 @@ def test_a_signal_handler_ends_run(node: Node) -> None:
         assert program.wait(20) == 0
 
 
+RECEIVER = """
+import signal, sys
+from commitmq import ShareConsumer
+
+consumer = ShareConsumer("received", group="receivers", node=sys.argv[1])
+signal.signal(signal.SIGTERM, lambda number, frame: consumer.close())
+print("begun", flush=True)
+while not consumer.is_closed:
+    consumer.receive(10, 5)
+print("over", flush=True)
+"""
+
+
+def test_a_signal_handler_closes_while_a_receive_waits(node: Node) -> None:
+    fill(node, "received", 1)
+    with subprocess.Popen([sys.executable, "-c", RECEIVER, node.address], stdout=subprocess.PIPE) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == b"begun\n"
+            time.sleep(0.5)
+            program.terminate()
+            assert program.wait(20) == 0
+            assert program.stdout.readline() == b"over\n"
+        finally:
+            program.kill()
+
+
+def test_a_delay_that_the_node_refuses_holds_up_no_other_message(node: Node) -> None:
+    fill(node, "far", 20)
+    with sharer(node, "far", "far", 30) as consumer:
+
+        def handle(message: Message) -> None:
+            if message.body == b"3":
+                message.retry_later(7 * 86_400)  # more than pop.max_invisible_ms
+
+        running = threading.Thread(target=consumer.run, args=(handle,), kwargs={"workers": 1})
+        running.start()
+        eventually(lambda: consumer.handler_counts == (19, 1, 0, 0, 0), "all are settled, and one comes back later")
+    running.join(20)
+
+
 def test_the_twin_for_asyncio(node: Node) -> None:
     bodies = fill(node, "looped", 30)
 

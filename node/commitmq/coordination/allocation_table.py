@@ -64,7 +64,7 @@ class AllocationTable:
 
 def _strategy(name: str) -> _Shares:
     if name.startswith(_ROOMS):
-        rooms = [room.strip() for room in name.removeprefix(_ROOMS).split(",")]
+        rooms = frozenset(room.strip() for room in name.removeprefix(_ROOMS).split(","))
         return partial(_each, machine_room(rooms))
     if name == "CONSISTENT_HASH":
         return all_by_consistent_hash

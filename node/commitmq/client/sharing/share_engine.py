@@ -18,7 +18,7 @@ from commitmq.client.handling.consume_result import ConsumeResult, Verdict
 from commitmq.client.handling.counts import HandlerCounts
 from commitmq.client.sharing.receipt import receipt_of
 from commitmq.client.sharing.settings import RunSettings
-from commitmq.errors import CorruptRecordError, NodeUnavailableError, RequestError
+from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError, RequestError
 from commitmq.log import get_log
 
 if TYPE_CHECKING:
@@ -243,14 +243,24 @@ class ShareEngine:
             by_way.setdefault((held.verdict.result, held.verdict.delay_s or 0.0), []).append(held)
         for (result, delay_s), group in by_way.items():
             messages = [held.message for held in group]
-            if result is ConsumeResult.DONE:
-                late = self._consumer.ack(messages)
-            elif result is ConsumeResult.DEAD:
-                late = self._consumer.nack(messages, dead=True)
-                with self.lock:
-                    self._dead += len(messages) - len(late)
-            else:
-                late = self._consumer.nack(messages, delay_s)
+            try:
+                if result is ConsumeResult.DONE:
+                    late = self._consumer.ack(messages)
+                elif result is ConsumeResult.DEAD:
+                    late = self._consumer.nack(messages, dead=True)
+                    with self.lock:
+                        self._dead += len(messages) - len(late)
+                else:
+                    late = self._consumer.nack(messages, delay_s)
+            except ProtocolError as error:
+                if error.retryable or error.retry_after_ms is not None:
+                    raise
+                # For good, as a delay beyond pop.max_invisible_ms: the others do not wait for it.
+                _log.error(
+                    "the node refuses what was decided, the messages come back after their invisible time",
+                    error=str(error), result=result.value, delay_s=delay_s, messages=len(messages),
+                )  # fmt: skip
+                late = []
             if late:
                 _log.warning("the invisible time of messages was over before they were settled", messages=len(late))
             self._forget(group)

@@ -6,10 +6,11 @@ import threading
 import time
 from typing import Any, Final
 
-from commitmq.errors import NodeUnavailableError, ProtocolError
+from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
 from commitmq.protocol.channel import Channel
 from commitmq.protocol.directory import Directory
 
+CLOSE_S: Final = 2.0
 _PAUSE_S: Final = 0.2
 _PASSING: Final = ("SERVICE_NOT_AVAILABLE", "SYSTEM_BUSY")
 
@@ -22,6 +23,9 @@ class ShareLine:
         self.address = self._directory.address
         self._channel: Channel | None = None
         self._lock = threading.Lock()
+        self._user = 0
+        """The thread whose request is under way."""
+        self._is_closed = False
 
     def connect(self, timeout_s: float) -> None:
         """Raises NodeUnavailableError without a node, ProtocolError when it refuses."""
@@ -35,26 +39,43 @@ class ShareLine:
         node may take ``wait_s`` more to answer. Raises NodeUnavailableError, ProtocolError.
         """
         deadline = time.monotonic() + timeout_s
-        with self._lock:
-            while True:
+        if self._user == threading.get_ident():
+            raise CommitMQError("a request is under way: a signal handler must not make another one")
+        try:
+            with self._lock:
+                self._user = threading.get_ident()
                 try:
-                    channel = self._connect(deadline)
-                    left_s = max(deadline - time.monotonic(), 0.01)
-                    answer, frames = channel.request(op, fields, timeout_s=left_s + wait_s)
-                    return answer, [frame.buffer for frame in frames]
-                except NodeUnavailableError:
-                    self._drop()
-                    if time.monotonic() + _PAUSE_S >= deadline:
-                        raise
-                    time.sleep(_PAUSE_S)
-                except ProtocolError as error:
-                    pause_s = max((error.retry_after_ms or 0) / 1000, _PAUSE_S)
-                    if error.code not in _PASSING or time.monotonic() + pause_s >= deadline:
-                        raise
-                    time.sleep(pause_s)
-                except BaseException:
-                    self._drop()  # interrupted: a late answer must not be taken for another one
+                    return self._answer(op, fields, deadline, wait_s)
+                finally:
+                    self._user = 0
+        finally:
+            if self._is_closed:
+                self._end(0)
+
+    def _answer(
+        self, op: str, fields: dict[str, Any], deadline: float, wait_s: float
+    ) -> tuple[dict[str, Any], list[Any]]:
+        while True:
+            if self._is_closed:
+                raise CommitMQError("the consumer is closed")
+            try:
+                channel = self._connect(deadline)
+                left_s = max(deadline - time.monotonic(), 0.01)
+                answer, frames = channel.request(op, fields, timeout_s=left_s + wait_s)
+                return answer, [frame.buffer for frame in frames]
+            except NodeUnavailableError:
+                self._drop()
+                if time.monotonic() + _PAUSE_S >= deadline:
                     raise
+                time.sleep(_PAUSE_S)
+            except ProtocolError as error:
+                pause_s = max((error.retry_after_ms or 0) / 1000, _PAUSE_S)
+                if error.code not in _PASSING or time.monotonic() + pause_s >= deadline:
+                    raise
+                time.sleep(pause_s)
+            except BaseException:
+                self._drop()  # interrupted: a late answer must not be taken for another one
+                raise
 
     def _connect(self, deadline: float) -> Channel:
         if self._channel is not None and self._channel.lost():
@@ -73,7 +94,17 @@ class ShareLine:
         self._channel = None
 
     def close(self) -> None:
-        """Close the connection; a request under way ends first."""
-        with self._lock:
-            self._drop()
-            self._directory.close()
+        """Close the connection. A request under way ends first, and closes it where this does not wait for that: in a signal
+        handler, which may interrupt the request, and after CLOSE_S.
+        """
+        self._is_closed = True
+        if self._user != threading.get_ident():
+            self._end(CLOSE_S)
+
+    def _end(self, wait_s: float) -> None:
+        if self._lock.acquire(timeout=wait_s):
+            try:
+                self._drop()
+                self._directory.close()
+            finally:
+                self._lock.release()

@@ -114,7 +114,9 @@ class Shares:
                     max(share.committed.get((topic, queue), -1), -1) for topic, queue, _ in dirty[at : at + _COMMITS]
                 ]
                 offsets = dirty[at : at + _COMMITS]
-                requests.append({"op": "offset.commit", "group": share.group, "offsets": offsets, "known": known})
+                # ``partial``: a queue that was reset says nothing of the others, which would begin behind their offsets.
+                fields = {"offsets": offsets, "known": known, "partial": True}
+                requests.append({"op": "offset.commit", "group": share.group, **fields})
                 shares.append(share)
             active = share.used_ms + _IDLE_MS > now or in_flight(share.group)
             if not active and not dirty:
@@ -138,6 +140,9 @@ class Shares:
             if share is not None:
                 for topic, queue, offset in answer.get("stored") or answer.get("offsets") or ():
                     self._stored(share, (topic, queue), offset)
+                for topic, queue, _code, _why in answer.get("refused") or ():
+                    # It was reset, or its topic was deleted or made anew.
+                    self._begin_anew(share, (topic, queue))
             return True
         if share is None:
             return False
