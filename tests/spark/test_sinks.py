@@ -7,6 +7,7 @@ repetitions whose rows are others.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,6 +165,39 @@ def test_a_stream_into_a_topic_stores_a_repeated_micro_batch_once(
     (checkpoint / "commits" / f".{last.name}.crc").unlink(missing_ok=True)
     run()
     assert bodies(node, "streamed") == Counter(f"row {number}".encode() for number in range(100))
+
+
+def test_a_row_may_have_a_time(spark: SparkSession, node: CommitMQNode) -> None:
+    rows = [(b"now", None, None), (b"zero", 0, None), (b"delay", 1_500, None), (b"past", None, 1)]
+    rows += [(b"at-%d" % number, None, 4_000_000_000 + number) for number in range(40)]
+    frame = spark.createDataFrame(rows, "body binary, delay_ms long, at long").selectExpr(
+        "body", "delay_ms", "timestamp_seconds(at) as deliver_at"
+    )
+    options = {"topic": "timed", "idempotent": "false"}
+    with pytest.raises(Exception, match="idempotent=false") as raised:
+        write(frame, node, topic="timed")
+    assert isinstance(plain(raised.value), ConfigError)
+    with pytest.raises(Exception, match="WHEEL_TIMER_MSG_ILLEGAL"):
+        write(frame.where("body like 'at-%'"), node, **options)  # the year 2096
+    with pytest.raises(Exception, match="both delay_ms and deliver_at"):
+        write(frame.selectExpr("body", "1L as delay_ms", "timestamp_seconds(1) as deliver_at"), node, **options)
+    with pytest.raises(Exception, match="0 or more"):
+        write(frame.selectExpr("body", "-1L as delay_ms"), node, **options)
+    soon = frame.where("body not like 'at-%'")
+    write(soon, node, **options)
+    assert bodies(node, "timed") >= Counter([b"now", b"zero", b"past"])
+    later = frame.where("body like 'at-%'").selectExpr(
+        "body", "timestamp_millis(unix_millis(current_timestamp()) + 2000 + hash(body) % 500) as deliver_at"
+    )
+    write(later, node, **options)
+    deadline = time.monotonic() + 20
+    while sum(bodies(node, "timed").values()) < len(rows) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert bodies(node, "timed") == Counter(row[0] for row in rows)
+    timed = [one for one in stored(node, "timed") if one.body.startswith(b"at-")]
+    assert all(one.store_timestamp >= int(one.properties["TIMER_DELIVER_MS"]) for one in timed), "none is early"
+    delayed = next(one for one in stored(node, "timed") if one.body == b"delay")
+    assert delayed.store_timestamp >= delayed.born_timestamp + 1_500
 
 
 def test_what_is_no_message_is_refused(spark: SparkSession, node: CommitMQNode) -> None:

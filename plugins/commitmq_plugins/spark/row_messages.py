@@ -14,6 +14,7 @@ from commitmq.client.message import Message, Tombstone
 from commitmq.errors import ConfigError, InvalidMessageError
 from commitmq.format.constants import Property
 from commitmq_plugins.spark.columns import COLUMNS, STATE_COLUMNS
+from commitmq_plugins.spark.delays import TIME_COLUMNS
 from commitmq_plugins.spark.sink_options import SinkOptions
 
 SINK_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
@@ -25,6 +26,8 @@ SINK_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "flag": ("int",),
     "queue_id": ("int",),
     "sharding_key": ("string",),
+    "delay_ms": ("bigint", "int"),
+    "deliver_at": ("timestamp",),
 }
 """The columns of a row, with the types that each may have."""
 
@@ -53,6 +56,11 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
         if field.name in SINK_COLUMNS:
             if kind not in SINK_COLUMNS[field.name]:
                 raise ConfigError(f"the column {field.name} is {' or '.join(SINK_COLUMNS[field.name])}, not {kind}")
+            if field.name in TIME_COLUMNS and options.idempotent:
+                raise ConfigError(
+                    f"the column {field.name} delays messages, and an idempotent producer's messages cannot be delayed: say"
+                    " idempotent=false (a task that Spark repeats may then store its messages again)"
+                )
         elif field.name not in COLUMNS and field.name not in STATE_COLUMNS:
             raise ConfigError(f"a message has no {field.name!r}; columns are {', '.join(SINK_COLUMNS)}")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any, Final
 
 import numpy as np
@@ -16,10 +18,12 @@ from commitmq.client.results import BatchResult
 from commitmq.client.sending.options import ExactlyOnce
 from commitmq.errors import CommitMQError, InvalidMessageError
 from commitmq.format.java import java_string_hash
+from commitmq_plugins.spark.delays import by_time
 from commitmq_plugins.spark.row_messages import SINK_COLUMNS, row_messages
 from commitmq_plugins.spark.sink_options import SinkOptions
 
 _PREFIX_BYTES: Final = 14
+_MOST_PENDING: Final = 32
 
 
 class SinkError(CommitMQError):
@@ -124,15 +128,33 @@ class TaskSender:
 
     def send(self, topic: str, queue: int, rows: pa.RecordBatch, *, tombstones: bool = False) -> None:
         """Send rows to a queue and wait until they are stored. ``tombstones``: rows with a key may have an empty body."""
+        if not self._options.idempotent:
+            self._send_unnumbered(topic, queue, rows, tombstones)
+            return
         messages, fields = row_messages(rows, tombstones)
         first = self._sent.get((topic, queue), 0)
-        if self._options.idempotent:
-            self._ids.begin(self._content(topic, queue, first, rows))
+        self._ids.begin(self._content(topic, queue, first, rows))
         result = self._producer.send_batch(topic, messages, queue=queue, **fields)
         self.messages += len(messages)
         self._sent[topic, queue] = first + len(messages)
-        if self._options.idempotent:
-            self._check(topic, queue, result)
+        self._check(topic, queue, result)
+
+    def _send_unnumbered(self, topic: str, queue: int, rows: pa.RecordBatch, tombstones: bool) -> None:
+        """A batch for each time of delivery; some are under way together, for each row may have a time of its own."""
+        pending: deque[Future[BatchResult]] = deque()
+        parts = list(by_time(rows))
+        for when, part in parts:
+            messages, fields = row_messages(part, tombstones)
+            if len(parts) == 1:
+                self._producer.send_batch(topic, messages, queue=queue, **fields, **when)
+                self.messages += len(messages)
+                return
+            pending.append(self._producer.send_batch_async(topic, messages, queue=queue, **fields, **when))
+            if len(pending) > _MOST_PENDING:
+                pending.popleft().result()
+            self.messages += len(messages)
+        for one in pending:
+            one.result()
 
     def _content(self, topic: str, queue: int, first: int, rows: pa.RecordBatch) -> str:
         """The prefix of these messages' ids: the same only for the same rows at the same place."""
