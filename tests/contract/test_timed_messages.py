@@ -132,6 +132,21 @@ def test_refusals(node: Node, properties: dict[str, str], code: str, words: str)
     assert words in answer["error"]
 
 
+def test_properties_that_leave_no_room_take_no_other_message_along(node: Node) -> None:
+    """A message gets properties when it is delivered. One that is accepted must have room for them."""
+    at = now_ms() + 2_000
+    with Peer(node) as peer:
+        for size in range(32_700, 32_000, -20):
+            properties = {"TIMER_DELIVER_MS": str(at), "filler": "x" * size}
+            answer = peer.ask(b"room-large", op="send", topic=TOPIC, queue=0, properties=properties)
+            if answer["ok"]:
+                break
+            assert answer["code"] == "PROPERTIES_SIZE_EXCEEDED", answer
+        small = {"TIMER_DELIVER_MS": str(at)}
+        assert peer.ask(b"room-small", op="send", topic=TOPIC, queue=0, properties=small)["ok"]
+    check_times(node, {b"room-large": at, b"room-small": at}, b"room-")
+
+
 def test_a_run_is_timed_or_not(node: Node) -> None:
     with Peer(node) as peer:
         mixed = peer.append_with(TOPIC, [b"a", b"b"], [b"TIMER_DELAY_MS\x01500\x02", b""])

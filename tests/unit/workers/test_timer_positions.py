@@ -9,11 +9,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from commitmq.control import Word
 from commitmq.store.layout import StoreLayout
-from commitmq.workers.timer.due_slot import DueSlot
+from commitmq.workers.timer.due_slot import ROW, DueSlot
 from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.process import Timer
 from commitmq.workers.timer.progress import Progress, ProgressFiles
@@ -69,3 +70,13 @@ def test_a_slot_that_was_opened_again_keeps_its_first_deliveries_in_view(timer: 
     timer._deliveries.begins_at = lambda: [300]  # type: ignore[method-assign]
     assert timer._write_down()
     assert timer._files.load().log == 300, "some of the slot lies from there on; a second death needs it"
+
+
+def test_large_messages_are_delivered_a_few_at_once() -> None:
+    slot = DueSlot(5_000, 0)
+    slot._rows = np.zeros(10, ROW)
+    slot._rows["size"] = [30 << 20, *[4 << 20] * 9]
+    counts = []
+    while len(taken := slot.take(6_000, 8_192, None)):  # type: ignore[arg-type]
+        counts.append(len(taken))
+    assert counts == [1, 4, 4, 1]

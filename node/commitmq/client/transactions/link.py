@@ -80,8 +80,8 @@ class TransactionLink:
                 future.set_exception(send_error("CLIENT_BUSY", why, Outcome.UNKNOWN))
                 return future
             self._new.append(_End(fields, future, deadline))
+            self._bell.ring()  # with the lock: the thread closes the bell with it
         self.start()
-        self._bell.ring()
         return future
 
     def close(self, timeout_s: float) -> None:
@@ -89,7 +89,7 @@ class TransactionLink:
         with self._lock:
             self._closing = True
             thread = self._thread
-        self._bell.ring()
+            self._bell.ring()
         if thread is None:
             self._bell.close()
         elif thread is not threading.current_thread():
@@ -107,6 +107,10 @@ class TransactionLink:
                     self._next_try = time.monotonic() + _PAUSE_S
                     if isinstance(error, ProtocolError) and not error.retryable:
                         self._fail_all(error)
+                except Exception as error:  # nobody else would end the waits for an answer
+                    _log.exception("the connection to the transaction process failed", error=repr(error))
+                    self._lose()
+                    self._next_try = time.monotonic() + _PAUSE_S
         finally:
             self._leave()
             self._fail_all(RequestError("CLIENT_CLOSED", "the producer was closed before the node answered"))

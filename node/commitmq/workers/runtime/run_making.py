@@ -88,8 +88,7 @@ class RunMaker:
                 which = np.flatnonzero(good)
                 for part in _parts(sizes[which], self._max_run_bytes):
                     added = None if more is None else [more[index] for index in which[part].tolist()]
-                    run = self._readdressed(base, data, positions[which][part], topic or "", queue, added)
-                    if run is not None:
+                    for run in self._readdressed(base, data, positions[which][part], topic or "", queue, added):
                         yield MovedRun(topic or "", queue, run, born_v6)
 
     def _readdressed(
@@ -100,14 +99,22 @@ class RunMaker:
         topic: str,
         queue: int,
         more: Sequence[bytes] | None,
-    ) -> CheckedRun | None:
+    ) -> Iterator[CheckedRun]:
+        """The messages as one run. One that breaks a limit is reported, and the others go in runs around it."""
         aim = Target(topic.encode(), queue, self._store_v6, self._properties_crc)
         try:
-            return readdress(data, np.ascontiguousarray(positions), aim, more)
+            run = readdress(data, np.ascontiguousarray(positions), aim, more)
         except MessageIllegalError as error:
-            for place in positions.tolist():
-                self._report(str(error), base + place)
-            return None
+            if len(positions) == 1:
+                self._report(str(error), base + int(positions[0]))
+                return
+        else:
+            yield run
+            return
+        middle = len(positions) // 2
+        for part in (slice(0, middle), slice(middle, None)):
+            some = None if more is None else more[part]
+            yield from self._readdressed(base, data, positions[part], topic, queue, some)
 
 
 def _address(topic: bytes, queue: bytes) -> tuple[str | None, int]:

@@ -18,6 +18,8 @@ from commitmq.workers.timer.unit_log import UnitLog
 Integers = NDArray[np.int64]
 Rows = NDArray[np.void]
 
+_MOST_BYTES: Final = 16 << 20  # of messages taken at once: they are copied several times on their way
+
 ROW: Final = np.dtype(
     [("due_ms", np.int64), ("physical", np.int64), ("size", np.int64), ("write_ms", np.int64), ("rolls", np.bool_)]
 )
@@ -72,8 +74,10 @@ class DueSlot:
         return due
 
     def take(self, now_ms: int, count: int, records: RunMaker) -> Rows:
-        """Up to ``count`` messages that are due; cancelled ones are left out and counted."""
+        """Up to ``count`` messages that are due, and not too many bytes; cancelled ones are left out and counted."""
         ready = min(count, int(np.searchsorted(self._rows["due_ms"], now_ms, side="right")))
+        ends = np.cumsum(self._rows["size"][:ready])
+        ready = min(ready, max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right"))))
         taken, self._rows = self._rows[:ready], self._rows[ready:]
         if self._keys and len(taken):
             gone = self._cancelled(taken, records)

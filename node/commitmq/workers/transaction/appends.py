@@ -17,6 +17,8 @@ from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.run_mover import MovedRun, Put, RunMover
 from commitmq.workers.transaction.ledger import Place
 
+MOST_BYTES = 16 << 20
+"""Of bodies that are appended together: they are copied several times on their way."""
 _MOST_RUN_BYTES = 1 << 20
 _CRC_DIGITS = 10
 _LOOK_S = 0.05

@@ -12,7 +12,7 @@ from typing import Final
 from commitmq.format.record import Record
 from commitmq.semantics.transaction import HALF_TOPIC, OP_TOPIC, ROLLBACK, op_offsets
 from commitmq.semantics.transaction_check import OPS_AT_ONCE, CheckRound, CheckRules, Decision, Step
-from commitmq.workers.transaction.appends import Append, Appends
+from commitmq.workers.transaction.appends import MOST_BYTES, Append, Appends
 from commitmq.workers.transaction.ends import Ends
 from commitmq.workers.transaction.half_queues import HalfQueues
 from commitmq.workers.transaction.ledger import Ledger, Place
@@ -82,10 +82,12 @@ class Checks:
             return
         taken: list[tuple[Decision, Record]] = []
         goes_on = True
-        looks = 0
-        while goes_on and len(taken) < self._batch and looks < _MOST_LOOKS:
+        looks = size = 0
+        while goes_on and len(taken) < self._batch and looks < _MOST_LOOKS and size < MOST_BYTES:
+            before = len(taken)
             goes_on = not round_.is_over(now_ms) and self._look(round_, now_ms, taken)
             looks += 1
+            size += len(taken[-1][1].body) if len(taken) > before else 0
         if not self._append(taken, now_ms):
             self.forget()  # the writer takes nothing at the moment: another round tries again
             return

@@ -28,7 +28,7 @@ from commitmq.semantics.transaction import (
     real_queue,
 )
 from commitmq.workers.runtime.topic_view import TopicViews
-from commitmq.workers.transaction.appends import Append, Appends
+from commitmq.workers.transaction.appends import MOST_BYTES, Append, Appends
 from commitmq.workers.transaction.half_queues import HalfQueues
 from commitmq.workers.transaction.ledger import PASSED, Ledger, Place
 
@@ -104,17 +104,18 @@ class Ends:
         again, after a look into the log.
         """
         wanted: dict[int, _Wanted] = {}
+        size = 0
         for end in ends:
+            if size >= MOST_BYTES:
+                self._commit(wanted)
+                size = 0
             try:
-                self._begin(end, now_ms, wanted)
+                size += self._begin(end, now_ms, wanted)
             except ProtocolError as error:
                 end.error = error
             except InvalidMessageError as error:
                 end.error = ProtocolError("SYSTEM_ERROR", str(error))
-        if wanted:
-            self._appends.put("commit", [one.append for one in wanted.values()])
-        for one in wanted.values():
-            self._settle(one)
+        self._commit(wanted)
         failed = self.write_ops(now_ms) if self.ledger.has_rollback else None
         for end in ends:
             if end.is_answered:
@@ -123,6 +124,14 @@ class Ends:
                 end.fields = {"decision": NAMES[end.request.decision]}
             else:
                 end.error = ProtocolError(failed.code, failed.sentence, retry_after_ms=_RETRY_MS)
+
+    def _commit(self, wanted: dict[int, _Wanted]) -> None:
+        """Append and settle the commits of ``wanted``, which is empty afterwards. Raises WriterLost."""
+        if wanted:
+            self._appends.put("commit", [one.append for one in wanted.values()])
+        for one in wanted.values():
+            self._settle(one)
+        wanted.clear()
 
     def write_ops(self, now_ms: int) -> Append | None:
         """Append the op messages of all ends so far; returns the one that was refused. Raises WriterLost."""
@@ -141,8 +150,11 @@ class Ends:
         """Whether the real topic of ``half`` was deleted since: then its transaction has ended with its topic."""
         return self._topics.tombstone(half.properties.get(Property.REAL_TOPIC, "")) > place.physical
 
-    def _begin(self, end: End, now_ms: int, wanted: dict[int, _Wanted]) -> None:
-        """Judge one end: answer it, note a rollback, or add it to ``wanted``. Raises ProtocolError, InvalidMessageError."""
+    def _begin(self, end: End, now_ms: int, wanted: dict[int, _Wanted]) -> int:
+        """Judge one end: answer it, note a rollback, or add it to ``wanted``; returns the bytes of its body then.
+
+        Raises ProtocolError, InvalidMessageError.
+        """
         request = end.request
         half = self._queues.record(request.physical_offset)
         if end.by_person and half is not None:
@@ -155,13 +167,13 @@ class Ends:
         place = self.ledger.newest(half)
         if place is None:
             self._answer_ended(end, half)
-            return
+            return 0
         former = wanted.get(place.offset)
         if former is not None:
             if request.decision != COMMIT:
                 raise EndedError("it is being committed", "commit")
             former.asked.append(end)
-            return
+            return 0
         if self.is_gone(half, place):
             self.ledger.note_end(half, place, int(ROLLBACK))
             raise ProtocolError(
@@ -171,9 +183,10 @@ class Ends:
         if request.decision == ROLLBACK:
             self.ledger.note_end(half, place, int(ROLLBACK))
             self.rolled_back += 1
-            return
+            return 0
         real_queue(half)
         wanted[place.offset] = _Wanted(half, place, Append(placed_commit(half)), [end])
+        return len(half.body)
 
     def _answer_ended(self, end: End, half: Record) -> None:
         """The transaction has ended before, or was given up. The same end again is in order."""

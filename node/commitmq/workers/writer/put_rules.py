@@ -14,16 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.config import NodeConfig
-from commitmq.format.constants import Property
+from commitmq.format.constants import MAX_PROPERTIES_BYTES, Property
+from commitmq.format.record import parts_of
 from commitmq.semantics import delay, transaction
 from commitmq.semantics.timer import REQUESTS, TIMER_TOPIC
 from commitmq.store.log.readdressing import Target, find, readdress, sizes_of, starts_of
-from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, RunCheck
+from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError, RunCheck
 from commitmq.workers.writer.send_checks import Refusal
 from commitmq.workers.writer.timer_rule import TimerRule, without_requests
 
 _DELAY = 1 << SPECIAL_PROPERTIES.index(Property.DELAY)
 _TRANSACTION = 1 << SPECIAL_PROPERTIES.index(Property.TRANSACTION_PREPARED)
+_ROOM_BYTES = 256  # for what checks, a commit, the timer and its rolls add to the properties of a message that waits
 _TIMER = sum(1 << SPECIAL_PROPERTIES.index(name) for name in (*REQUESTS, Property.TIMER_DELETE_KEY))
 
 
@@ -91,7 +93,7 @@ class PutRules:
                 raise Refusal("MESSAGE_ILLEGAL", "a half message needs UNIQ_KEY, the id of its transaction")
             more.append(b"%b\x01%b\x02%b" % (Property.TRANSACTION_ID.encode(), unique, real))
         target = self._target(transaction.HALF_TOPIC, 0)
-        return Placed(readdress(run.data, starts, target, more), transaction.HALF_TOPIC, 0)
+        return Placed(_with_room(readdress(run.data, starts, target, more)), transaction.HALF_TOPIC, 0)
 
     def place_copy(self, run: CheckedRun, topic: str, queue_id: int, *, delayed: bool) -> Placed:
         """The same for a copy that the node itself made. ``delayed``: it has a delay level. Raises as :meth:`place`."""
@@ -129,7 +131,7 @@ class PutRules:
         more = self._timer.properties(run, topic, queue_id)
         if more is None:
             return Placed(run, topic, queue_id)
-        return Placed(self._readdressed(run, starts_of(run), TIMER_TOPIC, 0, more), TIMER_TOPIC, 0)
+        return Placed(_with_room(self._readdressed(run, starts_of(run), TIMER_TOPIC, 0, more)), TIMER_TOPIC, 0)
 
     def _readdressed(
         self, run: CheckedRun, starts: NDArray[np.int64], topic: str, queue_id: int, more: Sequence[bytes] | None
@@ -139,3 +141,17 @@ class PutRules:
     def _target(self, topic: str, queue_id: int) -> Target:
         checker = self._checker
         return Target(topic.encode(), queue_id, len(checker.store_host) == 20, checker.properties_crc)
+
+
+def _with_room(run: CheckedRun) -> CheckedRun:
+    """``run``, whose messages get more properties later. Raises MessageIllegalError for one that has no room for them."""
+    most = MAX_PROPERTIES_BYTES - _ROOM_BYTES
+    for index in np.flatnonzero(sizes_of(run) > most).tolist():
+        start = int(run.ends[index - 1]) if index else 0
+        size = parts_of(run.data[start : int(run.ends[index])].tobytes()).properties_bytes
+        if size > most:
+            raise MessageIllegalError(
+                f"record {index}: its properties have {size} bytes where it waits; {most} leave room for what is added later",
+                code="PROPERTIES_SIZE_EXCEEDED",
+            )
+    return run
