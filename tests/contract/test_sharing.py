@@ -369,6 +369,19 @@ def test_a_group_goes_on_behind_what_was_handed_out_although_nothing_was_committ
             assert len(rest) == 10
 
 
+@pytest.mark.slow
+def test_a_topic_that_was_made_anew_begins_anew_after_a_restart(tmp_path: Path) -> None:
+    with started(Node(tmp_path / "store")) as node:
+        fill(node, "anew", 50)
+        with sharer(node, "anew", "g", 600) as consumer:
+            assert len(consumer.receive(50, 5)) == 50
+        with Admin(node.address) as admin:
+            admin.topic_delete("anew")
+        bodies = fill(node, "anew", 20)
+    with started(Node(tmp_path / "store")) as node, sharer(node, "anew", "g", 600) as consumer:
+        assert sorted(one.body for one in drain(consumer, 2)) == sorted(bodies)
+
+
 def test_what_cannot_be_shared_is_refused(node: Node) -> None:
     with Admin(node.address) as admin:
         admin.topic_create("in-memory", 1, attributes={"storage.type": "memory"})

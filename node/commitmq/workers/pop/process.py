@@ -145,7 +145,7 @@ class Pop:
             start = end
         before = self._revival.before if self._limits.exactly_once else MovedBefore()
         self._shares.handed_out = read_points(
-            self._places.log, max(start, floor), end, self._points, self._context.heartbeat, before
+            self._places.log, max(start, floor), end, self._points, self._context.heartbeat, before, self._places.floor
         )
         self._queues.load(self._line)
         self._mover.wait_until_dispatched(end)

@@ -69,12 +69,14 @@ def read_points(
     points: Points,
     beat: Callable[[], None],
     before: MovedBefore,
+    floor: Callable[[str], int],
 ) -> dict[tuple[str, str, int], int]:
     """Find check points and acks in ``[start, end)``, and put those that are not done into ``points``. Returns where the
-    check points end, by group, topic and queue. ``before`` learns which messages came back.
+    check points end, by group, topic and queue. ``before`` learns which messages came back. ``floor``: below which place in
+    the log nothing is of a topic, as after one of its name was deleted.
     """
     before.scan(log, start, end, came_back, beat)
-    reading = Reading(points)
+    reading = Reading(points, floor)
     walker = LogWalker(log, max_rows=65_536, max_bytes=16 << 20)
     at = start
     while at < end:
@@ -119,8 +121,8 @@ def _take(batch: DispatchBatch, row: int, reading: Reading) -> None:
 class Reading:
     """Check points and acks in the order of the log. ``ends``: where the check points end, by group, topic and queue."""
 
-    def __init__(self, points: Points) -> None:
-        self._points = points
+    def __init__(self, points: Points, floor: Callable[[str], int]) -> None:
+        self._points, self._floor = points, floor
         self._holders: dict[tuple[str, str, int], dict[int, Point]] = {}
         """The check point that has a message in flight, by queue and offset: one at a time."""
         self.ends: dict[tuple[str, str, int], int] = {}
@@ -137,6 +139,8 @@ class Reading:
         key = check_point.key
         if key in self._points.by_key:
             return  # the timer put it off
+        if physical_offset < self._floor(key.topic):
+            return  # the topic was deleted since: its offsets begin anew
         point = Point(check_point, revive_queue, b"", physical_offset)
         holders = self._holders.setdefault(point.queue, {})
         offsets = check_point.offsets

@@ -35,6 +35,8 @@ class Share:
     """Those that it pops; their retry topics exist."""
     next: dict[QueueKey, int] = field(default_factory=dict)
     committed: dict[QueueKey, int] = field(default_factory=dict)
+    incarnations: dict[str, int] = field(default_factory=dict)
+    """Those of the topics whose offsets these are: a commit for a deleted topic says nothing of the next one of its name."""
     used_ms: int = 0
     renew_ms: int = 0
     problem: str = ""
@@ -96,6 +98,8 @@ class Shares:
         if not new:
             return
         answer = self._line.one({"op": "offset.fetch", "group": share.group, "queues": new})
+        if self._made_anew(share, answer):
+            raise ProtocolError("SERVICE_NOT_AVAILABLE", "a topic was made anew just now", retry_after_ms=50)
         for topic, queue, offset in answer["offsets"]:
             key = (topic, queue)
             share.committed[key] = offset
@@ -115,7 +119,9 @@ class Shares:
                 ]
                 offsets = dirty[at : at + _COMMITS]
                 # ``partial``: a queue that was reset says nothing of the others, which would begin behind their offsets.
-                fields = {"offsets": offsets, "known": known, "partial": True}
+                names = {topic for topic, _, _ in offsets}
+                made = {name: one for name, one in share.incarnations.items() if name in names}
+                fields = {"offsets": offsets, "known": known, "incarnations": made, "partial": True}
                 requests.append({"op": "offset.commit", "group": share.group, **fields})
                 shares.append(share)
             active = share.used_ms + _IDLE_MS > now or in_flight(share.group)
@@ -138,6 +144,7 @@ class Shares:
     def _heard(self, request: dict[str, Any], share: Share | None, answer: dict[str, Any]) -> bool:
         if answer.get("ok"):
             if share is not None:
+                self._made_anew(share, answer)
                 for topic, queue, offset in answer.get("stored") or answer.get("offsets") or ():
                     self._stored(share, (topic, queue), offset)
                 for topic, queue, _code, _why in answer.get("refused") or ():
@@ -154,6 +161,17 @@ class Shares:
                 self._begin_anew(share, (topic, queue))
             return True
         return False
+
+    def _made_anew(self, share: Share, answer: dict[str, Any]) -> bool:
+        """Take the incarnations of an ``offset.fetch``; True when the queues of a topic begin anew."""
+        changed = False
+        for topic, incarnation in (answer.get("incarnations") or {}).items():
+            if share.incarnations.setdefault(topic, incarnation) != incarnation:
+                share.incarnations[topic] = incarnation
+                for key in [key for key in share.next if key[0] == topic]:
+                    self._begin_anew(share, key)
+                    changed = True
+        return changed
 
     def _stored(self, share: Share, key: QueueKey, offset: int) -> None:
         """The node has ``offset``: what was committed, or what a person has set since."""

@@ -22,7 +22,7 @@ def popped(start: int, count: int, pop_time: int = 1_000_000) -> CheckPoint:
 
 def test_a_message_is_in_flight_by_its_newest_check_point() -> None:
     points = Points(PopConfig())
-    reading = Reading(points)
+    reading = Reading(points, lambda topic: 0)
     first, extended, again = popped(0, 4), popped(2, 1, 1_000_001), popped(2, 1, 1_000_002)
     for place, one in enumerate((first, extended, again)):
         reading.check_point(one, 3, place * 100)
@@ -38,7 +38,7 @@ def test_a_message_is_in_flight_by_its_newest_check_point() -> None:
 
 def test_many_replaced_check_points_cost_no_more_than_others() -> None:
     points = Points(PopConfig())
-    reading = Reading(points)
+    reading = Reading(points, lambda topic: 0)
     began = time.process_time()
     count = 8_000
     for start in range(count):
@@ -47,3 +47,12 @@ def test_many_replaced_check_points_cost_no_more_than_others() -> None:
         reading.check_point(popped(start, 1, 1_000_001), 1, count + start)
     assert points.open == count
     assert time.process_time() - began < 10, "each looked at all others"
+
+
+def test_check_points_of_a_deleted_topic_say_nothing_of_the_next_one_of_its_name() -> None:
+    points = Points(PopConfig())
+    reading = Reading(points, lambda topic: 200)
+    reading.check_point(popped(0, 50), 1, 100)
+    assert (points.open, reading.ends) == (0, {})
+    reading.check_point(popped(0, 4, 1_000_001), 1, 200)
+    assert (points.open, reading.ends) == (4, {QUEUE: 4})
