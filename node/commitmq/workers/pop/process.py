@@ -149,6 +149,8 @@ class Pop:
         )
         self._queues.load(self._line)
         self._mover.wait_until_dispatched(end)
+        if not self._context.stopping:
+            self._shares.commit_handed_out()
         if len(before):
             self._handler.look_at_the_log(list(self._points.by_key.values()))
         self._store()

@@ -19,6 +19,7 @@ _RENEW_MS: Final = 2_000
 _IDLE_MS: Final = 30_000
 _AWAY_MS: Final = 1_000
 _COMMITS: Final = 500  # offsets in one request
+_REQUESTS: Final = 32
 MAX_SHARES: Final = 10_000
 
 QueueKey = tuple[str, int]
@@ -105,6 +106,25 @@ class Shares:
             share.committed[key] = offset
             start = begin[key] if offset < 0 else offset
             share.next[key] = max(start, self.handed_out.get((share.group, topic, queue), 0))
+
+    def commit_handed_out(self) -> None:
+        """Commit where the check points end, once: kept here, they would undo a later reset, or count for a later topic of the
+        name. Raises ProtocolError without a coordinator.
+        """
+        by_group: dict[str, list[tuple[str, int, int]]] = {}
+        for (group, topic, queue), offset in self.handed_out.items():
+            by_group.setdefault(group, []).append((topic, queue, offset))
+        requests: list[dict[str, Any]] = [
+            {"op": "offset.commit", "group": group, "offsets": offsets[at : at + _COMMITS], "partial": True}
+            for group, offsets in by_group.items()
+            for at in range(0, len(offsets), _COMMITS)
+        ]
+        for first in range(0, len(requests), _REQUESTS):
+            some = requests[first : first + _REQUESTS]
+            for request, answer in zip(some, self._line.ask(some), strict=True):
+                if answer.get("ok"):
+                    for topic, queue, _ in request["offsets"]:
+                        self.handed_out.pop((request["group"], topic, queue), None)
 
     def commit(self, extra: list[dict[str, Any]], in_flight: Any) -> bool:
         """Commit what changed, and renew leases; ``extra`` requests of the caller go with it. False: not all succeeded."""

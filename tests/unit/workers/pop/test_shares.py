@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from commitmq.errors import ProtocolError
 from commitmq.workers.pop.shares import Shares
 
@@ -16,15 +18,19 @@ class Line:
 
     def __init__(self) -> None:
         self.offsets: dict[tuple[str, int], int] = {}
+        self.incarnation = 1
 
     def one(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["op"] == "group.share":
             return {"ok": True, "max_retries": 16}
         if request["op"] == "offset.fetch":
-            return {"ok": True, "offsets": [(*key, self.offsets.get(tuple(key), -1)) for key in request["queues"]]}
+            offsets = [(*key, self.offsets.get(tuple(key), -1)) for key in request["queues"]]
+            return {"ok": True, "offsets": offsets, "incarnations": {"orders": self.incarnation}}
         stored, refused = [], []
-        for (topic, queue, offset), known in zip(request["offsets"], request["known"], strict=True):
-            if self.offsets.get((topic, queue), -1) < known:
+        known_offsets = request.get("known", [-1] * len(request["offsets"]))
+        for (topic, queue, offset), known in zip(request["offsets"], known_offsets, strict=True):
+            made = request.get("incarnations", {}).get(topic, self.incarnation)
+            if self.offsets.get((topic, queue), -1) < known or made != self.incarnation:
                 refused.append((topic, queue, "FENCED", "its offset was reset"))
             else:
                 stored.append((topic, queue, offset))
@@ -59,3 +65,32 @@ def test_a_reset_of_one_queue_leaves_the_others_alone() -> None:
     assert share.next == {("orders", 1): 80}
     shares.load(share, queues, dict.fromkeys(queues, 0))
     assert share.next == {("orders", 0): 10, ("orders", 1): 80}
+
+
+def test_offsets_of_a_deleted_topic_are_not_those_of_the_next_one_of_its_name() -> None:
+    line = Line()
+    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 8)  # type: ignore[arg-type]
+    share = shares.of("g", ["orders"])
+    queues = [("orders", 0), ("orders", 1)]
+    shares.load(share, queues, dict.fromkeys(queues, 0))
+    share.next["orders", 0] = 50  # handed out and not committed yet when the topic goes
+    line.incarnation = 2
+    assert shares.commit([], lambda group: 1)
+    assert line.offsets == {("orders", 1): 0} or not line.offsets
+    with pytest.raises(ProtocolError, match="made anew"):
+        share.next["orders", 1] = 7
+        shares.load(share, queues, dict.fromkeys(queues, 0))
+    shares.load(share, queues, dict.fromkeys(queues, 0))
+    assert share.next == dict.fromkeys(queues, 0)
+
+
+def test_what_was_handed_out_before_a_death_does_not_undo_a_later_reset() -> None:
+    line = Line()
+    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 8)  # type: ignore[arg-type]
+    shares.handed_out = {("g", "orders", 0): 50}
+    shares.commit_handed_out()
+    assert line.offsets == {("orders", 0): 50}
+    line.offsets["orders", 0] = 10  # a person resets it while nobody receives
+    share = shares.of("g", ["orders"])
+    shares.load(share, [("orders", 0)], {("orders", 0): 0})
+    assert share.next == {("orders", 0): 10}
