@@ -5,7 +5,7 @@ An answer leaves when what it promises is flushed. When the append is refused, e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,9 +13,10 @@ from commitmq import failpoints
 from commitmq.format.record import Record
 from commitmq.protocol import wire
 from commitmq.semantics.pop_revive import CheckPointKey
+from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.workers.pop.records import Records
 from commitmq.workers.reader.answers import Answers
-from commitmq.workers.runtime.run_mover import RunMover
+from commitmq.workers.runtime.run_mover import MovedRun, RunMover
 
 
 class Step(NamedTuple):
@@ -26,6 +27,11 @@ class Step(NamedTuple):
     stored: Callable[[], None]
     taken_back: Callable[[], None]
     answer: Callable[[], tuple[bytes, list[Any]]]
+
+
+def _ordered(runs: Iterable[MovedRun]) -> list[MovedRun]:
+    """Check points first: the ack of a check point that was replaced (extend) must not be stored without its successor."""
+    return sorted(runs, key=lambda run: run.topic != TIMER_TOPIC)
 
 
 def nothing() -> None:
@@ -45,7 +51,7 @@ class Turn:
         """Append and answer. False when the append was refused. Raises WriterLost."""
         if failpoints.ACTIVE and self.records:
             failpoints.hit("pop.before_put")
-        puts = mover.put([run for run, _ in made.runs(self.records)]) if self.records else []
+        puts = mover.put(_ordered(run for run, _ in made.runs(self.records))) if self.records else []
         if failpoints.ACTIVE and self.records:
             failpoints.hit("pop.after_put")
         refused = next((put for put in puts if put.code), None)

@@ -13,10 +13,11 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from commitmq.config import PopConfig
+from commitmq.config import NodeConfig, PopConfig
 from commitmq.errors import CorruptRecordError
-from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey
+from commitmq.semantics.pop_revive import Ack, CheckPoint, CheckPointKey, revive_topic
 from commitmq.semantics.revive_round import DuePoint, ReviveRound
+from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.pop import handler as handler_module
 from commitmq.workers.pop.finder import Finder
@@ -24,9 +25,11 @@ from commitmq.workers.pop.handler import Handler
 from commitmq.workers.pop.parked_pops import Pop
 from commitmq.workers.pop.points import Point, Points
 from commitmq.workers.pop.process import Pop as Process
+from commitmq.workers.pop.records import Records
 from commitmq.workers.pop.revival import Return
 from commitmq.workers.pop.revive_queues import ReviveQueues
 from commitmq.workers.pop.shares import Share
+from commitmq.workers.pop.turn import Turn
 
 KEY = CheckPointKey("orders", "g", 0, 40, 1_000, "b")
 
@@ -149,3 +152,19 @@ def test_offsets_are_not_committed_while_it_is_open_what_is_stored(lost: bool) -
     process._queues.commits.return_value = [{"op": "offset.commit"}]  # type: ignore[attr-defined]
     process.close(lost=lost)
     assert process._shares.commit.called is not lost  # type: ignore[attr-defined]
+
+
+def test_check_points_are_stored_before_the_acks_of_those_they_replace() -> None:
+    """Both are overdue: the acks go to the revive topic itself, and one of them came first in the turn."""
+    records = Records(NodeConfig(), "C")
+    turn, mover = Turn(), MagicMock()
+    mover.put.return_value = []
+    now = 1_000_000
+    turn.records += [
+        records.ack(Ack(KEY, 40), 5_000, 1, now),
+        records.check_point(CheckPoint(KEY._replace(start_offset=41, pop_time=now), 5_000, (0,)), 1, now),
+        records.ack(Ack(KEY, 41), 5_000, 1, now),
+    ]
+    turn.store(records, mover, MagicMock())
+    (runs,) = mover.put.call_args.args
+    assert [(run.topic, run.run.count) for run in runs] == [(TIMER_TOPIC, 1), (revive_topic("C"), 2)]
