@@ -126,6 +126,11 @@ class Tracer:
         except Exception:
             _log.exception("the trace ended")
         finally:
+            with self._lock:  # what comes later is dropped and counted, not kept
+                self._closing = True
+                self.dropped += len(self._entries)
+                self._entries.clear()
+                self._bytes = 0
             self._is_gone.set()
 
     def _send(self, send_batch: Callable[..., Any]) -> None:
