@@ -67,7 +67,10 @@ class Schedule:
         self._ends: dict[int, int] = {}
         self._levels = [Level(number, 0, self._reader) for number in range(1, MAX_LEVEL + 1)]
         self._written = Progress()
-        self._captured: Progress | None = None
+        self._captured: tuple[Progress, int] | None = None
+        """What is to be written down, once the log is flushed up to the position."""
+        self._begins_at = 0
+        """From there on lies what :attr:`_before` has found."""
         self._store_at_ms = 0
         self._delivered = self._left_out = self._reports = 0
         self._retry_at_ms = 0
@@ -94,7 +97,8 @@ class Schedule:
         if start == UNKNOWN or start > end:
             firsts = [level.first_record(bound, floor) for level in self._levels]
             start = min((first for first in firsts if first is not None), default=end)
-        self._before.scan(self._log, max(start, floor), end, _delivered, self._context.heartbeat)  # type: ignore[arg-type]
+        self._begins_at = max(start, floor)
+        self._before.scan(self._log, self._begins_at, end, _delivered, self._context.heartbeat)  # type: ignore[arg-type]
         self._ends = {level.number: level.end(bound, floor) for level in self._levels}
         if len(self._before):
             self._context.log.info("looks for deliveries before it", found=len(self._before), bytes=end - start)
@@ -190,18 +194,22 @@ class Schedule:
             offsets = {level.number: level.offset for level in self._levels if level.offset}
             if offsets == self._written.offsets:
                 return
+            written = self._control.get(Word.WRITTEN)
             logs = [level.waiting.log for level in self._levels if level.waiting is not None]
-            self._captured = Progress(offsets, min([self._control.get(Word.WRITTEN), *logs]))
-        if self._control.get(Word.FLUSHED) < self._captured.log:
+            if len(self._before):
+                logs.append(self._begins_at)  # the offsets have not passed everything that was found
+            self._captured = Progress(offsets, min([written, *logs])), written
+        progress, needs = self._captured
+        if self._control.get(Word.FLUSHED) < needs:
             return
         self._store_at_ms = now + self._config.schedule.persist_interval_ms
         try:
-            self._files.store(self._captured)
+            self._files.store(progress)
         except (OSError, StoreError) as error:
             # Nothing is lost: the former positions count, and more of the log is read after a death.
             self._context.log.error("the positions of delay levels cannot be written", error=str(error))
             return
-        self._written, self._captured = self._captured, None
+        self._written, self._captured = progress, None
         self._context.tell(offsets=list(self._written.offsets.items()))
         self._reports = 0
 

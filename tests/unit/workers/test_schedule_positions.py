@@ -1,0 +1,54 @@
+"""Goal: the schedule process writes down no position that a power cut or a second death could make untrue.
+
+Method: the loop's state without a node. The test moves the words ``written`` and ``flushed`` as writer and flush process do,
+and reads what was stored.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from commitmq.control import Word
+from commitmq.workers.schedule.levels import Portion
+from commitmq.workers.schedule.process import Schedule
+from commitmq.workers.schedule.progress import Progress
+
+stored: list[Progress] = []
+
+
+@pytest.fixture
+def schedule() -> Schedule:
+    stored.clear()
+    made: Any = object.__new__(Schedule)
+    made._context = SimpleNamespace(tell=lambda **_: None)
+    made._control = {Word.WRITTEN: 1_000, Word.FLUSHED: 1_000}
+    made._config = SimpleNamespace(schedule=SimpleNamespace(persist_interval_ms=0))
+    made._files = SimpleNamespace(store=stored.append)
+    made._levels = [SimpleNamespace(number=number, offset=5, waiting=None) for number in (1, 2)]
+    made._written, made._captured, made._store_at_ms = Progress(), None, 0
+    made._before, made._begins_at = [], 0
+    return made  # type: ignore[no-any-return]
+
+
+def test_copies_of_all_levels_are_flushed_first(schedule: Schedule) -> None:
+    """One level waits since the log ended at 300; the copies of the other one lie behind that."""
+    schedule._levels[0].waiting = Portion(9, 300)
+    schedule._control = {Word.WRITTEN: 1_000, Word.FLUSHED: 700}  # type: ignore[assignment]
+    schedule._write_down()
+    assert not stored
+    schedule._control = {Word.WRITTEN: 2_000, Word.FLUSHED: 1_000}  # type: ignore[assignment]
+    schedule._write_down()
+    assert stored == [Progress({1: 5, 2: 5}, 300)]
+
+
+def test_what_was_found_stays_in_view_until_the_offsets_have_passed_it(schedule: Schedule) -> None:
+    schedule._before, schedule._begins_at = ["a key"], 200  # type: ignore[assignment]
+    schedule._write_down()
+    assert stored == [Progress({1: 5, 2: 5}, 200)], "after a second death it is needed again"
+    schedule._before = []  # type: ignore[assignment]
+    schedule._levels[0].offset = 6
+    schedule._write_down()
+    assert stored[-1] == Progress({1: 6, 2: 5}, 1_000)
