@@ -29,7 +29,7 @@ def schedule() -> Schedule:
     made._files = SimpleNamespace(store=stored.append)
     made._levels = [SimpleNamespace(number=number, offset=5, waiting=None) for number in (1, 2)]
     made._written, made._captured, made._store_at_ms = Progress(), None, 0
-    made._before, made._begins_at = [], 0
+    made._begins_at = None
     return made  # type: ignore[no-any-return]
 
 
@@ -45,10 +45,25 @@ def test_copies_of_all_levels_are_flushed_first(schedule: Schedule) -> None:
 
 
 def test_what_was_found_stays_in_view_until_the_offsets_have_passed_it(schedule: Schedule) -> None:
-    schedule._before, schedule._begins_at = ["a key"], 200  # type: ignore[assignment]
+    schedule._begins_at = 200
     schedule._write_down()
     assert stored == [Progress({1: 5, 2: 5}, 200)], "after a second death it is needed again"
-    schedule._before = []  # type: ignore[assignment]
+    schedule._begins_at = None
     schedule._levels[0].offset = 6
     schedule._write_down()
     assert stored[-1] == Progress({1: 6, 2: 5}, 1_000)
+
+
+def test_a_level_has_passed_it_when_what_was_due_is_done(schedule: Schedule) -> None:
+    """What comes due later was not delivered before, so the view must not last until then."""
+    schedule._ends, schedule._resumed_ms = {1: 10}, 5_000
+    level: Any = schedule._levels[0]
+    for waiting, offset, next_due_ms, passed in (
+        (None, 5, 0, False),
+        (None, 5, 5_000, False),
+        (None, 5, 5_001, True),
+        (None, 10, 0, True),
+        (Portion(10, 300), 5, 5_001, False),
+    ):
+        level.waiting, level.offset, level.next_due_ms = waiting, offset, next_due_ms
+        assert schedule._has_passed(level) is passed

@@ -69,8 +69,9 @@ class Schedule:
         self._written = Progress()
         self._captured: tuple[Progress, int] | None = None
         """What is to be written down, once the log is flushed up to the position."""
-        self._begins_at = 0
-        """From there on lies what :attr:`_before` has found."""
+        self._resumed_ms = 0
+        self._begins_at: int | None = None
+        """From there on lies what :attr:`_before` found; None when the offsets have passed all of it."""
         self._store_at_ms = 0
         self._delivered = self._left_out = self._reports = 0
         self._retry_at_ms = 0
@@ -90,6 +91,7 @@ class Schedule:
         for level in self._levels:
             level.offset, level.waiting, level.next_due_ms = progress.offsets.get(level.number, 0), None, 0
         self._before.forget()
+        self._begins_at = None
         if not self._config.schedule.exactly_once:
             return
         end = self._log_end()
@@ -97,10 +99,11 @@ class Schedule:
         if start == UNKNOWN or start > end:
             firsts = [level.first_record(bound, floor) for level in self._levels]
             start = min((first for first in firsts if first is not None), default=end)
-        self._begins_at = max(start, floor)
-        self._before.scan(self._log, self._begins_at, end, _delivered, self._context.heartbeat)  # type: ignore[arg-type]
+        start = max(start, floor)
+        self._before.scan(self._log, start, end, _delivered, self._context.heartbeat)  # type: ignore[arg-type]
         self._ends = {level.number: level.end(bound, floor) for level in self._levels}
         if len(self._before):
+            self._begins_at, self._resumed_ms = start, _now_ms()
             self._context.log.info("looks for deliveries before it", found=len(self._before), bytes=end - start)
 
     def writer_serves(self) -> bool:
@@ -131,6 +134,8 @@ class Schedule:
                 continue
             if level.waiting is not None:
                 self._deliver(level, level.waiting)
+        if self._begins_at is not None and all(map(self._has_passed, self._levels)):
+            self._begins_at = None
         if len(self._before) and all(level.offset >= self._ends[level.number] for level in self._levels):
             self._before.forget()
         self._write_down()
@@ -140,6 +145,12 @@ class Schedule:
         if soonest == NEVER_MS:
             return _LOOK_MS
         return max(0, min(_LOOK_MS, soonest - _now_ms()))
+
+    def _has_passed(self, level: Level) -> bool:
+        """Whether ``level`` has dealt with everything that was due when this process looked for deliveries before it."""
+        return level.waiting is None and (
+            level.offset >= self._ends[level.number] or level.next_due_ms > self._resumed_ms
+        )
 
     def _take(self, level: Level, now: int) -> Portion | None:
         bound, floor = self._bounds()
@@ -196,8 +207,8 @@ class Schedule:
                 return
             written = self._control.get(Word.WRITTEN)
             logs = [level.waiting.log for level in self._levels if level.waiting is not None]
-            if len(self._before):
-                logs.append(self._begins_at)  # the offsets have not passed everything that was found
+            if self._begins_at is not None:
+                logs.append(self._begins_at)
             self._captured = Progress(offsets, min([written, *logs])), written
         progress, needs = self._captured
         if self._control.get(Word.FLUSHED) < needs:

@@ -34,7 +34,7 @@ class Deliveries:
         self.records = RunMaker(log, context.config, self.report)
         self.mover = RunMover(context)
         self.left: list[MovedRun] = []
-        self._start = 0
+        self._start: int | None = None
         self._delivered = MovedBefore(copy_key, delivered_key)
         self._rolled = MovedBefore(copy_key, rolled_key)
         self._retry_at_ms = 0
@@ -42,13 +42,14 @@ class Deliveries:
 
     def begin(self, start: int, end: int) -> None:
         """Nothing is under way; what was delivered before lies from ``start`` to ``end`` in the log."""
-        self.left, self._start = [], start
+        self.left = []
         self.forget()
         if not self._exactly_once:
             return
         beat = self._context.heartbeat
         self._delivered.scan(self._log, start, end, moved_by_timer, beat)
         if len(self._delivered):
+            self._start = start
             self._rolled.scan(self._log, start, end, moved_by_timer, beat)
             self._context.log.info("looks for deliveries before it", found=len(self._delivered), bytes=end - start)
 
@@ -57,10 +58,11 @@ class Deliveries:
 
         A position that is written down must not pass it: their slot is opened anew, behind them.
         """
-        return [self._start] if len(self._delivered) else []
+        return [] if self._start is None else [self._start]
 
     def forget(self) -> None:
         """Every message that may have been delivered before is done."""
+        self._start = None
         self._delivered.forget()
         self._rolled.forget()
 
