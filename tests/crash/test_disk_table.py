@@ -114,6 +114,7 @@ ELSEWHERE = {
 # what the kernel tells of a process (network/growth), memory in the place of a file that is too short (offline/log_damage).
 NO_STORE = {
     "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/streams.py", "client/receiving/segments.py",
+    "client/receiving/position_file.py",
     "control.py", "failpoints.py", "files/kernel_cache.py", "network/growth.py", "offline/log_damage.py",
     "supervision/processes.py", "store/index/index_shape.py", "trace_points.py", "store/memory/shared_memory.py",
     "store/log/transient_pool.py", "workers/runtime/doorbell.py",

@@ -127,6 +127,8 @@ EXCEPTIONS = {
     ("workers", "supervision.progress"): "the words of progress",
     ("workers", "supervision.discovery"): "what the process of that name does",
     ("workers", "supervision.admin_socket"): "how long the supervisor listens at the end",
+    ("client", "files.atomic_file"): "a consumer that broadcasts keeps its positions in a file",
+    ("client", "files.no_space"): "the same file, on a full disk",
     ("supervision", "semantics.movers"): "which processes start on demand",
     ("plugin", "supervision.roster"): "names that a plugin's process cannot have",
     ("plugin", "workers.runtime.context"): "the context of a plugin's worker, by its public name",

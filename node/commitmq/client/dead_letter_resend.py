@@ -41,13 +41,13 @@ from commitmq.client.dead_letters import (
 from commitmq.client.properties import user_properties
 from commitmq.client.sending.arguments import shard
 from commitmq.errors import CommitMQError, ProtocolError, RequestError
-from commitmq.format.constants import Property
+from commitmq.format.constants import Property, SysFlag
 from commitmq.semantics.retry import DEAD_LETTER_STATE
 
 PASSES: Final = "CMQ_DEAD_LETTER_PASSES"
 DEFAULT_RATE: Final = 500.0
 _MAX_FAILURES: Final = 100
-_COMPRESSED: Final = 0x701  # sysFlag bits of a compressed body
+_COMPRESSED: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
 _EPOCH_NS: Final = 10_000
 _PAUSE_S: Final = 0.05
 _KEPT: Final = (Property.TAGS, Property.KEYS, Property.SHARDING_KEY)

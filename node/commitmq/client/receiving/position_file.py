@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from commitmq.errors import DiskFullError, StoreError
+from commitmq.files import atomic_file
+from commitmq.files.no_space import is_no_space
 
 Queue = tuple[str, int]
 
@@ -109,18 +111,8 @@ class PositionFile:
 
     def store(self, positions: Positions, broker_name: str) -> None:
         """Replace the file. Raises StoreError; then the old content is still there, or the new one."""
-        beside = self.path.with_name(f"{FILE_NAME}.new")
         try:
-            with open(beside, "wb") as file:
-                file.write(written(positions, broker_name).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, self.path)
-            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            atomic_file.replace(self.path, written(positions, broker_name).encode(), "broadcast_positions")
         except OSError as error:
             raise _refused(self.path, error) from error
 
@@ -167,7 +159,7 @@ def written(positions: Positions, broker_name: str) -> str:
 
 
 def _refused(path: Path, error: Exception) -> StoreError:
-    kind = DiskFullError if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
+    kind = DiskFullError if is_no_space(error) else StoreError
     return kind(
         f"the positions of a broadcasting consumer cannot be kept: {error}; name a folder with positions_folder=…",
         path=path,
