@@ -21,7 +21,7 @@ from nodes import Node, eventually, started
 from semantics_model import ORDERED, PRODUCERS, QUEUES, SHARED, WORK, Fleet, Ledger, Sender, check, unfinished
 
 pytestmark = pytest.mark.timeout(420)
-KINDS = ("plain", "batch", "level", "ordered", "shared", "transaction", "rollback")
+KINDS = ("plain", "batch", "level", "timer", "ordered", "shared", "transaction", "rollback")
 TOPICS = (WORK, ORDERED, SHARED)
 STEPS = 25
 SETTINGS = (
@@ -39,6 +39,10 @@ PLACES = (
     "schedule.before_put",
     "schedule.after_put",
     "schedule.between_files",
+    "timer.before_put",
+    "timer.after_put",
+    "timer.between_files",
+    "timer.after_flush",
     "transaction.before_commit",
     "transaction.after_commit",
     "transaction.before_op",
