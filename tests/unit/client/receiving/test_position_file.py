@@ -70,7 +70,7 @@ def test_one_consumer_has_the_file(tmp_path: Path) -> None:
     PositionFile(tmp_path, "m", "g").close()
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
+@pytest.mark.parametrize("step", ["fdatasync", "replace"])
 def test_a_replace_that_fails_keeps_the_old_positions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
