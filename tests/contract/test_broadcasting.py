@@ -134,7 +134,8 @@ def test_a_file_of_rocketmq_is_taken_over(node: Node, tmp_path: Path) -> None:
     entries = ",".join(f'{{"brokerName":"x","queueId":{queue},"topic":"taken"}}:4' for queue in range(2))
     (folder / "offsets.json").write_text('{"offsetTable":{' + entries + "}}")
     with consumer_of(node, "taken", tmp_path) as consumer:
-        read(consumer, 2)
+        assert len(read(consumer, 2)) == 2
+        assert consumer.positions == {("taken", 0): 5, ("taken", 1): 5}
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -18,8 +18,8 @@ import zmq
 
 from commitmq.control import DispatcherWord, Word, WorkerState, WorkerWord
 from commitmq.protocol import wire
-from commitmq.protocol.channel import new_routing_id
 from commitmq.store.log.run_check import CheckedRun
+from commitmq.workers.runtime import dealer
 from commitmq.workers.runtime.context import WorkerContext, role_slot
 
 _LOOK_MS: Final = 50
@@ -139,11 +139,7 @@ class RunMover:
         if self._socket is None or generation != self._generation:
             self.close()
             self._generation = generation
-            self._socket = self._context.zmq.socket(zmq.DEALER)
-            self._socket.setsockopt(zmq.LINGER, 0)
-            self._socket.setsockopt(zmq.IMMEDIATE, 1)
-            self._socket.setsockopt(zmq.ROUTING_ID, new_routing_id())
-            self._socket.connect(self._context.layout.ipc("writer"))
+            self._socket = dealer.connect(self._context, "writer")
         return self._socket
 
     def _check_writer(self) -> None:

@@ -12,8 +12,8 @@ import zmq
 
 from commitmq.errors import ProtocolError
 from commitmq.protocol import wire
-from commitmq.protocol.channel import new_routing_id
 from commitmq.semantics.transaction import CHECK_GROUP, HALF_TOPIC, OP_TOPIC
+from commitmq.workers.runtime import dealer
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.transaction.half_queues import QUEUE
 
@@ -78,11 +78,7 @@ class Positions:
 
     def _connected(self) -> zmq.Socket[bytes]:
         if self._socket is None:
-            self._socket = self._context.zmq.socket(zmq.DEALER)
-            self._socket.setsockopt(zmq.LINGER, 0)
-            self._socket.setsockopt(zmq.IMMEDIATE, 1)
-            self._socket.setsockopt(zmq.ROUTING_ID, new_routing_id())
-            self._socket.connect(self._context.layout.ipc("coordinator"))
+            self._socket = dealer.connect(self._context, "coordinator")
         return self._socket
 
     def close(self) -> None:
