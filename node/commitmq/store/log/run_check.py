@@ -158,12 +158,14 @@ class RunCheck:
         *,
         born_v6: bool,
         moved: bool = False,
+        forwarded: bool = False,
         mark: bytes = b"",
         sequence: int = 0,
     ) -> CheckedRun:
         """Check all of a run (any buffer); raises MessageIllegalError that names the record. Stores nothing.
 
-        ``moved``: the run is a mover's, whose records may have any property and their own born host. ``mark``: the mark
+        ``moved``: the run is a mover's, whose records may have any property and their own born host. ``forwarded``: a
+        gateway of this node sends it for clients, whose born hosts stay; the rules of properties hold. ``mark``: the mark
         of an idempotent producer, which record i must carry with the number ``sequence`` + i
         (:mod:`commitmq.format.producer_mark`); empty for a run without one.
         """
@@ -185,7 +187,7 @@ class RunCheck:
             self._no_names if moved else self._run_names,
             self._no_ends if moved else self._run_name_ends,
             self._special_from,
-            moved,
+            moved or forwarded,
             np.frombuffer(mark, np.uint8),
             sequence,
             self._ends,
@@ -194,7 +196,7 @@ class RunCheck:
         count = int(self._out[0])
         if reason != raw.OK:
             raise MessageIllegalError(f"record {count} of the run, at byte {int(self._out[1])}: {sentence_of(reason)}")
-        return CheckedRun(buffer, self._ends[:count], count, int(self._out[2]), moved)
+        return CheckedRun(buffer, self._ends[:count], count, int(self._out[2]), moved or forwarded)
 
     def encode(
         self,

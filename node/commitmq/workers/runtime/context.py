@@ -275,6 +275,10 @@ class WorkerContext:
             self._read_lifeline()
         return readable
 
+    def fileno(self) -> int:
+        """A descriptor that can be read when :meth:`wait` would return something: for a loop of another kind."""
+        return self._epoll.fileno()
+
     def command(self) -> dict[str, Any] | None:
         """The oldest command of the supervisor, other than ``stop``, that was not taken yet."""
         return self._commands.pop(0) if self._commands else None

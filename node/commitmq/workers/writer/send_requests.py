@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,14 +209,16 @@ class SendRequests:
             )
         count = integer(header, "count", -1, -1, 1 << 31)
         host = self._born_hosts.of(identity, frames[1])
-        moved = "moved" in header and self._is_mover(header, frames[1])
+        moved = "moved" in header and self._keeps_hosts(header, "moved", frames[1])
+        forwarded = "forwarded" in header and self._keeps_hosts(header, "forwarded", frames[1])
         sender = self._numbered(header) if "producer_id" in header else None
         run = self._appender.check_run(
             frames[1].buffer,
             topic.encode(),
             queue_id,
-            born_v6=header["moved"] == 6 if moved else len(host) == 20,
+            born_v6=6 in (header.get("moved"), header.get("forwarded")) if moved or forwarded else len(host) == 20,
             moved=moved,
+            forwarded=forwarded,
             mark=b"" if sender is None else sender.mark,
             sequence=0 if sender is None else sender.sequence,
         )
@@ -241,17 +244,19 @@ class SendRequests:
 
     def _place(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
         """Where messages with special properties are stored. Raises Refusal, MessageIllegalError."""
-        return self._rules.place(run, topic, queue_id)
+        placed = self._rules.place(run, topic, queue_id)
+        return replace(placed, run=replace(placed.run, moved=True)) if run.moved else placed
 
-    def _is_mover(self, header: dict[str, Any], frame: zmq.Frame | Payload) -> bool:
-        """True for a run of one of the node's own movers. Its layout of born hosts is ``header["moved"]``: 4 or 6.
+    def _keeps_hosts(self, header: dict[str, Any], name: str, frame: zmq.Frame | Payload) -> bool:
+        """True for a run of one of the node's own movers or gateways. ``header[name]``, 4 or 6, says how its born hosts
+        are laid out.
 
         They come over ipc, whose sockets are in a folder that only the node's account may enter. Raises Refusal.
         """
         if peer_address(frame) is not None or "producer_id" in header:
-            raise Refusal("NO_PERMISSION", "only a process of this node may move messages (moved)")
-        if header["moved"] not in (4, 6):
-            raise Refusal("INVALID_PARAMETER", "moved must be 4 or 6")
+            raise Refusal("NO_PERMISSION", f"only a process of this node may append with {name}")
+        if header[name] not in (4, 6):
+            raise Refusal("INVALID_PARAMETER", f"{name} must be 4 or 6")
         return True
 
     def _append_numbered(
