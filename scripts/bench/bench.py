@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -11,18 +12,19 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from bench import machine, report
 from bench.results import Results
 from bench.session import Session
 from bench.system import BenchError, Durability, System
-from bench.systems import SYSTEMS, load
-from bench.workloads import BOTH, RESTART, Size, Workload, workloads
+from bench.systems import SYSTEMS, before, load
+from bench.workloads import BOTH, RESTART, Part, Size, Workload, workloads
 
 _RESULTS = Path(__file__).resolve().parent / "results"
 _ROUNDS = 3
 _NOT_QUICK = ("confluent",)  # another client of a broker that is measured already
+_BY_OPTION = "before"  # a system that another option calls for
 _started = time.monotonic()
 
 
@@ -62,9 +64,15 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--systems",
         type=_names(list(SYSTEMS)),
         metavar="A,B",
-        help=f"of {', '.join(SYSTEMS)} (default: all, with --quick all but {', '.join(_NOT_QUICK)})",
+        help=f"of {', '.join(SYSTEMS)} (default: all but {_BY_OPTION}, with --quick all but {', '.join(_NOT_QUICK)} too)",
     )
     known = [one.name for one in (*workloads("full"), RESTART)]
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="FOLDER",
+        help="another checkout of the project with its .venv: its node and its client are one more system",
+    )
     parser.add_argument("--only", type=_names(known), metavar="A,B", help="these workloads: " + ", ".join(known))
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="new folder for results (default: below results/)")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="continue an interrupted run")
@@ -75,7 +83,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--no-plots", action="store_true", help="needs no matplotlib")
     options = parser.parse_args(arguments)
     if options.systems is None:
-        options.systems = [name for name in SYSTEMS if options.size == "full" or name not in _NOT_QUICK]
+        left_out = {_BY_OPTION} if options.size == "full" else {_BY_OPTION, *_NOT_QUICK}
+        options.systems = [name for name in SYSTEMS if name not in left_out]
+    if options.before:
+        os.environ[before.VARIABLE] = str(options.before.resolve())
+        options.systems = list(dict.fromkeys([*options.systems, _BY_OPTION]))
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     return options
@@ -111,12 +123,16 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> Results:
 
 
 def _parts(size: Size, chosen: Sequence[Workload]) -> list[tuple[str, Durability, list[Workload]]]:
-    """The sessions of each system in a round: one a durability, and in the full run one more to fill and restart."""
-    main = [one for one in chosen if one is not RESTART]
-    restart = [one for one in chosen if one is RESTART]
-    if size != "full":
-        return [("main", "memory", [*main, *restart]), ("main", "flushed", main)]
-    return [("main", "memory", main), ("main", "flushed", main), ("restart", "memory", restart)]
+    """The sessions of each system in a round: those of each part of the workloads; only a full run fills and restarts a
+    server of its own.
+    """
+    of: dict[str, list[Workload]] = {name: [one for one in chosen if one.part == name] for name in get_args(Part)}
+    memory = of["main"] if size == "full" else [*of["main"], *of.pop("restart")]
+    main: list[tuple[str, Durability, list[Workload]]] = [
+        ("main", "memory", memory),
+        ("main", "flushed", of.pop("main")),
+    ]
+    return [*main, *((name, durability, of[name]) for name in of for durability in BOTH)]
 
 
 def _results(options: argparse.Namespace, arguments: Sequence[str], folder: Path) -> Results:

@@ -21,8 +21,8 @@ class Figure:
 _SHARES: Final = ("p50", "p90", "p99", "p99.9", "p99.99")
 
 
-def _latency(share: str) -> Figure:
-    return Figure(share, share, "µs", "less", lambda result: float(result["latency_us"][share]))
+def _latency(share: str, of: str = "latency_us", prefix: str = "", title: str = "") -> Figure:
+    return Figure(prefix + share, title + share, "µs", "less", lambda result: float(result[of][share]))
 
 
 def _rate(seconds: str, messages: str = "messages") -> Callable[[dict[str, Any]], float]:
@@ -62,6 +62,38 @@ FIGURES: Final[dict[str, tuple[Figure, ...]]] = {
         Figure("send_memory_p50", "send, ack memory, p50", "µs", "less", lambda result: float(result["memory"])),
         Figure("send_flushed_p50", "send, ack flushed, p50", "µs", "less", lambda result: float(result["flushed"])),
         Figure("fdatasync_p50", "fdatasync p50", "µs", "less", lambda result: float(result["device"]["p50_us"])),
+    ),
+    "delayed": (
+        *(_latency(share) for share in ("p50", "p90", "p99")),
+        _latency("max"),
+        Figure("earliest", "earliest", "µs", "more", lambda result: float(result["earliest_us"])),
+        Figure("early", "early ones", "messages", "less", lambda result: float(result["early"])),
+    ),
+    "transactions": (
+        Figure("rate", "committed", "messages/s", "more", lambda result: float(result["rate"])),
+        *(_latency(share) for share in ("p50", "p90", "p99")),
+    ),
+    "share": (
+        Figure("rate", "received and acknowledged", "messages/s", "more", lambda result: float(result["rate"])),
+        Figure(
+            "batch",
+            "messages in a receive",
+            "messages",
+            "more",
+            lambda result: float(result["messages"] / result["receives"]),
+        ),
+    ),
+    "retry": (
+        _latency("p50"),
+        _latency("p99"),
+        _latency("p50", "over_us", "over_", "beyond the delay, "),
+        _latency("p99", "over_us", "over_", "beyond the delay, "),
+    ),
+    "timers": (
+        Figure("cost_mb", "memory for them", "MB", "less", lambda result: float(result["cost_bytes"] / 1e6)),
+        Figure("memory_mb", "memory in all", "MB", "less", lambda result: float(result["memory_bytes"] / 1e6)),
+        Figure("seconds", "until a message went through", "s", "less", lambda result: float(result["seconds"])),
+        Figure("fill_rate", "sent and in the timer", "messages/s", "more", _rate("fill_seconds")),
     ),
     "idle": (
         Figure("memory_mib", "memory", "MiB", "less", lambda result: float(result["memory_bytes"] / (1 << 20))),

@@ -1,4 +1,4 @@
-"""The goals: ratios of our figure to a peer's, or to a bare echo, within one run."""
+"""The goals: ratios of our figure to a peer's, or to a bare echo, within one run; and bounds of our own figure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from bench.results import Results, Row, Spread
-from bench.workloads import OURS
+from bench.workloads import BEFORE, BOTH, OURS
 
 Place = tuple[Row, str]
 """A row and the name of one of its figures."""
@@ -21,6 +21,27 @@ class Goal:
     peers: tuple[Place, ...]
     relation: Literal["at least", "at most"]
     factor: float
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Our figure must be at least, or at most, ``value``, in ``unit``; with ``always`` in every round, else the median."""
+
+    title: str
+    ours: Place
+    relation: Literal["at least", "at most"]
+    value: float
+    unit: str
+    always: bool = False
+
+
+@dataclass(frozen=True)
+class BoundOutcome:
+    """``met`` is None when the figure was not measured."""
+
+    bound: Bound
+    ours: Spread | None
+    met: bool | None
 
 
 @dataclass(frozen=True)
@@ -143,12 +164,103 @@ GOALS: Final = (
         "at most",
         1 / 2,
     ),
+    *(
+        Goal(
+            f"transactions committed a second, 16 clients, ack {durability}",
+            _ours("transactions-16", durability, "rate"),
+            _peers("transactions-16", durability, "rate", "RocketMQ"),
+            "at least",
+            1.0,
+        )
+        for durability in BOTH
+    ),
+    *(
+        Goal(
+            f"shared queues (POP): receive and ack of batches of 32, ack {durability}",
+            _ours("share-32", durability, "rate"),
+            _peers("share-32", durability, "rate", "RocketMQ"),
+            "at least",
+            1.0,
+        )
+        for durability in BOTH
+    ),
+    Goal(
+        "retry after a second: p50 beyond the second",
+        _ours("retry", "memory", "over_p50"),
+        _peers("retry", "memory", "over_p50", "RocketMQ"),
+        "at most",
+        1.0,
+    ),
+)
+
+_SAME: Final = 0.97
+UNCHANGED: Final = tuple(
+    Goal(
+        f"unchanged: {title}, ack {durability}",
+        _ours(name, durability, "rate"),
+        _peers(name, durability, "rate", BEFORE),
+        "at least",
+        _SAME,
+    )
+    for name, title, durabilities in (
+        ("send-1", "single sends", BOTH),
+        ("send-16", "16 clients that wait for each send", BOTH),
+        ("send-64", "64 clients that wait for each send", BOTH),
+        ("pipeline", "pipelined single sends", BOTH),
+        ("batch-100-1", "batches of 1000 x 100 B", BOTH),
+        ("batch-1024-1", "batches of 1000 x 1024 B", BOTH),
+    )
+    for durability in durabilities
+)
+"""Told only of a run that has the other checkout."""
+
+BOUNDS: Final = (
+    *(
+        bound
+        for name, title in (("burst", "all due within one second"), ("steady", "1,000 due a second"))
+        for bound in (
+            Bound(
+                f"delayed messages, {title}: p99 lateness",
+                _ours(f"delayed-{name}", "memory", "p99"),
+                "at most",
+                100_000,
+                "µs",
+            ),
+            Bound(
+                f"delayed messages, {title}: the earliest one",
+                _ours(f"delayed-{name}", "memory", "earliest"),
+                "at least",
+                0,
+                "µs",
+                always=True,
+            ),
+        )
+    ),
+    Bound("waiting timers: memory for them", _ours("timers", "memory", "cost_mb"), "at most", 300, "MB"),
+    Bound("waiting timers: ready after kill -9", _ours("timers", "memory", "seconds"), "at most", 5, "s"),
 )
 
 
 def judge(results: Results) -> list[Outcome]:
     """Each goal with each of its peers."""
-    return [_judge(results, goal, peer) for goal in GOALS for peer in goal.peers]
+    goals = (*GOALS, *UNCHANGED) if BEFORE in results.document["systems"] else GOALS
+    return [_judge(results, goal, peer) for goal in goals for peer in goal.peers]
+
+
+def judge_bounds(results: Results) -> list[BoundOutcome]:
+    """Each bound."""
+    return [_judge_bound(results, bound) for bound in BOUNDS]
+
+
+def _judge_bound(results: Results, bound: Bound) -> BoundOutcome:
+    ours = results.spread(*bound.ours)
+    if ours is None:
+        return BoundOutcome(bound, None, None)
+    if bound.relation == "at most":
+        met = (ours.high if bound.always else ours.median) <= bound.value
+    else:
+        met = (ours.low if bound.always else ours.median) >= bound.value
+    return BoundOutcome(bound, ours, met)
 
 
 def _judge(results: Results, goal: Goal, peer: Place) -> Outcome:

@@ -12,6 +12,7 @@ from bench.results import Results, Row, Spread
 from bench.workloads import FULL, OURS, RESTART, Workload
 
 FILE: Final = "README.md"
+_MET = {None: "not measured", True: "met", False: "**missed**"}
 _DURABILITY = {"memory": "ack from memory", "flushed": "ack after the device has it"}
 
 
@@ -73,9 +74,32 @@ def _goals(results: Results) -> Iterable[str]:
         row, figure = one.peer
         peer = row.system if row.system != OURS else figure.replace("_", " ")
         wanted = f"{one.goal.relation} {_number(one.goal.factor)} ×"
-        met = {None: "not measured", True: "met", False: "**missed**"}[one.met]
-        rows.append([one.goal.title, peer, _spread(one.ours), _spread(one.theirs), _spread(one.ratio), wanted, met])
+        theirs, ratio = _spread(one.theirs), _spread(one.ratio)
+        rows.append([one.goal.title, peer, _spread(one.ours), theirs, ratio, wanted, _MET[one.met]])
     yield from _table(["work", "peer", "CommitMQ", "peer's", "ratio", "goal", ""], rows)
+    yield from _bounds(results)
+
+
+def _bounds(results: Results) -> Iterable[str]:
+    """The bounds, with the jobs that were measured: a quick run has fewer messages."""
+    rows = []
+    for one in goals.judge_bounds(results):
+        bound = one.bound
+        unit = bound.unit
+        wanted = f"{bound.relation} {_number(bound.value)} {unit}" + (", in each round" if bound.always else "")
+        rows.append([bound.title, _messages(results, bound.ours[0]), _spread(one.ours), wanted, _MET[one.met]])
+    yield from _table(["work", "messages", "CommitMQ", "goal", ""], rows)
+
+
+def _messages(results: Results, row: Row) -> str:
+    """How many messages the measurements of ``row`` had."""
+    wanted = [row.workload, row.durability, row.system]
+    counts = {
+        one["result"]["messages"]
+        for one in results.measurements
+        if "result" in one and [one[name] for name in ("workload", "durability", "system")] == wanted
+    }
+    return ", ".join(f"{count:,}" for count in sorted(counts))
 
 
 def _tables(results: Results) -> Iterable[str]:

@@ -12,7 +12,7 @@ from bench.figures import figures_of
 from bench.results import Results
 from bench.steps import NEEDS, STEPS, Step, drive
 from bench.system import BenchError, Durability, Server, System
-from bench.workloads import COMMON, OURS, Size, Workload
+from bench.workloads import BEFORE, COMMON, OURS, Size, Workload
 
 Tell = Callable[[str], None]
 
@@ -22,7 +22,8 @@ def takes(system: System, workload: Workload, durability: Durability) -> bool:
     needed = NEEDS.get(workload.work, frozenset({workload.work}))
     if not needed <= system.works or system.name in workload.without:
         return False
-    return durability in workload.durabilities and (system.name == OURS or durability not in workload.only_ours)
+    is_ours = system.name in (OURS, BEFORE)
+    return durability in workload.durabilities and (is_ours or durability not in workload.only_ours)
 
 
 class Session:

@@ -93,9 +93,36 @@ def restart(step: Step) -> dict[str, Any]:
     fill = {**step.job, "work": "batch", "messages": wanted // int(step.job["body_bytes"]), "batch": 1000}
     # The driver's own limit for any wait is for one message, not for all of them.
     filled = run_driver(step.server, {**fill, "timeout_s": _FILL_LIMIT_S}, limit_s=_FILL_LIMIT_S)
+    times = _restarted(step, {**step.job, "work": "ready", "topic": "restarted"})
+    return {**times, "stored_bytes": filled["messages"] * int(step.job["body_bytes"])}
+
+
+def timers(step: Step) -> dict[str, Any]:
+    """Memory before and after so many messages wait in the timer, and a start with them after ``kill -9``.
+
+    The memory is that of all processes of the server: a process that it starts for this counts whole.
+    """
+    time.sleep(SETTLE_S[step.size])
+    before = step.server.memory_bytes()
+    filled = run_driver(step.server, step.job, limit_s=step.workload.limit_s)
+    time.sleep(SETTLE_S[step.size])
+    memory = step.server.memory_bytes()
+    times = _restarted(step, {**step.job, "work": "timers_ready", "topic": "restarted"})
+    return {
+        "messages": filled["messages"],
+        "fill_seconds": filled["seconds"],
+        "memory_bytes": memory,
+        "cost_bytes": memory - before,
+        "errors": filled["errors"],
+        **times,
+    }
+
+
+def _restarted(step: Step, job: dict[str, Any]) -> dict[str, Any]:
+    """Kill the server and start it: ``seconds`` until the client of ``job``, which tries from before on, succeeded."""
     step.server.kill()
     found: list[dict[str, Any] | BenchError] = []
-    job = {**step.job, "work": "ready", "topic": "restarted", "timeout_s": step.workload.limit_s}
+    job = {**job, "timeout_s": step.workload.limit_s}
 
     def wait_ready() -> None:
         try:
@@ -115,11 +142,7 @@ def restart(step: Step) -> dict[str, Any]:
         waiting.join()
     if isinstance(found[0], BenchError):
         raise found[0]
-    return {
-        "seconds": found[0]["wall_time"] - began,
-        "serving_s": serving_s,
-        "stored_bytes": filled["messages"] * int(step.job["body_bytes"]),
-    }
+    return {"seconds": found[0]["wall_time"] - began, "serving_s": serving_s}
 
 
 STEPS: Final[dict[str, Callable[[Step], dict[str, Any]]]] = {
@@ -127,10 +150,12 @@ STEPS: Final[dict[str, Callable[[Step], dict[str, Any]]]] = {
     "cpu": cpu,
     "floor": floor,
     "restart": restart,
+    "timers": timers,
 }
 # The works of a driver that a step needs, when they have another name than the step.
 NEEDS: Final[dict[str, frozenset[str]]] = {
     "idle": frozenset(),
     "cpu": frozenset({"batch", "read"}),
     "restart": frozenset({"batch", "ready"}),
+    "timers": frozenset({"timers", "timers_ready"}),
 }

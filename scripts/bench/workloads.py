@@ -13,12 +13,16 @@ from typing import Any, Final, Literal
 from bench.system import Durability
 
 Size = Literal["full", "quick", "tiny"]
+Part = Literal["main", "semantics", "timers", "restart"]
+"""The session of a round. What a row leaves behind (delayed messages, processes) must not be with the rows of another one."""
 
 BOTH: Final[tuple[Durability, ...]] = ("memory", "flushed")
 MEMORY: Final[tuple[Durability, ...]] = ("memory",)
 FLUSHED: Final[tuple[Durability, ...]] = ("flushed",)
 
 OURS: Final = "CommitMQ"
+# Another state of the project (``--before``).
+BEFORE: Final = "CommitMQ before"
 # Kafka's broker once more, with another client: workloads of the broker alone are not measured again.
 KAFKA_PY: Final = "Kafka (Python)"
 # For CommitMQ only: how its clients wait, or which way a reader takes.
@@ -41,6 +45,7 @@ _PER_SECOND: Final[dict[str, dict[str, int]]] = {
     "batch of 1024 B": {OURS: 250_000, "RocketMQ": 120_000, "NATS": 55_000, "": 130_000},
     "batch of 4096 B": {OURS: 60_000, "NATS": 20_000, "": 40_000},
     "small batches": {OURS: 40_000, "RocketMQ": 30_000, "": 50_000},
+    "shared": {OURS: 20_000, "": 20_000},
 }
 # With a server that waits for the device, these do so much less.
 _FLUSHED_SHARE: Final = {"NATS": 0.1, "Redis": 0.4}
@@ -51,9 +56,10 @@ class Workload:
     """One row of comparison.
 
     ``work`` is the driver's, or a step of :mod:`bench.session` (``idle``, ``restart``, ``cpu``). ``job`` are the driver's
-    parameters. ``per_second`` names the row of expected rates that gives the number of messages. ``variants`` are
-    further ways to do it for the named systems, by their names in the tables. ``reads``: the workload whose messages
-    are read. ``cold``: after the page cache was dropped. ``without``: systems for which it makes no sense.
+    parameters, and ``sizes`` those of each size. ``part``: the session in which it is measured. ``per_second`` names the
+    row of expected rates that gives the number of messages. ``variants`` are further ways to do it for the named systems,
+    by their names in the tables. ``reads``: the workload whose messages are read. ``cold``: after the page cache was
+    dropped. ``without``: systems for which it makes no sense.
     ``only_ours``: durabilities with which it is measured for CommitMQ alone.
     """
 
@@ -69,18 +75,20 @@ class Workload:
     without: frozenset[str] = frozenset()
     only_ours: tuple[Durability, ...] = ()
     limit_s: float = 90.0
+    sizes: Mapping[Size, Mapping[str, Any]] = field(default_factory=dict)
+    part: Part = "main"
 
     def jobs(self, system: str, size: Size, durability: Durability = "memory") -> dict[str, dict[str, Any]]:
         """The job of each variant for ``system``, by the variant's name; most have one, without a name."""
-        job = dict(self.job)
+        job = {**self.job, **self.sizes.get(size, {})}
         if self.per_second:
             rates = _PER_SECOND[self.per_second]
-            wanted = rates.get(system, rates[""]) * _SECONDS[size]
+            wanted = rates.get(OURS if system == BEFORE else system, rates[""]) * _SECONDS[size]
             if durability == "flushed":
                 wanted *= _FLUSHED_SHARE.get(system, 1.0)
             least = 1000 if self.work == "batch" else 100
             job["messages"] = max(int(wanted) // 1000 * 1000, least)
-        variants = self.variants.get(system, {"": {}})
+        variants = self.variants.get(OURS if system == BEFORE else system, {"": {}})
         return {name: {**job, **more} for name, more in variants.items()}
 
 
@@ -150,6 +158,7 @@ RESTART: Final = Workload(
     "restart",
     MEMORY,
     {"body_bytes": 1024, "clients": 1},
+    part="restart",
     # Redis is not meant for a store of its whole memory's size.
     without=frozenset({"Redis", KAFKA_PY}),
 )
@@ -159,6 +168,68 @@ FLOOR: Final = Workload(
     "floor",
     MEMORY,
     {"body_bytes": 1024},
+)
+
+DELAYED_BURST: Final = Workload(
+    "delayed-burst",
+    "delayed messages of 100 B, all due within one second: lateness",
+    "delayed",
+    MEMORY,
+    {"body_bytes": 100, "seconds": 1.0},
+    sizes={
+        "full": {"rate": 100_000, "ahead_s": 20.0},
+        "quick": {"rate": 100_000, "ahead_s": 12.0},
+        "tiny": {"rate": 500, "ahead_s": 2.0},
+    },
+    part="semantics",
+)
+DELAYED_STEADY: Final = Workload(
+    "delayed-steady",
+    "delayed messages of 100 B, 1,000 due a second, sent 5 s before: lateness",
+    "delayed",
+    MEMORY,
+    {"body_bytes": 100, "rate": 1_000, "ahead_s": 5.0},
+    sizes={"full": {"seconds": 60.0}, "quick": {"seconds": 10.0}, "tiny": {"seconds": 0.5, "ahead_s": 2.0}},
+    part="semantics",
+    limit_s=120.0,
+)
+RETRY: Final = Workload(
+    "retry",
+    "a handler fails once, 100 messages of 1 KiB a second: until it has the message again, after the first delay level (1 s)",
+    "retry",
+    MEMORY,
+    {"body_bytes": 1024, "rate": 100, "delay_ms": 1_000},
+    sizes={"full": {"seconds": 10.0}, "quick": {"seconds": 3.0}, "tiny": {"seconds": 0.3}},
+    part="semantics",
+    limit_s=180.0,
+)
+TRANSACTIONS: Final = Workload(
+    "transactions-16",
+    "transactions of one 1 KiB message, committed, 16 clients",
+    "transactions",
+    BOTH,
+    {"clients": 16, "body_bytes": 1024},
+    part="semantics",
+    variants=_TASKS,
+)
+SHARE: Final = Workload(
+    "share-32",
+    "shared queues (POP): receive and ack 32 messages of 1 KiB at a time, 1 client",
+    "share",
+    BOTH,
+    {"batch": 32, "body_bytes": 1024},
+    part="semantics",
+    per_second="shared",
+)
+TIMERS: Final = Workload(
+    "timers",
+    "messages that wait in the timer, due in one to two hours: memory for them, and ready after kill -9",
+    "timers",
+    MEMORY,
+    {"body_bytes": 100, "batch": 250, "ahead_s": 3_600.0, "timeout_s": 300.0},
+    sizes={"full": {"messages": 1_000_000}, "quick": {"messages": 100_000}, "tiny": {"messages": 1_000}},
+    part="timers",
+    limit_s=330.0,
 )
 
 FULL: Final = (
@@ -189,6 +260,12 @@ FULL: Final = (
     _queues(10_000),
     _read(100, cold=True),
     _read(1024, cold=True),
+    TRANSACTIONS,
+    SHARE,
+    RETRY,
+    DELAYED_BURST,
+    DELAYED_STEADY,
+    TIMERS,
 )
 
 _QUICK_NAMES: Final[dict[str, tuple[Durability, ...]]] = {
@@ -200,6 +277,12 @@ _QUICK_NAMES: Final[dict[str, tuple[Durability, ...]]] = {
     "batch-1024-1": BOTH,
     "read-1024-warm": MEMORY,
     "end-to-end-10000": MEMORY,
+    "transactions-16": MEMORY,
+    "share-32": MEMORY,
+    "retry": MEMORY,
+    "delayed-burst": MEMORY,
+    "delayed-steady": MEMORY,
+    "timers": MEMORY,
 }
 # Together with those every work and step is done once.
 _TINY_NAMES: Final[dict[str, tuple[Durability, ...]]] = dict.fromkeys(

@@ -118,6 +118,61 @@ def test_every_message_is_found_by_its_key(system: System, server: Server) -> No
     assert_latencies(done)
 
 
+def needs(system: System, work: str) -> None:
+    if work not in system.works:
+        pytest.skip(f"{system.name} cannot do it")
+
+
+def test_delayed_messages_arrive_once_and_their_lateness_is_told(system: System, server: Server) -> None:
+    needs(system, "delayed")
+    done = drive(server, "delayed", "delayed", rate=400, seconds=0.5, ahead_s=2.0)
+    assert (done["messages"], done["again"], done["errors"]) == (200, 0, 0)
+    assert done["stored_ahead_s"] > 0
+    assert done["earliest_us"] <= done["latency_us"]["p50"]
+    assert sorted(done["latency_us"].values()) == list(done["latency_us"].values())
+    if not done["early"]:
+        assert done["earliest_us"] >= 0
+
+
+def test_committed_transactions_can_be_read(system: System, server: Server) -> None:
+    needs(system, "transactions")
+    done = drive(server, "transactions", "transactions", clients=3, seconds=0.5)
+    assert done["errors"] == 0
+    assert done["messages"] > 0
+    assert done["rate"] == pytest.approx(done["messages"] / done["seconds"])
+    assert_latencies(done)
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_shared_messages_are_received_and_acknowledged_once(system: System, server: Server, clients: int) -> None:
+    needs(system, "share")
+    done = drive(server, "share", f"shared-{clients}", messages=500, batch=32, clients=clients)
+    assert (done["messages"], done["errors"]) == (500, 0)
+    assert done["checksum"] == done["sent_checksum"]
+    assert 500 / 32 <= done["receives"] < 500
+
+
+def test_a_failed_message_is_handled_again_after_its_delay(system: System, server: Server) -> None:
+    needs(system, "retry")
+    done = drive(server, "retry", "retry", rate=50, seconds=0.4, delay_ms=1000)
+    assert (done["messages"], done["errors"]) == (20, 0)
+    assert done["over_us"]["p50"] == pytest.approx(done["latency_us"]["p50"] - 1e6)
+    assert_latencies(done)
+
+
+@pytest.mark.long
+def test_messages_that_wait_in_the_timer_are_there_after_a_kill(system: System, tmp_path: Path) -> None:
+    needs(system, "timers")
+    with system.start(tmp_path / "store", "memory") as server:
+        job = {"messages": 300, "batch": 50, "ahead_s": 3600.0}
+        filled = drive(server, "timers", "waiting", **job)
+        assert (filled["messages"], filled["errors"]) == (300, 0)
+        server.kill()
+        server.restart()
+        back = drive(server, "timers_ready", "ready", messages=300)
+        assert 0 < back["seconds"] < 60
+
+
 def test_what_was_acknowledged_outlives_a_kill(system: System, tmp_path: Path) -> None:
     with system.start(tmp_path / "store", "flushed") as server:
         sent = drive(server, "batch", "kept", messages=300, batch=20, ack="flushed")

@@ -84,7 +84,26 @@ def test_an_interrupted_comparison_goes_on_and_has_every_figure(tmp_path: Path) 
         assert set(rounds) == {1}, row
         # What so few messages take of the processor may drown in what the start of a client takes.
         assert all(rounds.values()) or row.workload == "cpu", row
-    assert "| CommitMQ (columns, tcp) |" in (out / "README.md").read_text()
+    report = (out / "README.md").read_text()
+    assert "| CommitMQ (columns, tcp) |" in report
+    assert "| waiting timers: memory for them | 1,000 |" in report
+    assert "unchanged" not in report
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_another_checkout_is_compared_with_its_own_node(tmp_path: Path) -> None:
+    checkout = Path(__file__).resolve().parents[2]
+    if not (checkout / ".venv" / "bin" / "python").exists():
+        pytest.skip("this checkout has no .venv")
+    out = tmp_path / "out"
+    with start(tmp_path, *OPTIONS, "--only", "send-1", "--before", str(checkout), "--out", str(out)) as process:
+        _, said = process.communicate(timeout=280)
+    assert process.returncode == 0, said
+    results = Results.load(out)
+    assert results.errors() == {}
+    assert {row.system for row in results.rows()} == {"CommitMQ", "CommitMQ before"}
+    assert "| unchanged: single sends, ack flushed | CommitMQ before |" in (out / "README.md").read_text()
 
 
 def document(out: Path) -> dict[str, Any]:

@@ -18,8 +18,11 @@ from dataclasses import asdict
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
+from bench.drivers import commitmq_delays as delays
 from bench.drivers import commitmq_following as following
+from bench.drivers import commitmq_handling as handling
 from bench.drivers import commitmq_reading as reading
+from bench.drivers import commitmq_transactions as transactions
 from bench.drivers.commitmq_topic import Target, connect_as_from_elsewhere, words
 from bench.drivers.common import DISTINCT_BODIES, Job, Result, closed_loop, make_bodies, percentiles, run
 from commitmq import AsyncProducer, BatchResult, Producer, SendResult
@@ -198,6 +201,12 @@ WORKS: dict[str, Callable[[Job], Result]] = {
     "ready": reading.ready,
     "end_to_end": following.end_to_end,
     "mixed": following.mixed,
+    "delayed": delays.delayed,
+    "timers": delays.timers,
+    "timers_ready": delays.timers_ready,
+    "transactions": transactions.transactions,
+    "share": handling.share,
+    "retry": handling.retry,
 }
 
 

@@ -30,7 +30,7 @@ def end_to_end(job: Job) -> Result:
     """Open loop: message ``n`` is due at ``start + n / rate``, and its latency counts from then, whenever it was sent."""
     total = int(job.rate * (job.warmup_s + job.seconds))
     tails = [body[_NUMBER_BYTES:] for body in make_bodies(job)]
-    with Target(job), _Follower(job, _latencies) as follower:
+    with Target(job), Follower(job, _latencies) as follower:
         with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True) as producer:
             producer.send_async(job.topic, b"connects").result(job.timeout_s)
             start_ns = time.perf_counter_ns() + int(_START_AHEAD_S * 1e9)
@@ -93,7 +93,7 @@ def _latencies(job: Job, consumer: Consumer, orders: Connection) -> tuple[list[i
 def mixed(job: Job) -> Result:
     """Batches for ``seconds`` with a consumer behind; the clock stops when it has all."""
     bodies = [body for body, _ in zip(itertools.cycle(make_bodies(job)), range(job.batch), strict=False)]
-    with Target(job), _Follower(job, _follow) as follower:
+    with Target(job), Follower(job, _follow) as follower:
         with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True) as producer:
             sent = 0
             producer.send_batch(job.topic, bodies[:1])
@@ -132,7 +132,7 @@ def _follow(job: Job, consumer: Consumer, orders: Connection) -> tuple[int, int,
     return got, total, time.perf_counter()
 
 
-class _Follower:
+class Follower:
     """A process with a consumer of the job's topic, positioned at its end before a ``with`` block begins."""
 
     def __init__(self, job: Job, follow: Any) -> None:
@@ -141,7 +141,7 @@ class _Follower:
         self._process = method.Process(target=_consume, args=(job, follow, theirs), daemon=True)
         self._timeout_s = job.timeout_s
 
-    def __enter__(self) -> _Follower:
+    def __enter__(self) -> Follower:
         self._process.start()
         if self.result() != "ready":
             raise CommitMQError("the consumer did not become ready")
@@ -156,7 +156,7 @@ class _Follower:
         self._ours.send(order)
 
     def result(self) -> Any:
-        """The next object from the consumer. Raises CommitMQError when nothing comes."""
+        """The next object from the consumer. Raises CommitMQError when nothing comes, and what the consumer raised."""
         if not self._ours.poll(self._timeout_s):
             raise CommitMQError("the consumer does not answer")
         answer = self._ours.recv()

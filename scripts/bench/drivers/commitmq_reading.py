@@ -79,13 +79,14 @@ def query(job: Job) -> Result:
 def ready(job: Job) -> Result:
     """Send one message with ack and read it back."""
     body = make_bodies(job)[0]
+    return until_ready(job, lambda: there_and_back(job, body))
 
-    def attempt() -> None:
-        with Producer(job.address, ack=job.ack, timeout_s=2.0, keep_freed_memory=True) as producer:
-            sent = producer.send(job.topic, body)
-        place = (job.topic, sent.queue)
-        with Reader(job.topic, node=job.address, queues=[place], start=sent.queue_offset, timeout_s=2.0) as consumer:
-            if not consumer.poll(2.0, 1):
-                raise CommitMQError("the message that was just acknowledged does not arrive")
 
-    return until_ready(job, attempt)
+def there_and_back(job: Job, body: bytes) -> None:
+    """Send a message and read it. Raises CommitMQError when either does not work now."""
+    with Producer(job.address, ack=job.ack, timeout_s=2.0, keep_freed_memory=True) as producer:
+        sent = producer.send(job.topic, body)
+    place = (job.topic, sent.queue)
+    with Reader(job.topic, node=job.address, queues=[place], start=sent.queue_offset, timeout_s=2.0) as consumer:
+        if not consumer.poll(2.0, 1):
+            raise CommitMQError("the message that was just acknowledged does not arrive")

@@ -40,6 +40,8 @@ class Job:
     rate: float = 1000.0
     count: int = 1000
     mode: str = ""
+    ahead_s: float = 10.0
+    delay_ms: int = 1000
     timeout_s: float = 60.0
 
 

@@ -10,6 +10,7 @@ from bench.system import System
 # libraries of its own.
 SYSTEMS = {
     "commitmq": "bench.systems.commitmq:CommitMQ",
+    "before": "bench.systems.before:Before",
     "rocketmq": "bench.systems.rocketmq:RocketMQ",
     "kafka": "bench.systems.kafka:Kafka",
     "confluent": "bench.systems.confluent:Confluent",

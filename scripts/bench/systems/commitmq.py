@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ from commitmq.network.ports import PORTS
 from commitmq.store.layout import StoreLayout
 from commitmq.store.memory.shared_memory import recorded_folder
 
-_COMMITMQ: Final = (sys.executable, "-m", "commitmq.cli.main")
+_PYTHON: Final = (sys.executable,)
 # Like RocketMQ's flushDiskType: an ack has the promise of the row, and with "async" consumers do not wait for the
 # device either.
 _SETTINGS: Final[dict[Durability, dict[str, str]]] = {
@@ -28,7 +29,10 @@ class CommitMQ:
     """The project's own node."""
 
     name = "CommitMQ"
-    works = frozenset({"send", "pipeline", "batch", "read", "end_to_end", "mixed", "query", "ready", "floor"})
+    works = frozenset(
+        {"send", "pipeline", "batch", "read", "end_to_end", "mixed", "query", "ready", "floor"}
+        | {"delayed", "timers", "timers_ready", "transactions", "share", "retry"}
+    )
 
     @property
     def version(self) -> str:
@@ -41,10 +45,14 @@ class CommitMQ:
         """Its kernels are compiled with the environment, so this does nothing."""
 
     def settings(self, durability: Durability) -> dict[str, str]:
-        return {**_SETTINGS[durability], "Producer(ack=…)": durability}
+        return {**self.node_settings(durability), "Producer(ack=…)": durability}
+
+    def node_settings(self, durability: Durability) -> dict[str, str]:
+        """Those of the node alone."""
+        return _SETTINGS[durability]
 
     def start(self, folder: Path, durability: Durability, **hints: str) -> Server:
-        return CommitMQServer(folder, {**_SETTINGS[durability], **hints}).launch()
+        return CommitMQServer(folder, {**self.node_settings(durability), **hints}).launch()
 
 
 class CommitMQServer(Server):
@@ -52,8 +60,10 @@ class CommitMQServer(Server):
 
     ready_within_s = 120.0
 
-    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+    def __init__(self, folder: Path, settings: dict[str, str], python: Sequence[str] = _PYTHON) -> None:
+        """``python``: how the interpreter of the project is called."""
         super().__init__(folder)
+        self._python = python
         self._store = folder / "store"
         self._settings = settings
         self._port = free_ports(PORTS)
@@ -68,7 +78,9 @@ class CommitMQServer(Server):
         paths = os.pathsep.join(path for path in sys.path if path)
         return [
             Command(
-                "node", [*_COMMITMQ, "start", "--verbose", "--store", str(self._store), *pairs], {"PYTHONPATH": paths}
+                "node",
+                [*self._python, "-m", "commitmq.cli.main", "start", "--verbose", "--store", str(self._store), *pairs],
+                {"PYTHONPATH": paths},
             )
         ]
 
@@ -80,7 +92,7 @@ class CommitMQServer(Server):
             return False
 
     def driver(self) -> list[str]:
-        return [sys.executable, "-m", "bench.drivers.commitmq_driver"]
+        return [*self._python, "-m", "bench.drivers.commitmq_driver"]
 
     def discard(self) -> None:
         super().discard()

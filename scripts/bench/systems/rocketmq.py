@@ -59,14 +59,21 @@ _CLIENTS = {
     "producer, rate": {**_AUTO_BATCH, "batchMaxDelayMs": "1"},
     "producer, batch": {"messages outstanding": "4000"},
     "consumer": {"maxNums of a pull": "4096", "messages fetched ahead": "20000"},
+    # A client learns of its group's retry topic after 30 s by default: only the warm-up is shorter by this.
+    "handler": {"pollNameServerInterval": "1000"},
 }
+# As the setting above; each turn takes the queues of topics that the client has learnt of.
+_DRIVER_FLAGS = {**jvm.DRIVER_FLAGS, "-Drocketmq.client.rebalance.waitInterval=": "1000"}
 
 
 class RocketMQ:
     """Apache RocketMQ."""
 
     name = "RocketMQ"
-    works = frozenset({"send", "pipeline", "batch", "read", "end_to_end", "mixed", "query", "ready"})
+    works = frozenset(
+        {"send", "pipeline", "batch", "read", "end_to_end", "mixed", "query", "ready"}
+        | {"delayed", "timers", "timers_ready", "transactions", "share", "retry"}
+    )
 
     @property
     def version(self) -> str:
@@ -87,7 +94,7 @@ class RocketMQ:
         found = {"broker JVM": flags, **{f"broker: {key}": value for key, value in _broker(durability).items()}}
         found["name server JVM"] = " ".join(name + value for name, value in _NAME_SERVER_FLAGS.items())
         found["clients: warm-up"] = jvm.WARM_UP
-        found["client JVM"] = " ".join(name + value for name, value in jvm.DRIVER_FLAGS.items())
+        found["client JVM"] = " ".join(name + value for name, value in _DRIVER_FLAGS.items())
         for section, values in _CLIENTS.items():
             found |= {f"{section}: {key}": value for key, value in values.items()}
         return found
@@ -165,7 +172,7 @@ class _Server(Server):
 
     def driver(self) -> list[str]:
         # The client writes its log below the home folder.
-        flags = {**jvm.DRIVER_FLAGS, "-Duser.home=": str(self.folder / "client")}
+        flags = {**_DRIVER_FLAGS, "-Duser.home=": str(self.folder / "client")}
         return [*jvm.java("rocketmq", "commitmq.bench.rocketmq.RocketMqDriver", flags), json.dumps(_CLIENTS)]
 
     def store_files(self) -> Iterator[Path]:

@@ -16,7 +16,7 @@ from bench.drivers.common import percentiles
 from bench.figures import figures_of
 from bench.results import Results, Row, Spread, ratio
 from bench.system import BenchError
-from bench.workloads import FULL, OURS, workloads
+from bench.workloads import BEFORE, FULL, OURS, workloads
 
 MACHINE = {
     "processor": "a processor",
@@ -85,6 +85,16 @@ def test_a_ratio_is_of_the_medians_and_its_range_of_rounds_that_have_both() -> N
         ),
         ("mixed", {"produced": 9, "consumed": 8, "seconds": 2.0}, {"rate": 4.0}),
         ("end_to_end", {"latency_us": {}}, {}),
+        (
+            "retry",
+            {"latency_us": {"p50": 1002.0, "p99": 1005.0}, "over_us": {"p50": 2.0, "p99": 5.0}},
+            {"p50": 1002.0, "p99": 1005.0, "over_p50": 2.0, "over_p99": 5.0},
+        ),
+        (
+            "timers",
+            {"messages": 50, "fill_seconds": 2.0, "cost_bytes": 3_000_000, "memory_bytes": 9_000_000, "seconds": 1.5},
+            {"cost_mb": 3.0, "memory_mb": 9.0, "seconds": 1.5, "fill_rate": 25.0},
+        ),
         ("idle", {"cpu_percent": 3.0, "memory_bytes": 5 << 20}, {"cpu_percent": 3.0, "memory_mib": 5.0}),
     ],
 )
@@ -139,15 +149,60 @@ def test_a_goal_of_at_least_compares_our_flushed_batches_with_theirs_in_memory(
 
 
 def test_goals_name_workloads_and_figures_that_there_are() -> None:
-    known = {one.name: one for one in (*FULL, *workloads("quick"))}
+    known = {one.name: one for one in FULL}
+    durabilities: dict[str, set[str]] = {}
+    for one in (*FULL, *workloads("quick")):
+        durabilities.setdefault(one.name, set()).update(one.durabilities)
     for goal in goals.GOALS:
         for row, figure in (goal.ours, *goal.peers):
             if row.workload == "restart":
                 continue
             workload = known[row.workload]
-            assert row.durability in workload.durabilities
+            assert row.durability in durabilities[row.workload]
             assert row.variant in workload.jobs(row.system, "full")
             assert figure in {one.name for one in goals_figures(workload.work)}
+
+    for bound in goals.BOUNDS:
+        row, figure = bound.ours
+        assert row.durability in known[row.workload].durabilities
+        assert figure in {one.name for one in goals_figures(known[row.workload].work)}
+
+
+def add_delayed(results: Results, *figures: tuple[float, float]) -> None:
+    """One measurement of delayed-burst a round: p99 and the earliest one."""
+    for number, (p99, earliest) in enumerate(figures, 1):
+        result = {"messages": 100_000, "latency_us": {"p99": p99}, "earliest_us": earliest, "early": 0, "errors": 0}
+        results.add(key(OURS, number), "delayed-burst", "", work="delayed", job={}, result=result)
+
+
+def bounds_met(results: Results) -> list[bool | None]:
+    """Of the lateness and of the earliest one of delayed-burst."""
+    return [one.met for one in goals.judge_bounds(results) if one.bound.ours[0].workload == "delayed-burst"]
+
+
+def test_a_bound_takes_the_median_or_every_round(results: Results) -> None:
+    assert bounds_met(results) == [None, None]
+    add_delayed(results, (99_000.0, 1.0), (100_000.0, 0.0), (900_000.0, 5.0))
+    assert bounds_met(results) == [True, True]
+    text = report.markdown(results)
+    assert "p99 lateness | 100,000 | 100,000 (99,000–900,000) | at most 100,000 µs | met |" in text
+    assert "the earliest one | 100,000 | 1.00 (0–5.00) | at least 0 µs, in each round | met |" in text
+
+
+def test_one_early_message_in_one_round_misses_the_bound(results: Results) -> None:
+    add_delayed(results, (100_001.0, 1.0), (100_001.0, -0.5), (1.0, 5.0))
+    assert bounds_met(results) == [False, False]
+
+
+def test_the_other_checkout_has_goals_only_where_it_was_measured(results: Results) -> None:
+    title = "unchanged: single sends, ack memory"
+    add_sends(results, OURS, 100.0)
+    assert verdicts(results, title) == {}
+    results.document["systems"] = {OURS: {}, BEFORE: {}}
+    add_sends(results, BEFORE, 98.0)
+    assert verdicts(results, title) == {BEFORE: True}
+    add_sends(results, BEFORE, 96.0)
+    assert verdicts(results, title) == {BEFORE: False}
 
 
 def goals_figures(work: str) -> Any:

@@ -46,6 +46,18 @@ public final class Driver {
                 return new EndToEnd(request, peer).run();
             case "query":
                 return new Lookups(request, peer).run();
+            case "delayed":
+                return new Delays(request, peer).late();
+            case "timers":
+                return new Delays(request, peer).fill();
+            case "timers_ready":
+                return new Delays(request, peer).ready(beganNs);
+            case "transactions":
+                return new Transactions(request, peer).run();
+            case "share":
+                return new Shares(request, peer).run();
+            case "retry":
+                return new Retries(request, peer).run();
             case "ready":
                 return new Readiness(request, peer, beganNs).run();
             default:

@@ -72,6 +72,11 @@ public interface Peer extends AutoCloseable {
         throw new UnsupportedOperationException("this system finds no message by its key");
     }
 
+    /** What the system does with messages beyond storing them; only of systems that can. */
+    default Semantics semantics() throws Exception {
+        throw new UnsupportedOperationException("this system delays no messages and has no transactions");
+    }
+
     @Override
     void close();
 }

@@ -79,6 +79,16 @@ public final class Request {
         return (int) number("count", 1000);
     }
 
+    /** So long before its time of delivery a message is sent. */
+    public double aheadSeconds() {
+        return real("ahead_s", 10.0);
+    }
+
+    /** The delay before a message is handled again. */
+    public long delayMs() {
+        return number("delay_ms", 1000);
+    }
+
     public double timeoutSeconds() {
         return real("timeout_s", 120);
     }

@@ -25,6 +25,11 @@ public final class Settings {
         return of("consumer");
     }
 
+    /** Of consumers that call a handler. */
+    public Properties handler() {
+        return of("handler");
+    }
+
     public Properties admin() {
         return of("admin");
     }

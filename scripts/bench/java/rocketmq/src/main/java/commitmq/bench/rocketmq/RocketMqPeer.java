@@ -2,6 +2,7 @@ package commitmq.bench.rocketmq;
 
 import commitmq.bench.Peer;
 import commitmq.bench.Request;
+import commitmq.bench.Semantics;
 import commitmq.bench.Settings;
 import java.util.Arrays;
 import java.util.Collection;
@@ -30,6 +31,7 @@ final class RocketMqPeer implements Peer {
     private final String nameServer;
     private final Settings settings;
     private DefaultMQAdminExt admin;
+    private Semantics semantics;
     private RocketMqWriter roundTripWriter;
     private DefaultMQPullConsumer roundTripReader;
 
@@ -117,6 +119,19 @@ final class RocketMqPeer implements Peer {
         } catch (MQClientException nothingFound) {
             return 0;
         }
+    }
+
+    @Override
+    public Semantics semantics() throws Exception {
+        if (semantics == null) {
+            semantics = new RocketMqSemantics(
+                    nameServer,
+                    brokers().iterator().next().selectBrokerAddr(),
+                    admin(),
+                    settings.producer(Use.SINGLE),
+                    settings.handler());
+        }
+        return semantics;
     }
 
     @Override

@@ -77,7 +77,7 @@ final class RocketMqWriter implements Peer.Writer {
     }
 
     /** Tells how a send ended; a message that is stored but not as durable as asked for has failed. */
-    private record Ended(Peer.Done done) implements SendCallback {
+    record Ended(Peer.Done done) implements SendCallback {
         @Override
         public void onSuccess(SendResult sent) {
             boolean good = sent.getSendStatus() == SendStatus.SEND_OK;
