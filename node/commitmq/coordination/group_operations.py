@@ -80,6 +80,7 @@ class GroupOperations:
         self._log.info("member joined", group=group, member=member, topics=len(wanted))
         missing = sorted(name for name in wanted if not self._topics.exists(name))
         more: Fields = {"kept": view.kept, "missing": missing, **self._anew(group, member, generation)}
+        more |= self._members(header, group, view, generation)
         return Answer(lambda: {**self._view(view, timeout_ms), **more})
 
     def _heartbeat(self, header: Header, now_ms: int) -> Answer:
@@ -91,8 +92,16 @@ class GroupOperations:
         membership = self._groups.membership(group)
         assert membership is not None
         known = membership.member_of(member)
-        timeout_ms, anew = known.session_timeout_ms, self._anew(group, member, generation)
-        return Answer(lambda: {**self._view(view, timeout_ms), **anew})
+        timeout_ms, more = known.session_timeout_ms, self._anew(group, member, generation)
+        more |= self._members(header, group, view, generation)
+        return Answer(lambda: {**self._view(view, timeout_ms), **more})
+
+    def _members(self, header: Header, group: str, view: View, generation: int) -> Fields:
+        """Names and instances of all members, for a gateway that asks for them: when they may be others than before."""
+        membership = self._groups.membership(group)
+        if not requests.flag(header, "members") or membership is None or view.generation == generation:
+            return {}
+        return {"members": [[name, one.instance] for name, one in sorted(membership.members.items())]}
 
     def _anew(self, group: str, member: str, generation: int) -> Fields:
         membership = self._groups.membership(group)

@@ -1,0 +1,35 @@
+"""The node's refusals in RocketMQ's numbers (spec 5.4)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from commitmq.errors import ProtocolError
+from commitmq_plugins.rocketmq.remoting.codes import ResponseCode
+
+_CODES: Final = {
+    "MESSAGE_ILLEGAL": ResponseCode.MESSAGE_ILLEGAL,
+    "PROPERTIES_SIZE_EXCEEDED": ResponseCode.MESSAGE_ILLEGAL,
+    "WHEEL_TIMER_MSG_ILLEGAL": ResponseCode.MESSAGE_ILLEGAL,
+    "FRAME_TOO_LARGE": ResponseCode.MESSAGE_ILLEGAL,
+    "SERVICE_NOT_AVAILABLE": ResponseCode.SERVICE_NOT_AVAILABLE,
+    "CREATE_MAPPED_FILE_FAILED": ResponseCode.SYSTEM_ERROR,
+    "SYSTEM_BUSY": ResponseCode.SYSTEM_BUSY,
+    "TOPIC_NOT_EXIST": ResponseCode.TOPIC_NOT_EXIST,
+    "GROUP_NOT_EXIST": ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    "NO_PERMISSION": ResponseCode.NO_PERMISSION,
+    "INVALID_PARAMETER": ResponseCode.INVALID_PARAMETER,
+    "LIMIT_EXCEEDED": ResponseCode.SYSTEM_ERROR,
+    "ILLEGAL_OPERATION": ResponseCode.ILLEGAL_OPERATION,
+    "FLUSH_DISK_TIMEOUT": ResponseCode.FLUSH_DISK_TIMEOUT,
+}
+
+
+def response_code(code: str) -> int:
+    """RocketMQ's number for a code of the node; SYSTEM_ERROR for one that it has no number for."""
+    return int(_CODES.get(code, ResponseCode.SYSTEM_ERROR))
+
+
+def refusal_of(error: ProtocolError) -> tuple[int, str]:
+    """Code and remark of the answer to a request that the node refused."""
+    return response_code(error.code), error.message

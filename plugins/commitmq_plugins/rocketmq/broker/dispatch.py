@@ -1,0 +1,63 @@
+"""Which part of the broker server answers which request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
+
+from commitmq.errors import CommitMQError
+from commitmq.log import Log
+from commitmq_plugins.rocketmq.remoting.codes import ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.errors import RemotingError
+from commitmq_plugins.rocketmq.remoting.server import Connection
+
+Handler = Callable[[Connection, Command], Command | Awaitable[Command | None] | None]
+"""Answers a request: with a command, at once or later. None when it sends its answer itself."""
+
+
+class Part(Protocol):
+    """A part of the server: the requests that it answers."""
+
+    @property
+    def handlers(self) -> Mapping[int, Handler]: ...
+
+
+class Dispatch:
+    """All parts. Raises ValueError when two of them answer one request."""
+
+    def __init__(self, parts: Iterable[Part], log: Log) -> None:
+        self._log = log
+        self._handlers: dict[int, Handler] = {}
+        for part in parts:
+            for code, handler in part.handlers.items():
+                if code in self._handlers:
+                    raise ValueError(f"two parts answer request {code}")
+                self._handlers[int(code)] = handler
+
+    def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
+        """The answer to one request, or what will give it."""
+        handler = self._handlers.get(command.code)
+        if handler is None:
+            return command.not_supported()
+        try:
+            found = handler(connection, command)
+        except Exception as error:
+            return self._failed(command, error)
+        if found is None or isinstance(found, Command):
+            return found
+        return self._later(command, found)
+
+    async def _later(self, command: Command, found: Awaitable[Command | None]) -> Command | None:
+        try:
+            return await found
+        except Exception as error:
+            return self._failed(command, error)
+
+    def _failed(self, command: Command, error: Exception) -> Command:
+        """RocketMQ's answer to an exception: its class and its message (spec remoting 1.1)."""
+        if not isinstance(error, CommitMQError):
+            self._log.exception("a request failed", code=command.code, error=repr(error))
+        elif isinstance(error, RemotingError):
+            self._log.debug("a request is wrong", code=command.code, error=str(error))
+        return command.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}, {error}")

@@ -1,0 +1,34 @@
+"""LOCK_BATCH_MQ and UNLOCK_BATCH_MQ (spec remoting 6.4)."""
+
+from __future__ import annotations
+
+import time
+
+from commitmq_plugins.rocketmq.broker.locks import QueueLocks
+from commitmq_plugins.rocketmq.remoting.bodies.locks import LockBatchRequestBody, lock_answer
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode
+from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.fastjson import MessageQueue
+from commitmq_plugins.rocketmq.remoting.server import Connection
+
+
+class LockRequests:
+    """See the module."""
+
+    def __init__(self, locks: QueueLocks, broker_name: str) -> None:
+        self._locks, self._broker_name = locks, broker_name
+        self.handlers = {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
+
+    def lock(self, connection: Connection, command: Command) -> Command:
+        """Request 41."""
+        body = LockBatchRequestBody.decode(command.body)
+        wanted = [(one.topic, one.queue_id) for one in body.queues]
+        now_ms = time.monotonic_ns() // 1_000_000
+        taken = self._locks.lock(body.consumer_group, body.client_id, wanted, now_ms)
+        return command.answer(body=lock_answer(MessageQueue(topic, self._broker_name, queue) for topic, queue in taken))
+
+    def unlock(self, connection: Connection, command: Command) -> Command:
+        """Request 42."""
+        body = LockBatchRequestBody.decode(command.body)
+        self._locks.unlock(body.consumer_group, body.client_id, [(one.topic, one.queue_id) for one in body.queues])
+        return command.answer()

@@ -1,0 +1,85 @@
+"""The node behind the broker server: one line to each of its processes, and the words of their requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from commitmq.control import Word
+from commitmq.errors import ProtocolError
+from commitmq.protocol import wire
+from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.topic_view import TopicView, TopicViews
+from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError, NodeLine
+
+_TIMEOUT_S: Final = 5.0
+_MOVERS: Final = ("pop", "transaction")
+SERVICE_NOT_AVAILABLE: Final = "SERVICE_NOT_AVAILABLE"
+
+
+class Node:
+    """Lines are opened at first use. All methods are called in the loop."""
+
+    def __init__(self, context: WorkerContext, loop: asyncio.AbstractEventLoop) -> None:
+        """Raises StoreError when the topics cannot be read."""
+        self._context, self._loop = context, loop
+        self.config = context.config
+        self.layout = context.layout
+        self.control = context.control
+        self._lines: dict[str, NodeLine] = {}
+        self._views = TopicViews(context.layout, context.control)
+        self.on_check: Callable[[dict[str, Any], list[bytes]], None] | None = None
+        """Takes the checks of transactions that the transaction process sends."""
+
+    def close(self) -> None:
+        for line in self._lines.values():
+            line.close()
+        self._lines.clear()
+
+    def line(self, role: str) -> NodeLine:
+        """The line to ``role``, as ``reader-0`` or ``writer``."""
+        found = self._lines.get(role)
+        if found is None:
+            on_message = self._checked if role == "transaction" else None
+            endpoint = self.layout.ipc(role)
+            found = self._lines[role] = NodeLine(self._loop, self._context.zmq, endpoint, on_message=on_message)
+        return found
+
+    def _checked(self, header: dict[str, Any], frames: list[bytes]) -> None:
+        if self.on_check is not None and header.get("op") == "transaction.check":
+            self.on_check(header, frames)
+
+    def reader_of(self, topic: str, queue: int) -> NodeLine:
+        """The line to the reader that serves this queue for this server."""
+        return self.line(f"reader-{(hash(topic) + queue) % self.config.reader.count}")
+
+    async def ask(self, role: str, op: str, *, timeout_s: float = _TIMEOUT_S, **fields: Any) -> dict[str, Any]:
+        """The header of the answer. Raises ProtocolError for a refusal, SERVICE_NOT_AVAILABLE without an answer."""
+        return (await self.exchange(self.line(role), op, fields, timeout_s=timeout_s))[0]
+
+    async def exchange(
+        self, line: NodeLine, op: str, fields: dict[str, Any], payload: tuple[Any, ...] = (), *, timeout_s: float = _TIMEOUT_S
+    ) -> Answer:
+        """One request and its answer. Raises as :meth:`ask`."""
+        try:
+            answer = await line.request(op, fields, payload, timeout_s=timeout_s)
+        except LineLostError as error:
+            raise ProtocolError(SERVICE_NOT_AVAILABLE, str(error)) from error
+        if not answer[0]["ok"]:
+            raise wire.refusal(answer[0])
+        return answer
+
+    async def mover(self, role: str, op: str, payload: tuple[Any, ...] = (), *, timeout_s: float = _TIMEOUT_S, **fields: Any) -> Answer:
+        """A request to a mover that runs on demand, ``pop`` or ``transaction``. Raises as :meth:`ask`."""
+        if not (self.layout.run / f"{role}.ipc").exists():
+            await self.exchange(self.line("supervisor"), "mover.start", {"role": role})
+        return await self.exchange(self.line(role), op, fields, payload, timeout_s=timeout_s)
+
+    # ------------------------------------------------------------ topics
+
+    def topic(self, name: str) -> TopicView | None:
+        """The topic ``name`` as the node has it now."""
+        if self.control.get(Word.TOPICS_VERSION) != self._views.version:
+            self._views.reload()
+        return self._views.get(name)

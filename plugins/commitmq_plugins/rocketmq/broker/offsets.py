@@ -1,0 +1,263 @@
+"""Offsets of groups and queues: requests 14, 15, and 29 to 32 (spec remoting 1.5).
+
+Clients commit with every pull and every five seconds, for one queue each. The newest offset of each queue is kept and goes to the
+coordinator with all others every ``COMMIT_S``. Who asks for an offset first has those of its group committed. So an
+offset that somebody read never goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from commitmq.errors import ProtocolError
+from commitmq.log import Log
+from commitmq_plugins.rocketmq.broker.clients import Clients
+from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.headers.reading import (
+    GetMaxOffsetRequestHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueueRequestHeader,
+    SearchOffsetRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from commitmq_plugins.rocketmq.remoting.server import Connection
+
+COMMIT_S: Final = 0.2
+_QUEUES_A_REQUEST: Final = 1_000
+_MAX_QUEUES: Final = 1_000_000
+
+Queue = tuple[str, int]
+Owner = tuple[str, str | None]
+"""A group, and the client that commits for it: None for a tool, or a consumer with queues of its own choice."""
+
+
+class Offsets:
+    """See the module."""
+
+    def __init__(self, node: Node, topics: Topics, clients: Clients, loop: asyncio.AbstractEventLoop, log: Log) -> None:
+        self._node, self._topics, self._clients, self._loop, self._log = node, topics, clients, loop, log
+        self._noted: dict[Owner, dict[Queue, int]] = {}
+        self._count = 0
+        self._committing: asyncio.Task[None] | None = None
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._resets: dict[tuple[str, str, int], int] = {}
+        self.handlers = {
+            RequestCode.QUERY_CONSUMER_OFFSET: self.query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
+            RequestCode.GET_MAX_OFFSET: self.bound,
+            RequestCode.GET_MIN_OFFSET: self.bound,
+            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest,
+        }
+
+    # ------------------------------------------------------------ commits
+
+    def note(self, connection: Connection, group: str, topic: str, queue: int, offset: int) -> None:
+        """Remember an offset that a client committed; it is stored soon."""
+        if (group, topic, queue) in self._resets:
+            return
+        owner = group, self._clients.member_name(connection, group, topic)
+        table = self._noted.setdefault(owner, {})
+        if (topic, queue) not in table:
+            if self._count >= _MAX_QUEUES:
+                return
+            self._count += 1
+        table[topic, queue] = max(0, offset)
+        self._commit_soon()
+
+    def _commit_soon(self) -> None:
+        if self._committing is None and self._noted:
+            self._committing = self._loop.create_task(self._commit_all())
+
+    async def _commit_all(self) -> None:
+        await asyncio.sleep(COMMIT_S)
+        try:
+            for owner in list(self._noted):
+                await self._commit(owner)
+        finally:
+            self._committing = None
+            self._commit_soon()
+
+    async def _commit(self, owner: Owner) -> None:
+        """Store what is noted for ``owner``, after what is under way for its group."""
+        lock = self._locks.get(owner[0])
+        if lock is None:
+            lock = self._locks[owner[0]] = asyncio.Lock()
+        async with lock:
+            await self._store(owner)
+
+    async def _store(self, owner: Owner) -> None:
+        """What the coordinator refuses is dropped: another member has the queue."""
+        table = self._noted.pop(owner, None)
+        if not table:
+            return
+        self._count -= len(table)
+        group, member = owner
+        entries = [[topic, queue, offset] for (topic, queue), offset in table.items()]
+        for at in range(0, len(entries), _QUEUES_A_REQUEST):
+            fields: dict[str, Any] = {
+                "group": group,
+                "offsets": entries[at : at + _QUEUES_A_REQUEST],
+                "partial": True,
+                "reset": True,
+            }
+            if member is not None:
+                fields["member"] = member
+                fields["instance"] = self._clients.instance
+            try:
+                answer = await self._node.ask("coordinator", "offset.commit", **fields)
+            except ProtocolError as error:
+                if error.code == "SERVICE_NOT_AVAILABLE":
+                    self._keep(owner, entries[at:])
+                    return
+                self._log.debug("offsets are not stored", group=group, error=error.message)
+                continue
+            for topic, queue, code, sentence in answer.get("refused", ()):
+                self._log.debug("an offset is not stored", group=group, topic=topic, queue=queue, code=code, error=sentence)
+
+    def _keep(self, owner: Owner, entries: list[list[Any]]) -> None:
+        """Keep what could not be sent for the next time, unless a newer offset is there."""
+        table = self._noted.setdefault(owner, {})
+        for topic, queue, offset in entries:
+            if (topic, queue) not in table:
+                self._count += 1
+                table[topic, queue] = offset
+
+    async def settle(self, group: str) -> None:
+        """Store what is noted for ``group``."""
+        if group in self._locks:
+            async with self._locks[group]:
+                pass
+        for owner in [owner for owner in self._noted if owner[0] == group]:
+            await self._commit(owner)
+
+    async def close(self) -> None:
+        """Store everything that is noted."""
+        for owner in list(self._noted):
+            await self._commit(owner)
+
+    # ------------------------------------------------------------ resets by an administrator
+
+    def set_reset(self, group: str, topic: str, queue: int, offset: int) -> None:
+        """The next pull or pop of this queue begins at ``offset``; until then commits do not count (spec 4.4)."""
+        for owner in [owner for owner in self._noted if owner[0] == group]:
+            if self._noted[owner].pop((topic, queue), None) is not None:
+                self._count -= 1
+        self._resets[group, topic, queue] = offset
+
+    def take_reset(self, group: str, topic: str, queue: int) -> int | None:
+        """The offset of a reset that nobody has taken yet; it is taken now."""
+        return self._resets.pop((group, topic, queue), None) if self._resets else None
+
+    # ------------------------------------------------------------ requests
+
+    async def fetch(self, group: str, queues: list[Queue]) -> dict[Queue, int]:
+        """The committed offsets, -1 where there is none. Raises ProtocolError."""
+        await self.settle(group)
+        found: dict[Queue, int] = {}
+        for at in range(0, len(queues), _QUEUES_A_REQUEST):
+            part = [list(queue) for queue in queues[at : at + _QUEUES_A_REQUEST]]
+            answer = await self._node.ask("coordinator", "offset.fetch", group=group, queues=part)
+            found.update({(topic, queue): offset for topic, queue, offset in answer["offsets"]})
+        return found
+
+    async def query(self, connection: Connection, command: Command) -> Command:
+        """Request 14."""
+        header = QueryConsumerOffsetRequestHeader.decode(command.ext_fields)
+        pending = self._resets.get((header.consumer_group, header.topic, header.queue_id))
+        if pending is not None:
+            return command.answer(ext_fields={"offset": str(pending)})
+        queue = header.topic, header.queue_id
+        try:
+            offset = (await self.fetch(header.consumer_group, [queue]))[queue]
+            if offset >= 0:
+                return command.answer(ext_fields={"offset": str(offset)})
+            if header.set_zero_if_not_found is False:
+                remark = "Not found, do not set to zero, maybe this group boot first"
+                return command.answer(ResponseCode.QUERY_NOT_FOUND, remark)
+            least = (await self.bounds(*queue))[0]
+        except ProtocolError as error:
+            if error.code == "SERVICE_NOT_AVAILABLE":
+                return command.answer(*refusal_of(error))
+            least = 0
+        if least <= 0:
+            return command.answer(ext_fields={"offset": "0"})
+        remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+        return command.answer(ResponseCode.QUERY_NOT_FOUND, remark)
+
+    async def update(self, connection: Connection, command: Command) -> Command:
+        """Request 15."""
+        header = UpdateConsumerOffsetRequestHeader.decode(command.ext_fields)
+        group, topic, queue, offset = header.consumer_group, header.topic, header.queue_id, header.commit_offset
+        if self._topics.get(topic) is None:
+            return command.answer(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
+        if queue is None:
+            return command.answer(ResponseCode.INVALID_PARAMETER, f"QueueId is null, topic is {topic}")
+        if offset is None:
+            return command.answer(ResponseCode.INVALID_PARAMETER, f"Offset is null, topic is {topic}")
+        if (group, topic, queue) in self._resets:
+            return command.answer(remark="Offset has been previously reset")
+        self.note(connection, group, topic, queue, offset)
+        if not command.is_oneway:
+            await self.settle(group)
+        return command.answer()
+
+    async def bounds(self, topic: str, queue: int, **fields: Any) -> tuple[int, int, int | None]:
+        """Smallest offset, end, and the offset for a time, if one is given. Zeros for what there is not."""
+        answer = await self._node.exchange(
+            self._node.reader_of(topic, queue), "offsets", {"topic": topic, "queues": [queue], **fields}
+        )
+        for number, least, end, by_time in answer[0]["queues"]:
+            if number == queue:
+                return least, end, by_time
+        return 0, 0, None
+
+    async def search(self, connection: Connection, command: Command) -> Command:
+        """Request 29."""
+        header = SearchOffsetRequestHeader.decode(command.ext_fields)
+        fields: dict[str, Any] = {"timestamp": header.timestamp}
+        if header.is_upper:
+            fields["boundary"] = "upper"
+        return await self._number(command, header.topic, header.queue_id, 2, **fields)
+
+    async def bound(self, connection: Connection, command: Command) -> Command:
+        """Requests 30 and 31."""
+        header = GetMaxOffsetRequestHeader.decode(command.ext_fields)
+        which = 1 if command.code == RequestCode.GET_MAX_OFFSET else 0
+        return await self._number(command, header.topic, header.queue_id, which)
+
+    async def _number(self, command: Command, topic: str, queue: int, which: int, **fields: Any) -> Command:
+        """One of the bounds; 0 where there is no such topic or queue, as from RocketMQ."""
+        try:
+            found = (await self.bounds(topic, queue, **fields))[which] or 0
+        except ProtocolError as error:
+            if error.code == "SERVICE_NOT_AVAILABLE":
+                return command.answer(*refusal_of(error))
+            found = 0
+        return command.answer(ext_fields={"offset": str(found)})
+
+    async def earliest(self, connection: Connection, command: Command) -> Command:
+        """Request 32: when the first message of a queue was stored."""
+        header = QueueRequestHeader.decode(command.ext_fields)
+        return command.answer(ext_fields={"timestamp": str(await self.store_time(header.topic, header.queue_id))})
+
+    async def store_time(self, topic: str, queue: int, offset: int | None = None) -> int:
+        """When the message at ``offset``, by default the first one, was stored; -1 when there is none."""
+        try:
+            if offset is None:
+                offset = (await self.bounds(topic, queue))[0]
+            fields = {"topic": topic, "queue": queue, "offset": offset, "max_messages": 1}
+            answer, frames = await self._node.exchange(self._node.reader_of(topic, queue), "pull", fields)
+        except ProtocolError:
+            return -1
+        if answer["status"] != "FOUND":
+            return -1
+        record = b"".join(frames)
+        width = 20 if record[39] & 0x10 else 8
+        return int.from_bytes(record[48 + width : 56 + width], "big")

@@ -1,0 +1,79 @@
+"""rocketmq-broker: serves RocketMQ's clients and tools.
+
+Owns no file; reads the mapped log; asks the node's processes. A death loses nothing that a client was told: messages are
+stored by the writer, offsets by the coordinator. Clients connect again, and their heartbeats bring the registry back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.run_async import run_async
+from commitmq_plugins.rocketmq.broker.clients import Clients
+from commitmq_plugins.rocketmq.broker.dispatch import Dispatch
+from commitmq_plugins.rocketmq.broker.lock_requests import LockRequests
+from commitmq_plugins.rocketmq.broker.locks import QueueLocks
+from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.offsets import Offsets
+from commitmq_plugins.rocketmq.broker.pulling import Pulls
+from commitmq_plugins.rocketmq.broker.registration import Registration
+from commitmq_plugins.rocketmq.broker.retries import Retries
+from commitmq_plugins.rocketmq.broker.sending import Sends
+from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.remoting.server import RemotingServer, ServerLimits
+from commitmq_plugins.rocketmq.settings import RocketMQSettings
+
+ROLE = "rocketmq-broker"
+
+
+def run(context: WorkerContext) -> None:
+    """Serve until the node stops."""
+    run_async(context, lambda stopping: _serve(context, stopping))
+
+
+async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
+    settings: RocketMQSettings = context.params["settings"]
+    network, log, loop = context.config.network, context.log, asyncio.get_running_loop()
+    port = settings.port or network.store_port
+    host = settings.advertised_host or network.store_host
+    node = Node(context, loop)
+    topics = Topics(node)
+    clients = Clients(node, topics, loop, log)
+    offsets = Offsets(node, topics, clients, loop, log)
+    locks = QueueLocks()
+    retries = Retries(node, topics, locks)
+    parts = [
+        Sends(node, topics, retries, loop, log),
+        Pulls(node, topics, clients, offsets),
+        clients,
+        offsets,
+        retries,
+        LockRequests(locks, network.broker_name),
+    ]
+    dispatch = Dispatch(parts, log)
+    server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings))
+    ports = [port] + ([port - 2] if settings.vip_port and port > 2 else [])
+    for one in ports:
+        await server.listen(settings.host, one)
+    own = [f"127.0.0.1:{settings.namesrv_port}"] if settings.namesrv_port else []
+    registration = Registration(node, topics, f"{host}:{port}", own + settings.name_servers(), log)
+    registration.start()
+    context.ready(endpoints={"rocketmq": f"{settings.host}:{port}"})
+    log.info("RocketMQ's clients are served", host=settings.host, port=port)
+    await stopping.wait()
+    await registration.close()
+    await server.close()
+    await offsets.close()
+    await clients.close()
+    node.close()
+
+
+def limits_of(settings: RocketMQSettings) -> ServerLimits:
+    """The limits of a server's connections."""
+    return ServerLimits(
+        max_connections=settings.max_connections,
+        max_frame_bytes=settings.max_frame_bytes,
+        max_unsent_bytes=settings.max_unsent_bytes,
+        idle_timeout_s=settings.idle_timeout_ms / 1_000,
+    )

@@ -1,0 +1,222 @@
+"""Pulls: PULL_MESSAGE and LITE_PULL_MESSAGE (spec remoting 4). Bodies are sent from the mapped log."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable
+from typing import Any, Final
+
+from commitmq.errors import StoreError
+from commitmq.client.receiving.segments import SegmentMaps
+from commitmq_plugins.rocketmq.broker.clients import Clients
+from commitmq_plugins.rocketmq.broker.codes import response_code
+from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError
+from commitmq_plugins.rocketmq.broker.offsets import Offsets
+from commitmq_plugins.rocketmq.broker.registry import BROADCASTING
+from commitmq_plugins.rocketmq.broker.sending import FAQ
+from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.headers.reading import PullMessageRequestHeader
+from commitmq_plugins.rocketmq.remoting.server import Connection
+
+_COMMIT: Final = 1
+_SUSPEND: Final = 2
+_SUBSCRIPTION: Final = 4
+_UNIT: Final = struct.Struct(">qiq")
+_MOST_MESSAGES: Final = 1_024
+_SMALL_BYTES: Final = 256 * 1024
+_LARGE_BYTES: Final = 4 * 1024 * 1024
+_USUAL_MESSAGES: Final = 32
+_PATIENCE_S: Final = 5.0
+_READABLE: Final = 4
+
+_CODES: Final = {
+    "FOUND": ResponseCode.SUCCESS,
+    "NO_MATCHED_MESSAGE": ResponseCode.PULL_RETRY_IMMEDIATELY,
+    "MESSAGE_WAS_REMOVING": ResponseCode.PULL_RETRY_IMMEDIATELY,
+    "OFFSET_OVERFLOW_ONE": ResponseCode.PULL_NOT_FOUND,
+    "OFFSET_OVERFLOW_BADLY": ResponseCode.PULL_OFFSET_MOVED,
+    "OFFSET_TOO_SMALL": ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+class _Refused(Exception):
+    def __init__(self, code: int, remark: str, forbidden_type: int = 0) -> None:
+        super().__init__(remark)
+        self.code, self.remark, self.forbidden_type = code, remark, forbidden_type
+
+
+class Pulls:
+    """See the module."""
+
+    def __init__(self, node: Node, topics: Topics, clients: Clients, offsets: Offsets) -> None:
+        self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
+        self._max_wait_ms = node.config.reader.max_wait_ms
+        self._maps: SegmentMaps | None = None
+        self.handlers = {RequestCode.PULL_MESSAGE: self.handle, RequestCode.LITE_PULL_MESSAGE: self.handle}
+        self.pulled: dict[tuple[str, str, int], int] = {}
+        """Group, topic and queue: the offset behind the last messages that were read (``pullOffset`` of 208)."""
+
+    def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
+        """Take one pull. Its answer is sent when there are messages, or when its time is over."""
+        header = PullMessageRequestHeader.decode(command.ext_fields)
+        try:
+            expression, kind = self._checked(connection, header)
+        except _Refused as refusal:
+            fields = {"suggestWhichBrokerId": "0", "nextBeginOffset": "0", "minOffset": "0", "maxOffset": "0"}
+            if refusal.forbidden_type:
+                fields["forbiddenType"] = str(refusal.forbidden_type)
+            return command.answer(refusal.code, refusal.remark, ext_fields=fields)
+        reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
+        if reset is not None:
+            return command.answer(
+                ResponseCode.PULL_OFFSET_MOVED,
+                "OFFSET_RESET",
+                ext_fields=_fields({"next_offset": reset, "min_offset": 0, "max_offset": reset}),
+            )
+        if header.sys_flag & _COMMIT:
+            self._offsets.note(
+                connection, header.consumer_group, header.topic, header.queue_id, header.commit_offset
+            )
+        self._clients.pulls(connection, header.consumer_group, header.topic, header.queue_id)
+        self._pull(connection, command, header, expression, kind)
+        return None
+
+    def _pull(
+        self, connection: Connection, command: Command, header: PullMessageRequestHeader, expression: str | None, kind: str
+    ) -> None:
+        most = max(1, min(header.max_msg_nums, _MOST_MESSAGES))
+        fields: dict[str, Any] = {
+            "topic": header.topic,
+            "queue": header.queue_id,
+            "offset": max(0, header.queue_offset),
+            "max_messages": most,
+            "max_bytes": _SMALL_BYTES if most <= _USUAL_MESSAGES else _LARGE_BYTES,
+            "mode": "ranges",
+            "group": header.consumer_group,
+        }
+        wait_ms = 0
+        if header.sys_flag & _SUSPEND:
+            wait_ms = fields["wait_ms"] = max(0, min(header.suspend_timeout_millis, self._max_wait_ms))
+        if expression is not None:
+            fields["filter"] = expression
+            if kind != "TAG":
+                fields["filter_type"] = kind
+        line = self._node.reader_of(header.topic, header.queue_id)
+        future = line.request("pull", fields, timeout_s=wait_ms / 1_000 + _PATIENCE_S)
+        future.add_done_callback(lambda done: self._read(connection, command, header, done))
+
+    def _checked(self, connection: Connection, header: PullMessageRequestHeader) -> tuple[str | None, str]:
+        """Expression and type of the filter. Raises _Refused, in RocketMQ's order (spec 4.2)."""
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise _Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please! {FAQ}")
+        if not topic.perm & _READABLE:
+            raise _Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden", 3)
+        if not 0 <= header.queue_id < topic.read_queues:
+            raise _Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] topicConfig.readQueueNums:"
+                f"[{topic.read_queues}] consumer:[{connection.peer[0]}:{connection.peer[1]}]",
+            )
+        if header.sys_flag & _SUBSCRIPTION:
+            kind = header.expression_type or "TAG"
+            return _expression(header.subscription, kind), kind
+        group = self._clients.registry.groups.get(header.consumer_group)
+        if group is None:
+            raise _Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{FAQ}")
+        if group.message_model == BROADCASTING and not self._clients.may_broadcast(header.consumer_group):
+            remark = f"the consumer group[{header.consumer_group}] can not consume by broadcast way"
+            raise _Refused(ResponseCode.NO_PERMISSION, remark, 4)
+        subscription = group.subscriptions.get(header.topic)
+        if subscription is None:
+            raise _Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{FAQ}")
+        if subscription.sub_version < header.sub_version:
+            raise _Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        kind = subscription.expression_type or "TAG"
+        return _expression(subscription.sub_string, kind), kind
+
+    # ------------------------------------------------------------ answers
+
+    def _read(
+        self, connection: Connection, command: Command, header: PullMessageRequestHeader, done: asyncio.Future[Answer]
+    ) -> None:
+        """Send the answer to a pull that the reader has answered."""
+        try:
+            answer, frames = done.result()
+        except (LineLostError, asyncio.CancelledError) as error:
+            connection.send(command.answer(ResponseCode.SYSTEM_ERROR, f"the reader does not answer: {error}",
+                                           ext_fields=_fields({"next_offset": header.queue_offset})))  # fmt: skip
+            return
+        self._clients.pulled(connection, header.consumer_group, header.topic, header.queue_id)
+        if not answer["ok"]:
+            code = response_code(str(answer.get("code")))
+            if "filter is wrong" in str(answer.get("error")):
+                code = ResponseCode.SUBSCRIPTION_PARSE_FAILED
+            connection.send(
+                command.answer(code, str(answer.get("error")), ext_fields=_fields({"next_offset": header.queue_offset}))
+            )
+            return
+        status = str(answer["status"])
+        if status in ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE"):
+            code = ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
+        else:
+            code = _CODES.get(status, ResponseCode.PULL_NOT_FOUND)
+        if code == ResponseCode.PULL_NOT_FOUND:
+            answer["next_offset"] = header.queue_offset
+        self.pulled[header.consumer_group, header.topic, header.queue_id] = int(answer["next_offset"])
+        body: list[bytes | memoryview] = []
+        if code == ResponseCode.SUCCESS:
+            try:
+                body = frames if answer.get("mode") == "bytes" else self._views(frames[0])  # type: ignore[assignment]
+            except (OSError, StoreError):
+                code, status = ResponseCode.PULL_RETRY_IMMEDIATELY, "MESSAGE_WAS_REMOVING"
+                answer["next_offset"] = header.queue_offset
+        connection.send(command.answer(code, status, ext_fields=_fields(answer)), body)
+
+    def _views(self, units: bytes) -> list[bytes | memoryview]:
+        """The records of ConsumeQueue units where they lie in the mapped log; neighbours are one view. Raises OSError."""
+        if self._maps is None:
+            self._maps = SegmentMaps(self._node.layout.root, self._node.config.commit_log.segment_bytes, max_mapped=64)
+        size = self._maps.segment_bytes
+        views: list[bytes | memoryview] = []
+        begin = end = -1
+        for offset, length, _ in _UNIT.iter_unpack(units):
+            if offset == end and offset % size:
+                end += length
+                continue
+            if begin >= 0:
+                views.append(self._view(begin, end, size))
+            begin, end = offset, offset + length
+        if begin >= 0:
+            views.append(self._view(begin, end, size))
+        return views
+
+    def _view(self, begin: int, end: int, size: int) -> memoryview:
+        assert self._maps is not None
+        base = begin - begin % size
+        return memoryview(self._maps.map(base))[begin - base : end - base]
+
+
+def _expression(text: str | None, kind: str) -> str | None:
+    """The filter of a subscription; None for all messages."""
+    if kind == "TAG" and (text is None or text.strip() in ("", "*")):
+        return None
+    return text or ""
+
+
+def _fields(answer: dict[str, Any]) -> dict[str, str]:
+    """The fields that every answer to a pull needs (spec 4.3)."""
+    return {
+        "suggestWhichBrokerId": "0",
+        "nextBeginOffset": str(answer.get("next_offset", 0)),
+        "minOffset": str(answer.get("min_offset", 0)),
+        "maxOffset": str(answer.get("max_offset", 0)),
+        "topicSysFlag": "0",
+        "groupSysFlag": "0",
+    }
+
+

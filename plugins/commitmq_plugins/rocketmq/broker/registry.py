@@ -1,0 +1,209 @@
+"""Which clients are connected, with their producer and consumer groups (spec 2.3 to 2.5). Pure: no socket, no clock.
+
+A client is known by its connection. Its groups end with a heartbeat that leaves them out, with UNREGISTER_CLIENT, with the
+connection, and when no heartbeat came for ``expiry_ms``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from commitmq_plugins.rocketmq.remoting.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from commitmq_plugins.rocketmq.remoting.codes import LanguageCode
+
+BROADCASTING: Final = "BROADCASTING"
+CLUSTERING: Final = "CLUSTERING"
+
+Link = TypeVar("Link")
+"""A connection; anything that can be hashed."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One client of a group, or of a producer group."""
+
+    client_id: str
+    language: LanguageCode
+    version: int
+    heard_ms: int
+
+
+@dataclass(slots=True)
+class ConsumerGroup(Generic[Link]):
+    """The members of a group, and what the newest heartbeat said of it."""
+
+    name: str
+    members: dict[Link, Member] = field(default_factory=dict)
+    subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = CLUSTERING
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    fingerprint: int = 0
+
+    @property
+    def client_ids(self) -> list[str]:
+        return sorted(member.client_id for member in self.members.values())
+
+
+@dataclass(slots=True)
+class Changes(Generic[Link]):
+    """What one call changed: groups whose members or topics are others now, and groups without members."""
+
+    groups: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
+    producers: set[str] = field(default_factory=set)
+    """Producer groups that have their first member, or lost their last one."""
+    left: list[tuple[str, str]] = field(default_factory=list)
+    """Consumer group and client id of members that are gone."""
+
+
+class Registry(Generic[Link]):
+    """See the module. ``groups`` and ``producers`` may be read."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, ConsumerGroup[Link]] = {}
+        self.producers: dict[str, dict[Link, Member]] = {}
+        self._consumes: dict[Link, set[str]] = {}
+        self._produces: dict[Link, set[str]] = {}
+        self._clients: dict[str, Link] = {}
+        self._turn = 0
+
+    def __len__(self) -> int:
+        """Connections with a group."""
+        return len(self._consumes.keys() | self._produces.keys())
+
+    # ------------------------------------------------------------ changes
+
+    def heartbeat(
+        self, link: Link, data: HeartbeatData, language: LanguageCode, version: int, now_ms: int
+    ) -> Changes[Link]:
+        """Take a heartbeat. It names all groups of the client that live."""
+        changes: Changes[Link] = Changes()
+        for consumer in data.consumers:
+            self._consumer(link, data, consumer, Member(data.client_id, language, version, now_ms), changes)
+        for group in data.producer_groups:
+            members = self.producers.get(group)
+            if members is None:
+                members = self.producers[group] = {}
+                changes.producers.add(group)
+            members[link] = Member(data.client_id, language, version, now_ms)
+            self._produces.setdefault(link, set()).add(group)
+            self._clients[data.client_id] = link
+        return changes
+
+    def _consumer(
+        self, link: Link, data: HeartbeatData, consumer: ConsumerData, member: Member, changes: Changes[Link]
+    ) -> None:
+        name = consumer.group_name
+        group = self.groups.get(name)
+        if group is None:
+            group = self.groups[name] = ConsumerGroup(name)
+        if link not in group.members:
+            changes.groups.add(name)
+        group.members[link] = member
+        self._consumes.setdefault(link, set()).add(name)
+        group.consume_type, group.message_model = consumer.consume_type, consumer.message_model
+        group.consume_from_where = consumer.consume_from_where
+        if not data.without_sub:
+            if self._subscribe(group, consumer.subscriptions):
+                changes.groups.add(name)
+            group.fingerprint = data.heartbeat_fingerprint
+
+    @staticmethod
+    def _subscribe(group: ConsumerGroup[Link], subscriptions: Iterable[SubscriptionData]) -> bool:
+        """Whether the set of topics is another one now."""
+        topics = {one.topic: one for one in subscriptions}
+        changed = topics.keys() != group.subscriptions.keys()
+        for topic, one in topics.items():
+            known = group.subscriptions.get(topic)
+            if known is None or one.sub_version >= known.sub_version:
+                group.subscriptions[topic] = one
+        for topic in group.subscriptions.keys() - topics.keys():
+            del group.subscriptions[topic]
+        return changed
+
+    def unregister(self, link: Link, producer_group: str | None, consumer_group: str | None) -> Changes[Link]:
+        """The client of ``link`` leaves these groups."""
+        changes: Changes[Link] = Changes()
+        if producer_group:
+            self._leave_producers(link, producer_group, changes)
+        if consumer_group:
+            self._leave(link, consumer_group, changes)
+        return changes
+
+    def closed(self, link: Link) -> Changes[Link]:
+        """The connection ended."""
+        changes: Changes[Link] = Changes()
+        for group in list(self._produces.get(link, ())):
+            self._leave_producers(link, group, changes)
+        for group in list(self._consumes.get(link, ())):
+            self._leave(link, group, changes)
+        return changes
+
+    def silent(self, before_ms: int) -> set[Link]:
+        """Connections whose newest heartbeat, of any group, is older: they are to be closed."""
+        heard: dict[Link, int] = {}
+        for members in (*(group.members for group in self.groups.values()), *self.producers.values()):
+            for link, member in members.items():
+                heard[link] = max(heard.get(link, 0), member.heard_ms)
+        return {link for link, at in heard.items() if at < before_ms}
+
+    def _leave_producers(self, link: Link, group: str, changes: Changes[Link]) -> None:
+        members = self.producers.get(group, {})
+        member = members.pop(link, None)
+        if member is None:
+            return
+        if not members:
+            del self.producers[group]
+            changes.producers.add(group)
+        if self._clients.get(member.client_id) == link:
+            del self._clients[member.client_id]
+        self._forget(self._produces, link, group)
+
+    def _leave(self, link: Link, name: str, changes: Changes[Link]) -> None:
+        group = self.groups.get(name)
+        member = None if group is None else group.members.pop(link, None)
+        if group is None or member is None:
+            return
+        changes.groups.add(name)
+        changes.left.append((name, member.client_id))
+        if not group.members:
+            del self.groups[name]
+            changes.ended.add(name)
+        self._forget(self._consumes, link, name)
+
+    @staticmethod
+    def _forget(table: dict[Link, set[str]], link: Link, group: str) -> None:
+        table[link].discard(group)
+        if not table[link]:
+            del table[link]
+
+    # ------------------------------------------------------------ look-ups
+
+    def producer(self, group: str) -> Link | None:
+        """A connection of a producer of ``group``, another one each time."""
+        members = self.producers.get(group)
+        if not members:
+            return None
+        self._turn += 1
+        links = list(members)
+        return links[self._turn % len(links)]
+
+    def client(self, client_id: str) -> Link | None:
+        """The connection of the producer with this client id."""
+        return self._clients.get(client_id)
+
+    def member(self, group: str, client_id: str) -> Link | None:
+        """The connection of the consumer with this client id."""
+        found = self.groups.get(group)
+        if found is None:
+            return None
+        return next((link for link, one in found.members.items() if one.client_id == client_id), None)
+
+    def client_of(self, link: Link, group: str) -> str | None:
+        """The client id of ``link`` in ``group``."""
+        found = self.groups.get(group)
+        member = None if found is None else found.members.get(link)
+        return None if member is None else member.client_id

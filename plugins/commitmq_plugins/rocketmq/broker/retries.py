@@ -1,0 +1,113 @@
+"""Failed messages of RocketMQ's consumers: CONSUMER_SEND_MSG_BACK, and plain sends to retry topics (spec 3.6, 3.7)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from commitmq.errors import ProtocolError
+from commitmq.format.record import decode_record
+from commitmq.format.unique_ids import UniqueIds
+from commitmq.store.metadata.topic_config import TopicConfig
+from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.locks import QueueLocks
+from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.remoting.codes import V3_4_9, RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.headers.sending import (
+    ConsumerSendMsgBackRequestHeader,
+    SendMessageRequestHeader,
+)
+from commitmq_plugins.rocketmq.remoting.server import Connection
+
+_RETRY: Final = "%RETRY%"
+_DEAD: Final = "%DLQ%"
+_SETTINGS_S: Final = 5.0
+
+
+class Retries:
+    """See the module. Settings of groups are asked for every few seconds."""
+
+    def __init__(self, node: Node, topics: Topics, locks: QueueLocks) -> None:
+        self._node, self._topics, self._locks = node, topics, locks
+        self._ids = UniqueIds()
+        self._settings: dict[str, tuple[float, dict[str, Any]]] = {}
+        self.handlers = {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def unique_id(self) -> str:
+        """The unique key of a message whose client gave it none."""
+        return self._ids.next()
+
+    async def settings(self, group: str) -> dict[str, Any]:
+        """The settings of ``group`` under RocketMQ's names. Raises ProtocolError."""
+        now = time.monotonic()
+        at, known = self._settings.get(group, (0.0, {}))
+        if now - at > _SETTINGS_S or not known:
+            if len(self._settings) > 10_000:
+                self._settings.clear()
+            answer = await self._node.ask("coordinator", "group.config", group=group)
+            known = {name: value for name, value in answer.items() if name not in ("v", "id", "ok")}
+            self._settings[group] = now, known.get("config", known)
+            known = self._settings[group][1]
+        return known
+
+    async def place(self, header: SendMessageRequestHeader, version: int) -> TopicConfig:
+        """The topic for a consumer's own send to its retry topic; changes ``header`` for a dead letter.
+
+        Raises ProtocolError.
+        """
+        group = header.topic.removeprefix(_RETRY)
+        await self._topics.retry_topics(group)
+        most = int((await self.settings(group)).get("retryMaxTimes", 16))
+        if header.max_reconsume_times is not None and version >= V3_4_9:
+            most = header.max_reconsume_times
+        is_ordered = self._locks.is_held(group, time.monotonic_ns() // 1_000_000)
+        if (header.reconsume_times or 0) > most or is_ordered:
+            header.topic, header.queue_id = _DEAD + group, 0
+            header.properties = f"{header.properties or ''}\x02DELAY\x01-1\x02"
+        return self._topics.must_get(header.topic)
+
+    async def send_back(self, connection: Connection, command: Command) -> Command:
+        """Request 36: a consumer could not handle a message."""
+        header = ConsumerSendMsgBackRequestHeader.decode(command.ext_fields)
+        try:
+            await self._topics.retry_topics(header.group)
+            record = await self._record(header.offset)
+            fields: dict[str, Any] = {"delay_level": header.delay_level}
+            if header.max_reconsume_times is not None and command.version >= V3_4_9:
+                fields["max_retries"] = header.max_reconsume_times
+            else:
+                fields["max_retries"] = int((await self.settings(header.group)).get("retryMaxTimes", 16))
+            if record is None:
+                return command.answer(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+            await self._node.exchange(
+                self._node.line("writer"),
+                "send_back",
+                {
+                    "group": header.group,
+                    "topic": record.topic,
+                    "queue": record.queue_id,
+                    "queue_offset": record.queue_offset,
+                    "physical_offset": header.offset,
+                    **fields,
+                },
+                (b"",),
+            )
+        except ProtocolError as error:
+            if error.code == "NO_PERMISSION":
+                return command.answer()  # the group keeps no failed messages (retryQueueNums 0)
+            return command.answer(*refusal_of(error))
+        return command.answer()
+
+    async def _record(self, physical_offset: int) -> Any:
+        """The record at ``physical_offset``, or None."""
+        try:
+            _, frames = await self._node.exchange(
+                self._node.line("reader-0"), "view", {"physical_offset": physical_offset}
+            )
+        except ProtocolError as error:
+            if error.code in ("INVALID_PARAMETER", "TOPIC_NOT_EXIST"):
+                return None
+            raise
+        return decode_record(b"".join(frames), check_crc=False)

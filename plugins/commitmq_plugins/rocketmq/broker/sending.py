@@ -1,0 +1,386 @@
+"""Sends: SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (spec remoting 3.1 to 3.6).
+
+All messages that were read from the sockets in one turn of the loop, and belong to the same queue, go to the writer as one run.
+A message that waits somewhere first (a delay, a timer, a half message) is a run of its own, because it may have a place of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from collections.abc import Awaitable
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from commitmq.errors import InvalidMessageError, ProtocolError
+from commitmq.format.constants import Host, Property
+from commitmq.format.message_id import offset_message_id, pack_host
+from commitmq.format.properties import decode_properties, encode_properties
+from commitmq.log import Log
+from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RunCheck
+from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE, TopicConfig
+from commitmq.store.metadata.topic_name import validate_topic
+from commitmq_plugins.rocketmq.broker.codes import refusal_of, response_code
+from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError
+from commitmq_plugins.rocketmq.broker.retries import Retries
+from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.headers.sending import SendMessageRequestHeader, decode_send
+from commitmq_plugins.rocketmq.remoting.server import Connection
+
+FAQ: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+REGION: Final = "DefaultRegion"
+SEND_FIELDS: Final = {"MSG_REGION": REGION, "TRACE_ON": "true"}
+"""Fields of every answer to a send, refusals included (spec 3.2)."""
+
+_TEMPLATE_QUEUES: Final = 8
+_MAX_TIMEOUT_S: Final = 15.0
+_COMPRESSED: Final = 0x1
+_COMPRESSION: Final = 0x701
+_TRANSACTION: Final = 0xC
+_ELEMENT: Final = struct.Struct(">iiii")
+_SPECIAL: Final = frozenset(SPECIAL_PROPERTIES)
+_RETRY: Final = "%RETRY%"
+
+
+class _Waiting(NamedTuple):
+    """A request whose messages are in a run: ``sizes`` has the bytes of each record."""
+
+    connection: Connection
+    command: Command
+    queue: int
+    unique: str | None
+    sizes: list[int]
+
+
+class _Key(NamedTuple):
+    """What all records of a run have in common. ``number`` tells apart runs that must not be put together."""
+
+    role: str
+    topic: str
+    queue: int
+    ack: str
+    v6: bool
+    number: int
+
+
+class Refusal(Exception):
+    """The send is refused with this code and remark."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code, self.remark = code, remark
+
+
+class Sends:
+    """See the module."""
+
+    def __init__(self, node: Node, topics: Topics, retries: Retries, loop: asyncio.AbstractEventLoop, log: Log) -> None:
+        self._node, self._topics, self._retries, self._loop, self._log = node, topics, retries, loop, log
+        config = node.config
+        self._network, self._auto_create = config.network, config.topics.auto_create
+        host = Host(config.network.store_host, config.network.store_port)
+        self._check = RunCheck(
+            store_host=pack_host(host),
+            max_message_bytes=config.commit_log.max_message_bytes,
+            properties_crc=config.commit_log.append_properties_crc,
+        )
+        self._is_sync = config.commit_log.flush_mode == "sync"
+        self._max_run_bytes = config.commit_log.max_run_bytes
+        self._marks = {"CLUSTER": config.network.cluster_name, **SEND_FIELDS}
+        self._runs: dict[_Key, tuple[list[bytes | bytearray], list[_Waiting]]] = {}
+        self._number = 0
+        self.handlers = {
+            RequestCode.SEND_MESSAGE: self.handle,
+            RequestCode.SEND_MESSAGE_V2: self.handle,
+            RequestCode.SEND_BATCH_MESSAGE: self.handle,
+        }
+
+    # ------------------------------------------------------------ requests
+
+    def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
+        """Take one send. Its answer is sent when the messages are stored."""
+        header = decode_send(command.ext_fields)
+        topic = self._topics.get(header.topic)
+        if topic is None or header.topic.startswith(_RETRY):
+            return self._handle_slowly(connection, command, header, topic)
+        try:
+            self._put(connection, command, header, topic)
+        except Refusal as refusal:
+            return command.answer(refusal.code, refusal.remark, ext_fields=dict(SEND_FIELDS))
+        return None
+
+    async def _handle_slowly(
+        self, connection: Connection, command: Command, header: SendMessageRequestHeader, topic: TopicConfig | None
+    ) -> Command | None:
+        """A send to a topic that has to be made first, or to a retry topic."""
+        try:
+            if header.topic.startswith(_RETRY):
+                if header.batch or command.code == RequestCode.SEND_BATCH_MESSAGE:
+                    raise Refusal(
+                        ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
+                    )
+                topic = await self._retries.place(header, command.version)
+            elif topic is None:
+                topic = await self._created(header)
+            self._put(connection, command, header, topic)
+        except Refusal as refusal:
+            return command.answer(refusal.code, refusal.remark, ext_fields=dict(SEND_FIELDS))
+        except ProtocolError as error:
+            return command.answer(*refusal_of(error), ext_fields=dict(SEND_FIELDS))
+        return None
+
+    async def _created(self, header: SendMessageRequestHeader) -> TopicConfig:
+        """The topic of a send, made if sends may make topics. Raises Refusal, ProtocolError."""
+        _check_name(header.topic)
+        if not self._auto_create:
+            raise Refusal(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!{FAQ}"
+            )
+        template = self._topics.get(header.default_topic)
+        most = _TEMPLATE_QUEUES if template is None else template.write_queues
+        return await self._topics.create(header.topic, max(1, min(header.default_topic_queue_nums, most)))
+
+    # ------------------------------------------------------------ runs
+
+    def _put(
+        self, connection: Connection, command: Command, header: SendMessageRequestHeader, topic: TopicConfig
+    ) -> None:
+        """Put the messages of a request into a run. Raises Refusal."""
+        queue = header.queue_id
+        if queue >= max(topic.write_queues, topic.read_queues):
+            raise Refusal(ResponseCode.INVALID_PARAMETER, f"request queueId[{queue}] is illegal, {topic.to_json()}")
+        if queue < 0:
+            queue = random.randrange(max(1, topic.write_queues))
+        is_batch = header.batch or command.code == RequestCode.SEND_BATCH_MESSAGE
+        born_host = _born_host(*connection.peer)
+        properties = decode_properties((header.properties or "").encode("utf-8", "replace"))
+        role = "memory" if topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY else "writer"
+        ack = "memory" if not self._is_sync or properties.get("WAIT") == "false" else "flushed"
+        number = 0
+        if is_batch and topic.attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH:
+            self._send_inner_batch(connection, command, header, queue, properties, ack)
+            return
+        if is_batch:
+            records = self._batch_records(header, queue, command.body, born_host)
+        else:
+            special = not _SPECIAL.isdisjoint(properties)
+            records = [self._record(header, queue, command.body, properties, born_host)]
+            if special:
+                self._number = number = self._number + 1
+        key = _Key(role, header.topic, queue, ack, len(born_host) == 20, number)
+        unique = properties.get(Property.UNIQUE_KEY)
+        self._add(key, records, _Waiting(connection, command, queue, unique, [len(record) for record in records]))
+
+    def _record(
+        self,
+        header: SendMessageRequestHeader,
+        queue: int,
+        body: Any,
+        properties: dict[str, str],
+        born_host: bytes,
+    ) -> bytearray:
+        """A single message; its properties get what a broker adds (spec 5.4)."""
+        properties.pop("POP_CK", None)
+        if Property.UNIQUE_KEY not in properties:
+            properties[Property.UNIQUE_KEY] = self._retries.unique_id()
+        properties.update(self._marks)
+        try:
+            encoded = encode_properties(properties)
+        except InvalidMessageError as error:
+            raise Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        return self._encoded(header, queue, body, encoded, header.flag, born_host)
+
+    def _encoded(
+        self, header: SendMessageRequestHeader, queue: int, body: Any, properties: bytes, flag: int, born_host: bytes
+    ) -> bytearray:
+        sys_flag = header.sys_flag & _COMPRESSION if header.sys_flag & _COMPRESSED else 0
+        try:
+            return self._check.encode(
+                header.topic.encode(),
+                queue,
+                body,
+                properties,
+                sys_flag=sys_flag,
+                flag=flag,
+                born_timestamp=max(0, header.born_timestamp),
+                born_host=born_host,
+                reconsume_times=max(0, header.reconsume_times or 0),
+                checked=True,
+            )
+        except MessageIllegalError as error:
+            raise Refusal(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "the message is illegal, maybe msg body or properties length not matched. msg body length limit "
+                f"{self._check.max_message_bytes}B, msg properties length limit 32KB. {error}",
+            ) from error
+
+    def _batch_records(
+        self, header: SendMessageRequestHeader, queue: int, body: Any, born_host: bytes
+    ) -> list[bytes | bytearray]:
+        """A record of each message of a batch, whose property bytes stay as they are (spec 2.8). Raises Refusal."""
+        if header.sys_flag & _TRANSACTION:
+            raise Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction")
+        records: list[bytes | bytearray] = []
+        view, at = memoryview(body), 0
+        while at < len(view):
+            if len(view) - at < 22:
+                raise Refusal(ResponseCode.MESSAGE_ILLEGAL, f"message {len(records)} of the batch is cut short")
+            size, _, _, flag = _ELEMENT.unpack_from(view, at)
+            body_size = int.from_bytes(view[at + 16 : at + 20], "big", signed=True)
+            if not 22 <= size <= len(view) - at or not 0 <= body_size <= size - 22:
+                raise Refusal(ResponseCode.MESSAGE_ILLEGAL, f"the sizes of message {len(records)} of the batch are wrong")
+            start = at + 20 + body_size
+            if int.from_bytes(view[start : start + 2], "big") != size - 22 - body_size:
+                raise Refusal(ResponseCode.MESSAGE_ILLEGAL, f"the sizes of message {len(records)} of the batch are wrong")
+            properties = bytes(view[start + 2 : at + size])
+            if properties and properties[-1] != 2:
+                properties += b"\x02"
+            records.append(self._encoded(header, queue, view[at + 20 : start], properties, flag, born_host))
+            at += size
+        if not records:
+            raise Refusal(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+        return records
+
+    def _add(self, key: _Key, records: list[bytes | bytearray], waiting: _Waiting) -> None:
+        if not self._runs:
+            self._loop.call_soon(self._flush)
+        run = self._runs.get(key)
+        if run is None:
+            run = self._runs[key] = ([], [])
+        run[0].extend(records)
+        run[1].append(waiting)
+
+    def _flush(self) -> None:
+        """Send what the turn collected to the writer."""
+        runs, self._runs = self._runs, {}
+        for key, (records, requests) in runs.items():
+            data = b"".join(records)
+            if len(data) <= self._max_run_bytes or len(requests) == 1:
+                self._append(key, data, len(records), requests)
+                continue
+            at = 0
+            for one in requests:
+                mine = records[at : at + len(one.sizes)]
+                at += len(one.sizes)
+                self._append(key, b"".join(mine), len(mine), [one])
+
+    def _append(self, key: _Key, run: bytes, count: int, requests: list[_Waiting]) -> None:
+        fields = {
+            "topic": key.topic,
+            "queue": key.queue,
+            "count": count,
+            "ack": key.ack,
+            "forwarded": 6 if key.v6 else 4,
+        }
+        future = self._node.line(key.role).request("append", fields, (run,), timeout_s=_MAX_TIMEOUT_S)
+        future.add_done_callback(lambda done: self._stored(done, requests))
+
+    def _send_inner_batch(
+        self,
+        connection: Connection,
+        command: Command,
+        header: SendMessageRequestHeader,
+        queue: int,
+        properties: dict[str, str],
+        ack: str,
+    ) -> None:
+        """A batch that stays one record, for a topic of BatchCQ."""
+        fields = {
+            "topic": header.topic,
+            "queue": queue,
+            "count": _count(command.body),
+            "properties": {**properties, **self._marks},
+            "born": max(0, header.born_timestamp),
+            "ack": ack,
+        }
+        waiting = _Waiting(connection, command, queue, properties.get(Property.UNIQUE_KEY), [0])
+        future = self._node.line("writer").request("batch", fields, (bytes(command.body),), timeout_s=_MAX_TIMEOUT_S)
+        future.add_done_callback(lambda done: self._stored(done, [waiting]))
+
+    # ------------------------------------------------------------ answers
+
+    def _stored(self, done: asyncio.Future[Answer], requests: list[_Waiting]) -> None:
+        """Answer the requests of a run."""
+        try:
+            answer = done.result()[0]
+        except (LineLostError, asyncio.CancelledError) as error:
+            remark = f"service not available now. {error}"
+            for one in requests:
+                self._reply(one, one.command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark, ext_fields=dict(SEND_FIELDS)))
+            return
+        if not answer["ok"] and answer.get("outcome") != "stored":
+            code = response_code(str(answer.get("code")))
+            for one in requests:
+                self._reply(one, one.command.answer(code, str(answer.get("error")), ext_fields=dict(SEND_FIELDS)))
+            return
+        code = ResponseCode.SUCCESS if answer["ok"] else ResponseCode.FLUSH_DISK_TIMEOUT
+        offset = int(answer.get("queue_offset", 0))
+        places = _Places(answer)
+        for one in requests:
+            ids = [self._message_id(places.next(size)) for size in one.sizes]
+            fields = {
+                **SEND_FIELDS,
+                "msgId": ",".join(ids),
+                "queueId": str(one.queue),
+                "queueOffset": str(offset),
+            }
+            if one.unique is not None:
+                fields["transactionId"] = one.unique
+            offset += len(one.sizes)
+            self._reply(one, one.command.answer(code, ext_fields=fields))
+
+    def _message_id(self, physical_offset: int) -> str:
+        return offset_message_id(self._network.store_host, self._network.store_port, physical_offset)
+
+    @staticmethod
+    def _reply(waiting: _Waiting, answer: Command) -> None:
+        if not waiting.command.is_oneway:
+            waiting.connection.send(answer)
+
+
+class _Places:
+    """The physical offset of each record of a run, from the parts of an answer."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self._parts = [list(part) for part in answer.get("parts", ())] or [[1 << 62, int(answer.get("physical_offset", 0))]]
+
+    def next(self, size: int) -> int:
+        """The place of the next record, which has ``size`` bytes."""
+        part = self._parts[0]
+        at = int(part[1])
+        part[0] -= 1
+        part[1] += size
+        if part[0] == 0 and len(self._parts) > 1:
+            del self._parts[0]
+        return at
+
+
+def _check_name(name: str) -> None:
+    """Raises Refusal for a name that no topic can have (spec store 2.7)."""
+    if not name.strip():
+        raise Refusal(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
+    try:
+        validate_topic(name)
+    except InvalidMessageError as error:
+        raise Refusal(ResponseCode.INVALID_PARAMETER, f"The specified topic: {name}: {error}") from error
+
+
+def _count(body: Any) -> int:
+    """Messages of a client batch; what is wrong in it, the writer says."""
+    view, at, count = memoryview(body), 0, 0
+    while at + 4 <= len(view):
+        size = int.from_bytes(view[at : at + 4], "big", signed=True)
+        if size < 22:
+            break
+        at += size
+        count += 1
+    return count
+
+
+@lru_cache(maxsize=4_096)
+def _born_host(ip: str, port: int) -> bytes:
+    return pack_host(Host(ip, port))

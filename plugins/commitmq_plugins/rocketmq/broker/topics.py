@@ -1,0 +1,80 @@
+"""The topics of the node, kept current for the broker server, and how new ones are made."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from commitmq.control import Word
+from commitmq.errors import ProtocolError
+from commitmq.store.metadata.topic_config import TopicConfig
+from commitmq.store.metadata.topic_files import TopicReader, apply
+from commitmq_plugins.rocketmq.broker.node import Node
+
+DEFAULT_TOPIC: Final = "TBW102"
+"""RocketMQ's template of new topics. Name servers have it as long as sends may create topics."""
+
+
+class Topics:
+    """The topic table. :meth:`sync` reads what changed, which costs a look at a word when nothing did."""
+
+    def __init__(self, node: Node) -> None:
+        """Raises StoreError when the files cannot be read."""
+        self._node = node
+        self._reader = TopicReader(node.layout)
+        self._version = node.control.get(Word.TOPICS_VERSION)
+        self._table = self._reader.everything()
+        self.changed: set[str] = set(self._table.topics)
+        """Names that changed since somebody emptied this set: name servers have to hear of them."""
+
+    @property
+    def all(self) -> dict[str, TopicConfig]:
+        """All topics by name. Do not change it."""
+        self.sync()
+        return self._table.topics
+
+    @property
+    def version(self) -> int:
+        """Grows with each change of a topic."""
+        return self._version
+
+    def sync(self) -> None:
+        """Take what the coordinator changed. Raises StoreError."""
+        version = self._node.control.get(Word.TOPICS_VERSION)
+        if version == self._version:
+            return
+        changes = self._reader.changes(version)
+        if changes is None:
+            before, self._table = self._table.topics, self._reader.everything()
+            self.changed |= {name for name in before.keys() | self._table.topics.keys()
+                             if before.get(name) != self._table.topics.get(name)}  # fmt: skip
+        else:
+            for change in changes:
+                apply(self._table, change)
+                self.changed.add(change.name)
+        self._version = version
+
+    def get(self, name: str) -> TopicConfig | None:
+        """The topic, or None."""
+        self.sync()
+        return self._table.topics.get(name)
+
+    async def create(self, name: str, queues: int, *, perm: int = 6) -> TopicConfig:
+        """The topic, made if there is none. Raises ProtocolError."""
+        found = self.get(name)
+        if found is not None:
+            return found
+        await self._node.ask("coordinator", "topic.create", topic=name, queues=queues, perm=perm)
+        return self.must_get(name)
+
+    def must_get(self, name: str) -> TopicConfig:
+        """A topic that the coordinator has. Raises ProtocolError TOPIC_NOT_EXIST when it is gone again."""
+        found = self.get(name)
+        if found is None:
+            raise ProtocolError("TOPIC_NOT_EXIST", f"topic {name} was deleted meanwhile")
+        return found
+
+    async def retry_topics(self, group: str) -> None:
+        """Make the retry and the dead-letter topic of ``group``, unless they are there. Raises ProtocolError."""
+        if self.get(f"%RETRY%{group}") is None:
+            await self._node.ask("coordinator", "group.retry_topics", group=group)
+            self.sync()

@@ -1,0 +1,48 @@
+"""The section ``[plugins.rocketmq]``: where RocketMQ's clients and tools find the node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from commitmq.config import setting
+
+PLUGIN = "rocketmq"
+
+
+@dataclass(frozen=True, slots=True)
+class RocketMQSettings:
+    """``enable`` turns the broker server on, and with ``namesrv_port`` the name server.
+
+    ``port``: 0 takes ``network.store_port``, which is part of every message's id: clients look messages up there. The same holds
+    for an empty ``advertised_host`` and ``network.store_host``. ``namesrv_port``: 0 for no name server of its own. ``namesrv``:
+    other name servers with which the broker registers, ``host:port;host:port``. Broker and cluster have the names of
+    ``network.broker_name`` and ``network.cluster_name``.
+    """
+
+    enable: bool = setting(False)
+    host: str = setting("127.0.0.1")
+    port: int = setting(0, 0, 65_535)
+    vip_port: bool = setting(True)
+    namesrv_port: int = setting(9876, 0, 65_535)
+    namesrv: str = setting("")
+    advertised_host: str = setting("")
+    tls_mode: str = setting("disabled", choices=("disabled", "permissive", "enforcing"))
+    tls_certificate: str = setting("")
+    tls_key: str = setting("")
+    max_connections: int = setting(2_000, 1, 1_000_000)
+    max_frame_bytes: int = setting(16 * 1024 * 1024, 4_096, 1 << 30)
+    max_unsent_bytes: int = setting(16 * 1024 * 1024, 65_536, 1 << 40)
+    idle_timeout_ms: int = setting(120_000, 1_000, 86_400_000)
+
+    def check(self) -> None:
+        """Raises ValueError."""
+        if self.tls_mode != "disabled" and not (self.tls_certificate and self.tls_key):
+            raise ValueError(f"plugins.rocketmq.tls_mode={self.tls_mode} needs tls_certificate and tls_key")
+        for one in self.name_servers():
+            host, _, port = one.rpartition(":")
+            if not host or not port.isdecimal():
+                raise ValueError(f"plugins.rocketmq.namesrv: {one!r} is no host:port")
+
+    def name_servers(self) -> list[str]:
+        """The other name servers."""
+        return [one.strip() for one in self.namesrv.replace(",", ";").split(";") if one.strip()]
