@@ -1,0 +1,116 @@
+"""HeartbeatData: a client's groups and subscriptions (spec 15.6, 2.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from commitmq_plugins.rocketmq.remoting.fastjson import as_bool, as_int, as_list, as_object, as_text, load_object
+
+
+@dataclass(slots=True)
+class SubscriptionData:
+    """One topic of a group. ``sub_version`` grows with each change; ``code_set`` are the hashes of the tags."""
+
+    topic: str
+    sub_string: str = "*"
+    tags_set: list[str] = field(default_factory=list)
+    code_set: list[int] = field(default_factory=list)
+    sub_version: int = 0
+    expression_type: str = "TAG"
+    class_filter_mode: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "classFilterMode": self.class_filter_mode,
+            "codeSet": self.code_set,
+            "expressionType": self.expression_type,
+            "subString": self.sub_string,
+            "subVersion": self.sub_version,
+            "tagsSet": self.tags_set,
+            "topic": self.topic,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> SubscriptionData:
+        """Elements of ``codeSet`` may be texts: the Go client's are (spec 1.13)."""
+        members = as_object(value, "a subscription")
+        return cls(
+            as_text(members.get("topic"), "topic"),
+            as_text(members.get("subString") or "*", "subString"),
+            [as_text(one, "a tag") for one in as_list(members.get("tagsSet"), "tagsSet")],
+            [as_int(one, "a tag's code") for one in as_list(members.get("codeSet"), "codeSet")],
+            as_int(members.get("subVersion", 0), "subVersion"),
+            as_text(members.get("expressionType") or "TAG", "expressionType"),
+            as_bool(members.get("classFilterMode"), "classFilterMode"),
+        )
+
+
+@dataclass(slots=True)
+class ConsumerData:
+    """One consumer group of a client."""
+
+    group_name: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    subscriptions: list[SubscriptionData] = field(default_factory=list)
+    unit_mode: bool = False
+
+    @classmethod
+    def from_json(cls, value: Any) -> ConsumerData:
+        members = as_object(value, "a consumer group")
+        subscriptions = as_list(members.get("subscriptionDataSet"), "subscriptionDataSet")
+        return cls(
+            as_text(members.get("groupName"), "groupName"),
+            as_text(members.get("consumeType") or "CONSUME_PASSIVELY", "consumeType"),
+            as_text(members.get("messageModel") or "CLUSTERING", "messageModel"),
+            as_text(members.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET", "consumeFromWhere"),
+            [SubscriptionData.from_json(one) for one in subscriptions],
+            as_bool(members.get("unitMode"), "unitMode"),
+        )
+
+
+@dataclass(slots=True)
+class HeartbeatData:
+    """The body of 34. With ``without_sub`` the subscriptions are left out and must not replace known ones."""
+
+    client_id: str
+    producer_groups: list[str] = field(default_factory=list)
+    consumers: list[ConsumerData] = field(default_factory=list)
+    heartbeat_fingerprint: int = 0
+    without_sub: bool = False
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> HeartbeatData:
+        """Raises BodyError."""
+        members = load_object(data)
+        producers = as_list(members.get("producerDataSet"), "producerDataSet")
+        consumers = as_list(members.get("consumerDataSet"), "consumerDataSet")
+        return cls(
+            as_text(members.get("clientID"), "clientID"),
+            [as_text(as_object(one, "a producer group").get("groupName"), "groupName") for one in producers],
+            [ConsumerData.from_json(one) for one in consumers],
+            as_int(members.get("heartbeatFingerprint", 0), "heartbeatFingerprint"),
+            as_bool(members.get("withoutSub"), "withoutSub"),
+        )
+
+
+@dataclass(slots=True)
+class CheckClientRequestBody:
+    """The body of 46."""
+
+    client_id: str
+    group: str
+    subscription_data: SubscriptionData | None = None
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> CheckClientRequestBody:
+        """Raises BodyError."""
+        members = load_object(data)
+        subscription = members.get("subscriptionData")
+        return cls(
+            as_text(members.get("clientId") or "", "clientId"),
+            as_text(members.get("group") or "", "group"),
+            None if subscription is None else SubscriptionData.from_json(subscription),
+        )

@@ -1,0 +1,115 @@
+"""Frames of a byte stream (spec 15.1): ``length i4 · serialization i1 · header length i3 · header · body``.
+
+``length`` counts everything behind itself. :class:`FrameParser` turns what a socket received into commands;
+:func:`encode_head` gives everything before the body, so that a body can be sent from where it lies.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from commitmq_plugins.rocketmq.remoting import binary_header, json_header
+from commitmq_plugins.rocketmq.remoting.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ
+from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.errors import FrameError
+
+MAX_FRAME_BYTES: Final = 16 << 20
+MAX_HEADER_BYTES: Final = 1 << 20
+_HEAD: Final = struct.Struct(">iI")
+_HEADER_MAX: Final = (1 << 24) - 1
+
+
+class FrameParser:
+    """Cuts one connection's bytes into commands. It keeps less than one frame and one read.
+
+    After a wrong frame ``error`` says what it was. The commands before it are still returned; later calls return none.
+    """
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
+        """``max_frame_bytes`` is the greatest length of a frame without its own 4 bytes."""
+        self.max_frame_bytes, self.max_header_bytes = max_frame_bytes, max_header_bytes
+        self.error: FrameError | None = None
+        self._pending = bytearray()
+        self._needed = 4
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of a frame that is not complete yet."""
+        return len(self._pending)
+
+    def feed(self, data: bytes) -> list[Command]:
+        """The commands that ``data`` completes. Bodies are views of ``data`` or of a copy, never of a buffer in use."""
+        if self.error is not None:
+            return []
+        if self._pending:
+            self._pending += data
+            if len(self._pending) < self._needed:
+                return []
+            data = bytes(self._pending)
+            self._pending = bytearray()
+        commands: list[Command] = []
+        at, end = 0, len(data)
+        view = memoryview(data)
+        try:
+            while end - at >= 4:
+                size = self._frame_size(data, at, end)
+                if end - at < size:
+                    self._needed = size if end - at >= 8 else 8
+                    break
+                commands.append(self._decode(view[at : at + size]))
+                at += size
+            else:
+                self._needed = 4
+        except FrameError as error:
+            self.error = error
+            return commands
+        if at < end:
+            self._pending += view[at:]
+        return commands
+
+    def _frame_size(self, data: bytes, at: int, end: int) -> int:
+        """Size of the frame at ``at`` with its own length. As soon as 8 bytes are there, its header is checked too."""
+        length = int.from_bytes(data[at : at + 4], "big", signed=True)
+        if not 4 <= length <= self.max_frame_bytes:
+            raise FrameError(
+                f"a frame claims {length} bytes, allowed are 4 to {self.max_frame_bytes}: no client of RocketMQ, "
+                "or the limit of a frame is too low"
+            )
+        if end - at >= 8:
+            word = int.from_bytes(data[at + 4 : at + 8], "big")
+            if word >> 24 not in (SERIALIZE_JSON, SERIALIZE_ROCKETMQ):
+                raise FrameError(f"a frame has serialization {word >> 24}, known are 0 (JSON) and 1 (ROCKETMQ)")
+            header_bytes = word & _HEADER_MAX
+            if header_bytes > length - 4:
+                raise FrameError(f"a header claims {header_bytes} bytes of a frame of {length}")
+            if header_bytes > self.max_header_bytes:
+                raise FrameError(f"a header claims {header_bytes} bytes, at most {self.max_header_bytes} are allowed")
+        return 4 + length
+
+    @staticmethod
+    def _decode(frame: memoryview) -> Command:
+        word = int.from_bytes(frame[4:8], "big")
+        body_at = 8 + (word & _HEADER_MAX)
+        header = frame[8:body_at]
+        command = binary_header.decode(header) if word >> 24 else json_header.decode(header)
+        command.body = frame[body_at:]
+        command.frame_bytes = len(frame)
+        return command
+
+
+def encode_head(command: Command, body_bytes: int) -> bytes:
+    """Everything of the frame but its body, which has ``body_bytes`` and follows on the wire."""
+    if command.serialize == SERIALIZE_JSON:
+        header = json_header.encode(command)
+    else:
+        header = binary_header.encode(command)
+    size = len(header)
+    if size > _HEADER_MAX:
+        raise FrameError(f"the header has {size} bytes, at most {_HEADER_MAX} fit")
+    return _HEAD.pack(4 + size + body_bytes, command.serialize << 24 | size) + header
+
+
+def encode(command: Command) -> bytes:
+    """The whole frame of ``command``."""
+    return encode_head(command, len(command.body)) + bytes(command.body)
