@@ -1,14 +1,13 @@
 """RocketMQ's remoting protocol: its clients, its tools and its brokers connect to the node, unmodified.
 
-Built by the hooks that third parties use. :mod:`.remoting` has the protocol, :mod:`.broker` the server of producers, consumers and
-tools, :mod:`.namesrv` the name server; each server is a worker process.
+Built by the hooks that third parties use. :mod:`.remoting` has the protocol, :mod:`.broker` the server of producers, consumers
+and tools, :mod:`.namesrv` the name server; each server is a worker process.
 """
 
 from __future__ import annotations
 
-from commitmq.config import NodeConfig
+from commitmq.config import NodeConfig, section_from
 from commitmq.plugin.hookspecs import ConfigSection, WorkerSpec, hookimpl
-from commitmq.plugin.loading import settings
 from commitmq_plugins.rocketmq.settings import PLUGIN, RocketMQSettings
 
 
@@ -21,7 +20,7 @@ def commitmq_config() -> ConfigSection:
 @hookimpl
 def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
     """The broker server and the name server, when ``enable`` is on."""
-    found: RocketMQSettings = settings(config, PLUGIN)
+    found: RocketMQSettings = section_from(RocketMQSettings, config.plugins.get(PLUGIN, {}), f"plugins.{PLUGIN}")
     if not found.enable:
         return []
     workers = [WorkerSpec("rocketmq_broker", "commitmq_plugins.rocketmq.broker.process:run")]

@@ -13,10 +13,10 @@ PLUGIN = "rocketmq"
 class RocketMQSettings:
     """``enable`` turns the broker server on, and with ``namesrv_port`` the name server.
 
-    ``port``: 0 takes ``network.store_port``, which is part of every message's id: clients look messages up there. The same holds
-    for an empty ``advertised_host`` and ``network.store_host``. ``namesrv_port``: 0 for no name server of its own. ``namesrv``:
-    other name servers with which the broker registers, ``host:port;host:port``. Broker and cluster have the names of
-    ``network.broker_name`` and ``network.cluster_name``.
+    ``port``: 0 takes ``network.store_port``, which is part of every message's id: clients look messages up there. An empty
+    ``advertised_host`` is ``network.store_host`` for the same reason. ``namesrv_port``: 0 for no name server of its own.
+    ``namesrv``: other name servers with which the broker registers, ``host:port;host:port``. Broker and cluster have the
+    names of ``network.broker_name`` and ``network.cluster_name``.
     """
 
     enable: bool = setting(False)

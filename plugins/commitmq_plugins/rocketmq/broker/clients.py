@@ -27,7 +27,7 @@ from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
 from commitmq_plugins.rocketmq.remoting.headers.groups import UnregisterClientRequestHeader
-from commitmq_plugins.rocketmq.remoting.server import Connection
+from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 EXPIRY_MS: Final = 120_000
 _SCAN_S: Final = 10.0
@@ -74,7 +74,7 @@ class Clients:
         """Functions that are called with the names of producer groups that came or went."""
         self._turning = loop.create_task(self._turn())
         self._next_scan = time.monotonic() + _SCAN_S
-        self.handlers = {
+        self.handlers: dict[RequestCode, Handler] = {
             RequestCode.HEART_BEAT: self.heartbeat,
             RequestCode.UNREGISTER_CLIENT: self.unregister,
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
@@ -194,8 +194,8 @@ class Clients:
 
     def _apply(self, changes: Changes[Connection]) -> None:
         """Tell the coordinator and the clients what changed."""
-        for group, client_id in changes.left:
-            session = self._sessions.pop((group, client_id), None)
+        for left, client_id in changes.left:
+            session = self._sessions.pop((left, client_id), None)
             if session is not None and session.joined:
                 self._spawn(self._leave(session))
         for name in changes.groups:
@@ -225,9 +225,7 @@ class Clients:
         if found is None:
             return
         for connection in found.members:
-            connection.send(
-                request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}, oneway=True)
-            )
+            connection.send(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group}, oneway=True))
 
     def _spawn(self, coroutine: Any) -> None:
         task = self._loop.create_task(coroutine)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Protocol
 
 from commitmq.errors import CommitMQError
 from commitmq.log import Log
-from commitmq_plugins.rocketmq.remoting.codes import ResponseCode
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.errors import RemotingError
-from commitmq_plugins.rocketmq.remoting.server import Connection
-
-Handler = Callable[[Connection, Command], Command | Awaitable[Command | None] | None]
-"""Answers a request: with a command, at once or later. None when it sends its answer itself."""
+from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 
 class Part(Protocol):
     """A part of the server: the requests that it answers."""
 
     @property
-    def handlers(self) -> Mapping[int, Handler]: ...
+    def handlers(self) -> Mapping[RequestCode, Handler]: ...
 
 
 class Dispatch:

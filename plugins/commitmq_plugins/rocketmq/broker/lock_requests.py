@@ -9,7 +9,7 @@ from commitmq_plugins.rocketmq.remoting.bodies.locks import LockBatchRequestBody
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.fastjson import MessageQueue
-from commitmq_plugins.rocketmq.remoting.server import Connection
+from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 
 class LockRequests:
@@ -17,7 +17,10 @@ class LockRequests:
 
     def __init__(self, locks: QueueLocks, broker_name: str) -> None:
         self._locks, self._broker_name = locks, broker_name
-        self.handlers = {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
+        self.handlers: dict[RequestCode, Handler] = {
+            RequestCode.LOCK_BATCH_MQ: self.lock,
+            RequestCode.UNLOCK_BATCH_MQ: self.unlock,
+        }
 
     def lock(self, connection: Connection, command: Command) -> Command:
         """Request 41."""

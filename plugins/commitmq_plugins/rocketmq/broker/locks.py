@@ -1,7 +1,7 @@
 """Locks of ordered queues (spec 6.4). Pure: no socket, no clock.
 
-A lock belongs to a client of a group and lasts ``lease_ms`` after its last renewal. Locks are memory only, as in RocketMQ: after
-a restart the first client that asks has the lock.
+A lock belongs to a client of a group and lasts ``lease_ms`` after its last renewal. Locks are memory only, as in RocketMQ:
+after a restart the first client that asks has the lock.
 """
 
 from __future__ import annotations

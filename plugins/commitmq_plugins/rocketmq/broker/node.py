@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from commitmq.control import Word
-from commitmq.errors import ProtocolError
+from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
+from commitmq.supervision.node_files import read_node_file
 from commitmq.workers.runtime.context import WorkerContext
-from commitmq.workers.runtime.topic_view import TopicView, TopicViews
 from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError, NodeLine
 
 _TIMEOUT_S: Final = 5.0
-_MOVERS: Final = ("pop", "transaction")
 SERVICE_NOT_AVAILABLE: Final = "SERVICE_NOT_AVAILABLE"
 
 
@@ -22,13 +20,11 @@ class Node:
     """Lines are opened at first use. All methods are called in the loop."""
 
     def __init__(self, context: WorkerContext, loop: asyncio.AbstractEventLoop) -> None:
-        """Raises StoreError when the topics cannot be read."""
         self._context, self._loop = context, loop
         self.config = context.config
         self.layout = context.layout
         self.control = context.control
         self._lines: dict[str, NodeLine] = {}
-        self._views = TopicViews(context.layout, context.control)
         self.on_check: Callable[[dict[str, Any], list[bytes]], None] | None = None
         """Takes the checks of transactions that the transaction process sends."""
 
@@ -59,7 +55,13 @@ class Node:
         return (await self.exchange(self.line(role), op, fields, timeout_s=timeout_s))[0]
 
     async def exchange(
-        self, line: NodeLine, op: str, fields: dict[str, Any], payload: tuple[Any, ...] = (), *, timeout_s: float = _TIMEOUT_S
+        self,
+        line: NodeLine,
+        op: str,
+        fields: dict[str, Any],
+        payload: tuple[Any, ...] = (),
+        *,
+        timeout_s: float = _TIMEOUT_S,
     ) -> Answer:
         """One request and its answer. Raises as :meth:`ask`."""
         try:
@@ -70,16 +72,18 @@ class Node:
             raise wire.refusal(answer[0])
         return answer
 
-    async def mover(self, role: str, op: str, payload: tuple[Any, ...] = (), *, timeout_s: float = _TIMEOUT_S, **fields: Any) -> Answer:
+    async def mover(
+        self, role: str, op: str, payload: tuple[Any, ...] = (), *, timeout_s: float = _TIMEOUT_S, **fields: Any
+    ) -> Answer:
         """A request to a mover that runs on demand, ``pop`` or ``transaction``. Raises as :meth:`ask`."""
-        if not (self.layout.run / f"{role}.ipc").exists():
-            await self.exchange(self.line("supervisor"), "mover.start", {"role": role})
+        if not (self.layout.sockets / f"{role}.ipc").exists():
+            await self.exchange(self.line(self._admin()), "mover.start", {"role": role})
         return await self.exchange(self.line(role), op, fields, payload, timeout_s=timeout_s)
 
-    # ------------------------------------------------------------ topics
-
-    def topic(self, name: str) -> TopicView | None:
-        """The topic ``name`` as the node has it now."""
-        if self.control.get(Word.TOPICS_VERSION) != self._views.version:
-            self._views.reload()
-        return self._views.get(name)
+    def _admin(self) -> str:
+        """The name of the supervisor's socket, which each life of the node has of its own. Raises ProtocolError."""
+        try:
+            endpoint = str(read_node_file(self.layout)["admin"][1])
+        except (StoreError, KeyError, IndexError) as error:
+            raise ProtocolError(SERVICE_NOT_AVAILABLE, f"the supervisor cannot be reached: {error}") from error
+        return endpoint.rpartition("/")[2].removesuffix(".ipc")

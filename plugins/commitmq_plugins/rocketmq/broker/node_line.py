@@ -1,8 +1,8 @@
 """A connection to one process of the node, in an asyncio loop: requests, and a future for each answer.
 
 A request is handed to ZeroMQ only while the connection stands. When it ends, the fate of the requests under way is unknown:
-their futures fail with :class:`LineLostError`. A request that could not be handed over waits for the process to come back, until
-its time is over; then it was not sent, and its future fails with ``sent`` false.
+their futures fail with :class:`LineLostError`. A request that could not be handed over waits for the process to come back,
+until its time is over; then it was not sent, and its future fails with ``sent`` false.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class NodeLine:
         try:
             header = orjson.dumps({"v": wire.PROTOCOL_VERSION, "op": op, "id": number, **fields})
         except orjson.JSONEncodeError as error:
-            future.set_result(({"ok": False, "code": "INVALID_PARAMETER", "error": f"a value cannot be sent: {error}"}, []))
+            future.set_result(
+                ({"ok": False, "code": "INVALID_PARAMETER", "error": f"a value cannot be sent: {error}"}, [])
+            )
             return future
         if len(self._waiting) >= self._max_waiting:
             future.set_exception(LineLostError(f"{self.endpoint} takes no requests at present", sent=False))

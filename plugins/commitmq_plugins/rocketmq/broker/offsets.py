@@ -1,7 +1,7 @@
 """Offsets of groups and queues: requests 14, 15, and 29 to 32 (spec remoting 1.5).
 
-Clients commit with every pull and every five seconds, for one queue each. The newest offset of each queue is kept and goes to the
-coordinator with all others every ``COMMIT_S``. Who asks for an offset first has those of its group committed. So an
+Clients commit with every pull and every five seconds, for one queue each. The newest offset of each queue is kept and goes
+to the coordinator with all others every ``COMMIT_S``. Who asks for an offset first has those of its group committed. So an
 offset that somebody read never goes back.
 """
 
@@ -26,7 +26,7 @@ from commitmq_plugins.rocketmq.remoting.headers.reading import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from commitmq_plugins.rocketmq.remoting.server import Connection
+from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 COMMIT_S: Final = 0.2
 _QUEUES_A_REQUEST: Final = 1_000
@@ -47,7 +47,7 @@ class Offsets:
         self._committing: asyncio.Task[None] | None = None
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._resets: dict[tuple[str, str, int], int] = {}
-        self.handlers = {
+        self.handlers: dict[RequestCode, Handler] = {
             RequestCode.QUERY_CONSUMER_OFFSET: self.query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
@@ -119,7 +119,9 @@ class Offsets:
                 self._log.debug("offsets are not stored", group=group, error=error.message)
                 continue
             for topic, queue, code, sentence in answer.get("refused", ()):
-                self._log.debug("an offset is not stored", group=group, topic=topic, queue=queue, code=code, error=sentence)
+                self._log.debug(
+                    "an offset is not stored", group=group, topic=topic, queue=queue, code=code, error=sentence
+                )
 
     def _keep(self, owner: Owner, entries: list[list[Any]]) -> None:
         """Keep what could not be sent for the next time, unless a newer offset is there."""

@@ -11,7 +11,7 @@ import asyncio
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.run_async import run_async
 from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.dispatch import Dispatch
+from commitmq_plugins.rocketmq.broker.dispatch import Dispatch, Part
 from commitmq_plugins.rocketmq.broker.lock_requests import LockRequests
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -43,7 +43,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     offsets = Offsets(node, topics, clients, loop, log)
     locks = QueueLocks()
     retries = Retries(node, topics, locks)
-    parts = [
+    parts: list[Part] = [
         Sends(node, topics, retries, loop, log),
         Pulls(node, topics, clients, offsets),
         clients,

@@ -7,8 +7,8 @@ import struct
 from collections.abc import Awaitable
 from typing import Any, Final
 
-from commitmq.errors import StoreError
 from commitmq.client.receiving.segments import SegmentMaps
+from commitmq.errors import StoreError
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import response_code
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -20,7 +20,7 @@ from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.headers.reading import PullMessageRequestHeader
-from commitmq_plugins.rocketmq.remoting.server import Connection
+from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 _COMMIT: Final = 1
 _SUSPEND: Final = 2
@@ -56,7 +56,10 @@ class Pulls:
         self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
         self._max_wait_ms = node.config.reader.max_wait_ms
         self._maps: SegmentMaps | None = None
-        self.handlers = {RequestCode.PULL_MESSAGE: self.handle, RequestCode.LITE_PULL_MESSAGE: self.handle}
+        self.handlers: dict[RequestCode, Handler] = {
+            RequestCode.PULL_MESSAGE: self.handle,
+            RequestCode.LITE_PULL_MESSAGE: self.handle,
+        }
         self.pulled: dict[tuple[str, str, int], int] = {}
         """Group, topic and queue: the offset behind the last messages that were read (``pullOffset`` of 208)."""
 
@@ -78,15 +81,18 @@ class Pulls:
                 ext_fields=_fields({"next_offset": reset, "min_offset": 0, "max_offset": reset}),
             )
         if header.sys_flag & _COMMIT:
-            self._offsets.note(
-                connection, header.consumer_group, header.topic, header.queue_id, header.commit_offset
-            )
+            self._offsets.note(connection, header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         self._clients.pulls(connection, header.consumer_group, header.topic, header.queue_id)
         self._pull(connection, command, header, expression, kind)
         return None
 
     def _pull(
-        self, connection: Connection, command: Command, header: PullMessageRequestHeader, expression: str | None, kind: str
+        self,
+        connection: Connection,
+        command: Command,
+        header: PullMessageRequestHeader,
+        expression: str | None,
+        kind: str,
     ) -> None:
         most = max(1, min(header.max_msg_nums, _MOST_MESSAGES))
         fields: dict[str, Any] = {
@@ -218,5 +224,3 @@ def _fields(answer: dict[str, Any]) -> dict[str, str]:
         "topicSysFlag": "0",
         "groupSysFlag": "0",
     }
-
-

@@ -19,7 +19,7 @@ from commitmq_plugins.rocketmq.remoting.headers.sending import (
     ConsumerSendMsgBackRequestHeader,
     SendMessageRequestHeader,
 )
-from commitmq_plugins.rocketmq.remoting.server import Connection
+from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 _RETRY: Final = "%RETRY%"
 _DEAD: Final = "%DLQ%"
@@ -33,7 +33,7 @@ class Retries:
         self._node, self._topics, self._locks = node, topics, locks
         self._ids = UniqueIds()
         self._settings: dict[str, tuple[float, dict[str, Any]]] = {}
-        self.handlers = {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+        self.handlers: dict[RequestCode, Handler] = {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def unique_id(self) -> str:
         """The unique key of a message whose client gave it none."""

@@ -1,7 +1,8 @@
 """Sends: SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (spec remoting 3.1 to 3.6).
 
-All messages that were read from the sockets in one turn of the loop, and belong to the same queue, go to the writer as one run.
-A message that waits somewhere first (a delay, a timer, a half message) is a run of its own, because it may have a place of its own.
+All messages that were read from the sockets in one turn of the loop, and belong to the same queue, go to the writer as one
+run. A message that waits somewhere first (a delay, a timer, a half message) is a run of its own, because it may have a
+place of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.headers.sending import SendMessageRequestHeader, decode_send
-from commitmq_plugins.rocketmq.remoting.server import Connection
+from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 FAQ: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 REGION: Final = "DefaultRegion"
@@ -93,7 +94,7 @@ class Sends:
         self._marks = {"CLUSTER": config.network.cluster_name, **SEND_FIELDS}
         self._runs: dict[_Key, tuple[list[bytes | bytearray], list[_Waiting]]] = {}
         self._number = 0
-        self.handlers = {
+        self.handlers: dict[RequestCode, Handler] = {
             RequestCode.SEND_MESSAGE: self.handle,
             RequestCode.SEND_MESSAGE_V2: self.handle,
             RequestCode.SEND_BATCH_MESSAGE: self.handle,
@@ -137,9 +138,7 @@ class Sends:
         """The topic of a send, made if sends may make topics. Raises Refusal, ProtocolError."""
         _check_name(header.topic)
         if not self._auto_create:
-            raise Refusal(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!{FAQ}"
-            )
+            raise Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!{FAQ}")
         template = self._topics.get(header.default_topic)
         most = _TEMPLATE_QUEUES if template is None else template.write_queues
         return await self._topics.create(header.topic, max(1, min(header.default_topic_queue_nums, most)))
@@ -232,10 +231,14 @@ class Sends:
             size, _, _, flag = _ELEMENT.unpack_from(view, at)
             body_size = int.from_bytes(view[at + 16 : at + 20], "big", signed=True)
             if not 22 <= size <= len(view) - at or not 0 <= body_size <= size - 22:
-                raise Refusal(ResponseCode.MESSAGE_ILLEGAL, f"the sizes of message {len(records)} of the batch are wrong")
+                raise Refusal(
+                    ResponseCode.MESSAGE_ILLEGAL, f"the sizes of message {len(records)} of the batch are wrong"
+                )
             start = at + 20 + body_size
             if int.from_bytes(view[start : start + 2], "big") != size - 22 - body_size:
-                raise Refusal(ResponseCode.MESSAGE_ILLEGAL, f"the sizes of message {len(records)} of the batch are wrong")
+                raise Refusal(
+                    ResponseCode.MESSAGE_ILLEGAL, f"the sizes of message {len(records)} of the batch are wrong"
+                )
             properties = bytes(view[start + 2 : at + size])
             if properties and properties[-1] != 2:
                 properties += b"\x02"
@@ -310,7 +313,9 @@ class Sends:
         except (LineLostError, asyncio.CancelledError) as error:
             remark = f"service not available now. {error}"
             for one in requests:
-                self._reply(one, one.command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark, ext_fields=dict(SEND_FIELDS)))
+                self._reply(
+                    one, one.command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark, ext_fields=dict(SEND_FIELDS))
+                )
             return
         if not answer["ok"] and answer.get("outcome") != "stored":
             code = response_code(str(answer.get("code")))
@@ -346,7 +351,9 @@ class _Places:
     """The physical offset of each record of a run, from the parts of an answer."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
-        self._parts = [list(part) for part in answer.get("parts", ())] or [[1 << 62, int(answer.get("physical_offset", 0))]]
+        self._parts = [list(part) for part in answer.get("parts", ())] or [
+            [1 << 62, int(answer.get("physical_offset", 0))]
+        ]
 
     def next(self, size: int) -> int:
         """The place of the next record, which has ``size`` bytes."""

@@ -35,7 +35,8 @@ class RemotingClient:
             writer = await self._connected()
         self._opaque += 1
         command.opaque = self._opaque
-        future = self._under_way[command.opaque] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self._under_way[command.opaque] = future
         try:
             writer.write(encode(command))
             async with asyncio.timeout(timeout_s):

@@ -1,9 +1,11 @@
 """A TCP server of the protocol: connections, their limits, requests in both directions (spec remoting 2.1).
 
-A handler gets each request. It returns the answer, or an awaitable of it; None says that it calls :meth:`Connection.send` itself
-later. Requests of a connection run side by side, and answers go out in any order. What one connection can take is bounded:
+A handler gets each request. It returns the answer, or an awaitable of it; None says that it calls :meth:`Connection.send`
+itself later. Requests of a connection run side by side, and answers go out in any order. What one connection can take is
+bounded:
 
-    * A frame has ``max_frame_bytes``; all incomplete frames of the server ``max_pending_bytes``, then the largest one's connection ends.
+    * A frame has ``max_frame_bytes``; all incomplete frames of the server ``max_pending_bytes``, then the largest one's
+      connection ends.
     * Nothing is read from a peer that does not read; beyond ``max_unsent_bytes`` its connection ends.
     * More than ``max_requests`` without an answer: the next ones get SYSTEM_BUSY.
     * ``max_connections``; a connection without a byte in ``idle_timeout_s`` ends.
@@ -30,7 +32,7 @@ _HIGH_WATER_BYTES: Final = 1024 * 1024
 _SCAN_S: Final = 5.0
 _BACKLOG: Final = 1_024
 
-Body = Sequence["bytes | memoryview"]
+Body = Sequence["bytes | bytearray | memoryview"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Connection(asyncio.Protocol):
         self._server.remove(self, self._parser.pending_bytes)
         for future in self._asked.values():
             if not future.done():
-                future.set_exception(PeerGoneError(f"the connection of {self.peer[0]}:{self.peer[1]} ended"))
+                future.set_exception(PeerGoneError(f"the connection of {self.name} ended"))
         self._asked.clear()
 
     def pause_writing(self) -> None:
@@ -97,10 +99,15 @@ class Connection(asyncio.Protocol):
             else:
                 self._take(command)
         if self._parser.error is not None:
-            self._server.log.warning("a peer is no client", peer=f"{self.peer[0]}:{self.peer[1]}", error=str(self._parser.error))
+            self._server.log.warning("a peer is no client", peer=self.name, error=str(self._parser.error))
             self.close()
             return
         self._server.note_pending(self._parser.pending_bytes - before)
+
+    @property
+    def name(self) -> str:
+        """The peer as ``ip:port``."""
+        return f"{self.peer[0]}:{self.peer[1]}"
 
     @property
     def pending_bytes(self) -> int:
@@ -162,7 +169,7 @@ class Connection(asyncio.Protocol):
             for piece in pieces:
                 transport.write(piece)
         if transport.get_write_buffer_size() > self._server.limits.max_unsent_bytes + size:
-            self._server.log.warning("a peer does not read", peer=f"{self.peer[0]}:{self.peer[1]}")
+            self._server.log.warning("a peer does not read", peer=self.name)
             transport.abort()
 
     # ------------------------------------------------------------ requests to the peer
@@ -172,14 +179,15 @@ class Connection(asyncio.Protocol):
         self._opaque += 1
         command.opaque = self._opaque
         if self.is_closed:
-            raise PeerGoneError(f"the connection of {self.peer[0]}:{self.peer[1]} ended")
-        future = self._asked[command.opaque] = asyncio.get_running_loop().create_future()
+            raise PeerGoneError(f"the connection of {self.name} ended")
+        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self._asked[command.opaque] = future
         try:
             self._write(command, ())
             async with asyncio.timeout(timeout_s):
                 return await future
         except TimeoutError as error:
-            raise PeerSilentError(f"{self.peer[0]}:{self.peer[1]} did not answer in {timeout_s:g} s") from error
+            raise PeerSilentError(f"{self.name} did not answer in {timeout_s:g} s") from error
         finally:
             self._asked.pop(command.opaque, None)
 
@@ -200,7 +208,8 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-Handler = Callable[[Connection, Command], "Command | Awaitable[Command | None] | None"]
+Handler = Callable[[Connection, Command], Command | Awaitable[Command | None] | None]
+"""Answers a request: with a command, at once or later. None when it sends its answer itself."""
 
 
 class RemotingServer:
@@ -242,7 +251,9 @@ class RemotingServer:
     def add(self, connection: Connection) -> bool:
         """Whether there is room for the connection."""
         if len(self.connections) >= self.limits.max_connections:
-            self.log.warning("a connection is refused", peer=connection.peer[0], max_connections=self.limits.max_connections)
+            self.log.warning(
+                "a connection is refused", peer=connection.peer[0], max_connections=self.limits.max_connections
+            )
             return False
         self.connections.add(connection)
         return True
@@ -255,7 +266,9 @@ class RemotingServer:
 
     def spawn(self, awaitable: Awaitable[None]) -> None:
         """Run it, and keep it until it is done."""
-        task = asyncio.ensure_future(awaitable) if not inspect.iscoroutine(awaitable) else asyncio.create_task(awaitable)
+        task = (
+            asyncio.ensure_future(awaitable) if not inspect.iscoroutine(awaitable) else asyncio.create_task(awaitable)
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -82,7 +82,7 @@ class HeartbeatData:
     without_sub: bool = False
 
     @classmethod
-    def decode(cls, data: bytes | memoryview) -> HeartbeatData:
+    def decode(cls, data: bytes | bytearray | memoryview) -> HeartbeatData:
         """Raises BodyError."""
         members = load_object(data)
         producers = as_list(members.get("producerDataSet"), "producerDataSet")
@@ -105,7 +105,7 @@ class CheckClientRequestBody:
     subscription_data: SubscriptionData | None = None
 
     @classmethod
-    def decode(cls, data: bytes | memoryview) -> CheckClientRequestBody:
+    def decode(cls, data: bytes | bytearray | memoryview) -> CheckClientRequestBody:
         """Raises BodyError."""
         members = load_object(data)
         subscription = members.get("subscriptionData")

@@ -18,7 +18,7 @@ class LockBatchRequestBody:
     only_this_broker: bool = False
 
     @classmethod
-    def decode(cls, data: bytes | memoryview) -> LockBatchRequestBody:
+    def decode(cls, data: bytes | bytearray | memoryview) -> LockBatchRequestBody:
         """Raises BodyError."""
         members = load_object(data)
         return cls(
