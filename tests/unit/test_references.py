@@ -13,10 +13,17 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGES = {"spec": PROJECT / "docs" / "spec" / "rocketmq-store.md", "ARCHITECTURE": PROJECT / "ARCHITECTURE.md"}
+SPEC = PROJECT / "docs" / "spec"
+PAGES = {
+    "spec": SPEC / "rocketmq-store.md",
+    "remoting": SPEC / "rocketmq-remoting.md",
+    "ARCHITECTURE": PROJECT / "ARCHITECTURE.md",
+}
 HEADING = re.compile(r"^#{2,} (\d+(?:\.\d+)*)[. ]", re.MULTILINE)
 # "spec 3.8", "spec section 10", "specs 3.8 and 3.9", "spec 3.8, 3.10"; a step or a row behind it belongs to the section.
-REFERENCE = re.compile(r"\b([Ss]pecs?|ARCHITECTURE)(?: sections?)? (\d+(?:\.\d+)*(?:(?:, | and | to )\d+\.\d+)*)")
+REFERENCE = re.compile(
+    r"\b([Ss]pecs?|ARCHITECTURE|remoting)(?: sections?)? (\d+(?:\.\d+)*(?:(?:, | and | to )\d+\.\d+)*)"
+)
 
 
 def sections(page: Path) -> set[str]:
@@ -27,7 +34,7 @@ def references(text: str) -> Iterator[tuple[int, str, str]]:
     """(line, page, section) of each reference in ``text``."""
     for number, line in enumerate(text.splitlines(), 1):
         for name, numbers in REFERENCE.findall(line):
-            page = "ARCHITECTURE" if name == "ARCHITECTURE" else "spec"
+            page = name if name in PAGES else "spec"
             yield from ((number, page, one) for one in re.split(", | and | to ", numbers))
 
 

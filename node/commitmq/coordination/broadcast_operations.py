@@ -1,4 +1,4 @@
-"""The operation ``group.broadcast``: a consumer of a group that broadcasts asks whether it may (remoting 3.11, step 7).
+"""The operation ``group.broadcast``: a consumer of a group that broadcasts asks whether it may (remoting 4.2, step 7).
 
 Such a consumer is no member: it reads all queues, and keeps its positions itself.
 """

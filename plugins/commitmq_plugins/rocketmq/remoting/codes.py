@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Final
 
 VERSION: Final = 493
-"""The version of this server's answers: V5_4_0. Clients refuse SQL92 pulls from a broker below V4_1_0 (spec 1.1)."""
+"""The version of this server's answers: V5_4_0. Clients refuse SQL92 pulls from a broker below V4_1_0 (remoting 1.1)."""
 
 V3_0_11: Final = 37
 V3_4_9: Final = 121
@@ -201,7 +201,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended. Clients decide by the code alone (spec 0)."""
+    """How a request ended. Clients decide by the code alone (remoting 0)."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

@@ -40,7 +40,7 @@ class Command:
 
     @property
     def is_oneway(self) -> bool:
-        """Nobody waits for an answer; none may be sent, even for an error (spec 1.1)."""
+        """Nobody waits for an answer; none may be sent, even for an error (remoting 1.1)."""
         return bool(self.flag & FLAG_ONEWAY)
 
     def answer(
@@ -51,7 +51,7 @@ class Command:
         ext_fields: dict[str, str] | None = None,
         body: bytes | bytearray | memoryview = b"",
     ) -> Command:
-        """The answer to this request. It is always JSON: the peer looks at the frame's own byte (spec 1.1)."""
+        """The answer to this request. It is always JSON: the peer looks at the frame's own byte (remoting 1.1)."""
         fields = {} if ext_fields is None else ext_fields
         return Command(
             code, self.opaque, FLAG_RESPONSE, LanguageCode.JAVA, VERSION, remark, fields, body, SERIALIZE_JSON

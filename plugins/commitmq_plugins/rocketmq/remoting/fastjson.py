@@ -1,4 +1,4 @@
-"""The JSON of RocketMQ's bodies, as fastjson writes and reads it (spec 1.2).
+"""The JSON of RocketMQ's bodies, as fastjson writes and reads it (remoting 1.2).
 
 Written: UTF-8 without blanks; integer keys as texts; a map whose keys are queues with the queue itself as key, which is
 no JSON any more: ``{{"brokerName":"b","queueId":0,"topic":"t"}:1}``. Java reads such maps in this form only.
@@ -99,7 +99,7 @@ def as_list(value: Any, what: str) -> list[Any]:
 
 
 def as_int(value: Any, what: str) -> int:
-    """An integer, which may be a text: other clients quote some (spec 1.13). Raises BodyError."""
+    """An integer, which may be a text: other clients quote some (remoting 1.13). Raises BodyError."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = int(value)

@@ -2,7 +2,7 @@
 
 Accepted beyond plain JSON: values of ``extFields`` that are no texts, numbers as texts, languages by number, control
 characters inside texts, members that nobody knows. Written: only texts in ``extFields``, and nothing that is null,
-because clients of other languages refuse such frames (spec 1.1, 1.2).
+because clients of other languages refuse such frames (remoting 1.1, 1.2).
 """
 
 from __future__ import annotations

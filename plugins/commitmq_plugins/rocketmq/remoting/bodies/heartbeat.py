@@ -33,7 +33,7 @@ class SubscriptionData:
 
     @classmethod
     def from_json(cls, value: Any) -> SubscriptionData:
-        """Elements of ``codeSet`` may be texts: the Go client's are (spec 1.13)."""
+        """Elements of ``codeSet`` may be texts: the Go client's are (remoting 1.13)."""
         members = as_object(value, "a subscription")
         return cls(
             as_text(members.get("topic"), "topic"),

@@ -1,4 +1,4 @@
-"""Locks of ordered queues: the bodies of 41 and 42 (spec 6.4)."""
+"""Locks of ordered queues: the bodies of 41 and 42 (remoting 6.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of POP consumption: batches of acks, assignments of queues, modes (spec 5.5, 5.9)."""
+"""Bodies of POP consumption: batches of acks, assignments of queues, modes (remoting 5.5, 5.9)."""
 
 from __future__ import annotations
 

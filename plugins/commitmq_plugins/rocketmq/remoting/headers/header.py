@@ -9,7 +9,7 @@
 
 A field's name on the wire is its name in Java's spelling (``queueId``); ``WIRE`` names the exceptions. A value must be
 a number that fits its type, or FieldError names field and value; a boolean is true for "true" in any case and false for
-everything else (spec 1.1.4). Unknown fields are ignored, those that every request may carry (ns, nsd, bname, oway, lo)
+everything else (remoting 1.1). Unknown fields are ignored, those that every request may carry (ns, nsd, bname, oway, lo)
 among them. Absent optional fields have their defaults; those that are None are not written.
 """
 

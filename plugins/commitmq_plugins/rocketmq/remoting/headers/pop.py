@@ -25,7 +25,7 @@ class PopMessageRequestHeader(Header):
 
 @header
 class PopMessageResponseHeader(Header):
-    """The answer to 200050 and 200052, with all its fields for each code (spec 5.3)."""
+    """The answer to 200050 and 200052, with all its fields for each code (remoting 5.3)."""
 
     pop_time: Long
     invisible_time: Long

@@ -27,7 +27,7 @@ class PullMessageRequestHeader(Header):
 
 @header
 class PullMessageResponseHeader(Header):
-    """The answer to a pull; needed for each code that is not a refusal (spec 1.1.3)."""
+    """The answer to a pull; needed for each code that is not a refusal (remoting 1.1)."""
 
     suggest_which_broker_id: Long
     next_begin_offset: Long
@@ -115,7 +115,7 @@ class SearchOffsetRequestHeader(Header):
 
 @header
 class GetMaxOffsetRequestHeader(Header):
-    """Request 30. ``committed`` is ignored, as RocketMQ does (spec 9.1)."""
+    """Request 30. ``committed`` is ignored, as RocketMQ does (remoting 9)."""
 
     topic: str
     queue_id: Int

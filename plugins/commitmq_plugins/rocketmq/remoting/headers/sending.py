@@ -53,7 +53,7 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader):
 
 
 def decode_send(ext_fields: Mapping[str, str]) -> SendMessageRequestHeader:
-    """The header of any send: with letters if there is an ``a``, else with long names (spec 3.1)."""
+    """The header of any send: with letters if there is an ``a``, else with long names (remoting 3.1)."""
     kind = SendMessageRequestHeaderV2 if "a" in ext_fields else SendMessageRequestHeader
     return kind.decode(ext_fields)
 
