@@ -21,6 +21,7 @@ LEASE_MS: Final = 15_000
 _REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 _TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 _MAX_REVIVE_QUEUES: Final = 256
+_LEASES: Final = 1_024
 
 
 class ShareOperations:
@@ -29,6 +30,7 @@ class ShareOperations:
     def __init__(self, groups: Groups, topics: Topics) -> None:
         self._groups, self._topics = groups, topics
         self._until_ms: dict[str, int] = {}
+        self._look_at = _LEASES
         self.operations: Operations = {"group.share": self._share}
 
     def check_assigned(self, group: str, now_ms: int) -> None:
@@ -77,6 +79,10 @@ class ShareOperations:
         return Answer(lambda: fields, "topics" if staged else None)
 
     def _forget_old(self, now_ms: int) -> None:
-        """Each lease is of a group in the table, whose size is limited; those that ended go when a new one comes."""
-        if len(self._until_ms) >= 1_024:
+        """Drop the leases that have ended, when there are twice as many as after the last time. One that lasts stays.
+
+        There are not more than `pop.max_groups`, the groups for which ``pop`` renews them, and those that end now.
+        """
+        if len(self._until_ms) >= self._look_at:
             self._until_ms = {name: until for name, until in self._until_ms.items() if until > now_ms}
+            self._look_at = max(_LEASES, 2 * len(self._until_ms))

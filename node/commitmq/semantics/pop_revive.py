@@ -35,6 +35,7 @@ REWRITE_INTERVALS_S: Final = (
 )  # fmt: skip
 """By how much a check point whose messages could not be copied is put off, by the number of failures."""
 
+_MOST_MESSAGES: Final = 4_096  # RocketMQ's count is a byte
 _TOO_MANY: Final = 127  # what RocketMQ takes for a rewrite count that is no number
 
 
@@ -118,11 +119,15 @@ class CheckPoint:
         values = _decoded(body)
         rewrites = values.get("rp")
         try:
+            deltas = tuple(int(delta) for delta in values.get("d") or ())
+            count = int(values.get("n", 0))
+            if max(count, len(deltas)) > _MOST_MESSAGES:
+                raise ValueError(f"{count} messages")
             return cls(
                 _key_of(values, values["c"], values["t"]),
                 int(values["it"]),
-                tuple(int(delta) for delta in values.get("d") or ()),
-                int(values.get("n", 0)),
+                deltas,
+                count,
                 int(values.get("bm", 0)),
                 int(values.get("ro", 0)),
                 None if rewrites is None else _rewrites(rewrites),
@@ -148,6 +153,8 @@ class CheckPoint:
         failures = self.rewrites or 0
         invisible_ms = self.invisible_ms
         if self.revive_ms <= now_ms:
+            # RocketMQ counts from the old time. A check point that is long overdue would be due again at once, many times.
+            invisible_ms = now_ms - self.key.pop_time
             invisible_ms += REWRITE_INTERVALS_S[min(failures, len(REWRITE_INTERVALS_S) - 1)] * 1000
         key = self.key._replace(start_offset=offset)
         return CheckPoint(key, invisible_ms, (0,), rewrites=failures + 1)

@@ -3,8 +3,8 @@
     round = ReviveRound(committed offset)
     round.take(record)         each record of the queue from round.next_offset on
     round.idle(now_ms)         the queue's end is reached and the timer has nothing overdue
-    for point in round.due():  copy the messages of point.check_point.left() to the retry topic, one that cannot be
-                               copied as check_point.rewritten(…); then round.processed(point)
+    for point in round.due():  copy the messages of point.check_point.left() to the retry topic, store one that cannot
+                               be copied as check_point.rewritten(…); then round.processed(point)
     commit round.position
 
 The committed offset is that of the last *processed* check point (spec 18), so a pass reads again the acks behind it. An
@@ -22,6 +22,7 @@ from commitmq.semantics.pop_revive import ACK_TAG, BATCH_ACK_TAG, CHECK_POINT_TA
 
 QUIET_MS: Final = 3_000
 """A queue without anything new counts as read up to now when its newest delivery is so long ago."""
+_FAR_MS: Final = 60_000  # the two times of a check point are EARLY_MS apart
 
 
 class DuePoint(NamedTuple):
@@ -49,11 +50,14 @@ class ReviveRound:
         """
         self.next_offset = record.queue_offset + 1
         deliver = record.properties.get(Property.TIMER_DELIVER_MS, "")
-        if deliver.isascii() and deliver.isdigit():
-            self.newest_ms = max(self.newest_ms, int(deliver))
+        deliver_ms = int(deliver) if deliver.isascii() and deliver.isdigit() else 0
+        self.newest_ms = max(self.newest_ms, deliver_ms)
         tag = record.properties.get(Property.TAGS)
         if tag == CHECK_POINT_TAG:
             point = CheckPoint.parse(record.body)
+            if deliver_ms and point.revive_ms - deliver_ms > _FAR_MS:
+                # It would hold up all others behind it, without an end.
+                raise InvalidMessageError(f"the check point at {record.physical_offset} is due {point.revive_ms} ms")
             self._points.pop(point.key, None)  # so that the order stays the queue's
             self._points[point.key] = DuePoint(record.queue_offset, point)
         elif tag in (ACK_TAG, BATCH_ACK_TAG):

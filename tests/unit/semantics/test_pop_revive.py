@@ -169,6 +169,10 @@ def test_a_check_point_is_put_off_by_the_table_of_intervals() -> None:
         assert (point.offsets, point.left()) == ((45,), [45])
     assert b'"rp":"20"' in point.body()
     assert CheckPoint.parse(point.body()) == point
+    overdue = POINT.rewritten(45, POINT.revive_ms + 86_400_000)
+    assert overdue.revive_ms == POINT.revive_ms + 86_400_000 + 10_000, "from now on: it is not due again at once"
+    with pytest.raises(InvalidMessageError):
+        CheckPoint.parse(b'{"so":40,"pt":1,"it":2,"n":99999999,"q":2,"t":"orders","c":"g"}')
     early = POINT.rewritten(45, POINT.revive_ms - 1)
     assert early.invisible_ms == POINT.invisible_ms
 

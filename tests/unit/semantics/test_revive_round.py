@@ -107,6 +107,17 @@ def test_a_check_point_that_was_put_off_takes_its_new_place_in_the_queue() -> No
     assert [one.offset for one in round_.due()] == [1]
 
 
+def test_a_check_point_whose_times_do_not_fit_holds_up_no_others() -> None:
+    records = queue(CheckPoint(KEY, 10**15, (0,)), POINT)
+    records[0].properties["TIMER_DELIVER_MS"] = str(NOW)
+    round_ = ReviveRound(-1)
+    with pytest.raises(InvalidMessageError):
+        round_.take(records[0])
+    round_.take(records[1])
+    round_.newest_ms = POINT.revive_ms + 2_001
+    assert [one.offset for one in round_.due()] == [1]
+
+
 def test_the_newest_delivery_is_the_latest_and_not_the_last() -> None:
     late = CheckPoint(KEY._replace(pop_time=NOW + 1), 60_000, (0,))
     round_ = passed(queue(late, POINT))

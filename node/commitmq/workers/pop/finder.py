@@ -18,9 +18,11 @@ from commitmq.workers.pop.parked_pops import Pop
 from commitmq.workers.pop.points import Points
 from commitmq.workers.pop.shares import QueueKey, Share, Shares
 from commitmq.workers.reader.places import Place, Places
+from commitmq.workers.runtime.context import monotonic_ms
 
 _RETRY_FIRST: Final = 0.2
 _MOST_READS: Final = 256
+_MOST_MS: Final = 50
 _MOVES_ON: Final = (
     PullStatus.NO_MATCHED_MESSAGE,
     PullStatus.OFFSET_TOO_SMALL,
@@ -43,6 +45,8 @@ class Portion:
     offsets: tuple[int, ...]
     next_offset: int
     frames: list[Any]
+    floor: int = 0
+    """Below it the log has nothing of the topic."""
 
 
 @dataclass(slots=True)
@@ -56,6 +60,9 @@ class Found:
     size: int = 0
     reads: int = 0
     """Reads of queues: bounded, for a filter may pass over many messages."""
+    until_ms: int = 0
+    is_cut: bool = False
+    """Whether reads or time were over before all queues were looked into."""
 
 
 class Finder:
@@ -89,7 +96,7 @@ class Finder:
         share = self._shares.of(pop.group, pop.topics)
         if share.problem:
             raise ProtocolError("NO_PERMISSION", share.problem)
-        found = Found(share)
+        found = Found(share, until_ms=monotonic_ms() + _MOST_MS)
         topics = list(pop.topics)
         self._random.shuffle(topics)
         retry_first = self._random.random() < _RETRY_FIRST
@@ -132,7 +139,10 @@ class Finder:
         limit = self._points.room(pop.group, name, queue, pop.client, taken=found.count, of_queue=of_queue)
         most = min(MAX_MESSAGES, pop.max_messages - found.count, limit)
         room = self._max_bytes - found.size
-        if most < 1 or (room < 1 and found.count) or found.reads >= _MOST_READS:
+        if most < 1 or (room < 1 and found.count):
+            return False
+        if found.reads >= _MOST_READS or (found.reads and monotonic_ms() >= found.until_ms):
+            found.is_cut = True
             return False
         found.reads += 1
         start = share.next[key]
@@ -171,7 +181,7 @@ class Finder:
             return False  # the segment was deleted just now
         found.moved.setdefault(key, start)
         share.next[key] = result.next_offset
-        found.portions.append(Portion(popped, name, queue, start, offsets, result.next_offset, frames))
+        found.portions.append(Portion(popped, name, queue, start, offsets, result.next_offset, frames, place.floor))
         found.count += len(units)
         found.size += size
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby
@@ -14,24 +13,23 @@ from commitmq.protocol import wire
 from commitmq.semantics.pop import ReceiptHandle, retry_flag, topic_of_flag
 from commitmq.semantics.pop_revive import Ack, CheckPoint, CheckPointKey
 from commitmq.semantics.retry import popped_topic
+from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.pop.finder import Finder, Found, Portion, take_back
 from commitmq.workers.pop.parked_pops import ParkedPops, Pop
 from commitmq.workers.pop.points import Point, Points
 from commitmq.workers.pop.records import Records
 from commitmq.workers.pop.requests import Receipt, invisible_of, pop_of, receipts_of
-from commitmq.workers.pop.revival import Return, Revival
+from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.pop.turn import Step, Turn, nothing
 from commitmq.workers.reader.answers import Answers
 from commitmq.workers.reader.filters import Filters
 from commitmq.workers.runtime.context import monotonic_ms
 
 _MOST_TRIES: Final = 64
+_LOOK_MS: Final = 20
+_AGAIN_MS: Final = 1_000
+_PUT_OFF_MS: Final = 10_000
 _NOTHING: Final[dict[str, Any]] = {"parts": []}
-
-
-def now_ms() -> int:
-    """The wall clock: times of check points are of it."""
-    return time.time_ns() // 1_000_000
 
 
 class Handler:
@@ -68,21 +66,33 @@ class Handler:
             if not self._parked.has_room(client):
                 raise ProtocolError("SYSTEM_BUSY", "too many receives wait for messages already", retry_after_ms=1_000)
             self._parked.add(pop, monotonic_ms())
+            if pop.is_cut:
+                self._parked.wake_group(pop.topics[0], pop.group)
         elif not pop.done and not pop.wait_ms:
             self.time_up(pop)
 
     def look_again(self) -> None:
-        """Serve parked pops whose topics have grown."""
-        while self._parked.has_woken and len(self.turn.steps) < 256:
+        """Serve parked pops whose topics have grown, for _LOOK_MS at most: others have requests too."""
+        until_ms = monotonic_ms() + _LOOK_MS
+        while self._parked.has_woken and len(self.turn.steps) < 256 and monotonic_ms() < until_ms:
             tries = 0
-            for pop in self._parked.next_woken():
+            woken = self._parked.next_woken()
+            for number, pop in enumerate(woken):
+                if number and monotonic_ms() >= until_ms:
+                    self._parked.look_later(woken[number:])
+                    break
+                mark = self.turn.mark()
                 try:
                     if not self._serve(pop):
                         tries += 1
+                        if pop.is_cut:
+                            self._parked.look_later(woken[number:])
+                            break
                         if tries < _MOST_TRIES and (pop.wanted is not None or self._points.is_full(pop.client)):
                             continue  # another one of the group may get what this one may not
                         break
                 except (CommitMQError, OSError) as error:
+                    self.turn.roll_back(mark)
                     code = error.code if isinstance(error, ProtocolError) else "SYSTEM_ERROR"
                     self._answers.send(pop.client, wire.error(pop.request, code, str(error)))
                     pop.done = True
@@ -97,15 +107,16 @@ class Handler:
         if self._answers.unsent.is_over(pop.client):
             raise ProtocolError("SYSTEM_BUSY", "the client does not read its answers", retry_after_ms=500)
         found = self._finder.find(pop)
+        pop.is_cut = found.is_cut
         if not found.portions:
             return False
         # Check points of one queue and time have different first messages, so their keys differ.
         pop_time = self._last_pop_ms = max(now_ms(), self._last_pop_ms)
         revive_queue = self._next_revive_queue = (self._next_revive_queue + 1) % self._revive_queues
         points = [self._point(pop, portion, pop_time, revive_queue) for portion in found.portions]
+        self.turn.records += [self._records.check_point(one.check_point, revive_queue, now_ms()) for one in points]
         for point in points:
             self._points.add(point)
-            self.turn.records.append(self._records.check_point(point.check_point, revive_queue, now_ms()))
         self.turn.steps.append(
             Step(
                 pop.client,
@@ -122,7 +133,9 @@ class Handler:
         broker = self._records.broker_name
         key = CheckPointKey(portion.topic, pop.group, portion.queue, portion.start, pop_time, broker)
         deltas = tuple(offset - portion.start for offset in portion.offsets)
-        return Point(CheckPoint(key, pop.invisible_ms, deltas), revive_queue, pop.client, self.log_end)
+        # (The log's end is that of the turn's beginning: a topic that was made anew since begins behind it.)
+        log = max(self.log_end, portion.floor)
+        return Point(CheckPoint(key, pop.invisible_ms, deltas), revive_queue, pop.client, log)
 
     def _take_back(self, found: Found, points: list[Point]) -> None:
         take_back(found)
@@ -160,13 +173,13 @@ class Handler:
         live: list[Receipt] = []
         late: list[int] = []
         now = now_ms()
-        for index, one in enumerate(receipts_of(header, self._limits, self._revive_queues)):
+        for index, one in enumerate(receipts_of(header, self._limits, self._revive_queues, now)):
             if self._live(one) is None:
                 late.append(index)
                 if one.key in self._points.by_key or one.handle.expires_ms <= now:
                     continue  # acked before, or it came back already
                 # Of a check point that RocketMQ made: its time is not over, so its ack counts.
-            self.turn.claimed.add((one.key, one.offset))
+            self.turn.claimed[one.key, one.offset] = None
             live.append(one)
         self._acknowledge(live)
         self._answer(client, header["id"], partial(self._settle, live), late=late)
@@ -176,35 +189,40 @@ class Handler:
         late: list[int] = []
         returns: list[Return] = []
         dead = header.get("dead") is True
-        for index, one in enumerate(receipts_of(header, self._limits, self._revive_queues)):
+        for index, one in enumerate(receipts_of(header, self._limits, self._revive_queues, now_ms())):
             point = self._live(one)
             if point is None:
                 late.append(index)
                 continue
-            self.turn.claimed.add((one.key, one.offset))
-            returns.append(Return(point.check_point, one.offset, dead))
-        done = self._revival.copy(returns)
+            self.turn.claimed[one.key, one.offset] = None
+            returns.append(Return(point.check_point, one.offset, point.log, dead))
+        fates = self._revival.copy(returns)
         by_key: dict[CheckPointKey, list[int]] = {}
-        for entry, is_done in zip(returns, done, strict=True):
-            if is_done:
+        for entry, fate in zip(returns, fates, strict=True):
+            if fate is Fate.DONE:
                 by_key.setdefault(entry.check_point.key, []).append(entry.offset)
         for key, offsets in by_key.items():
             self._came_back(self._points.by_key[key], sorted(offsets))
-        if not all(done):
-            raise ProtocolError("SERVICE_NOT_AVAILABLE", "not all messages could be given back", retry_after_ms=500)
-        self._answer(client, header["id"], nothing, late=late)
+        if Fate.PUT_OFF in fates:
+            sentence = "the group or its topics do not allow it now, so not all messages could be given back"
+            self._refuse(client, header["id"], "NO_PERMISSION", sentence)
+        elif Fate.AGAIN in fates:
+            sentence = "not all messages could be given back"
+            self._refuse(client, header["id"], "SERVICE_NOT_AVAILABLE", sentence, retry_after_ms=500)
+        else:
+            self._answer(client, header["id"], nothing, late=late)
 
     def extend(self, client: bytes, header: dict[str, Any]) -> None:
         """The messages stay invisible for another while, from now on: each gets a new receipt handle."""
         invisible_ms = invisible_of(header, self._limits)
         handles: list[str | None] = []
         made: list[tuple[Receipt, Point]] = []
-        for one in receipts_of(header, self._limits, self._revive_queues):
+        for one in receipts_of(header, self._limits, self._revive_queues, now_ms()):
             old = self._live(one)
             if old is None:
                 handles.append(None)
                 continue
-            self.turn.claimed.add((one.key, one.offset))
+            self.turn.claimed[one.key, one.offset] = None
             pop_time = max(now_ms(), one.key.pop_time + 1)
             key = one.key._replace(start_offset=one.offset, pop_time=pop_time)
             point = Point(CheckPoint(key, invisible_ms, (0,)), old.revive_queue, client, self.log_end)
@@ -226,6 +244,11 @@ class Handler:
 
     def _answer(self, client: bytes, request: int, stored: Callable[[], None], **fields: Any) -> None:
         self.turn.steps.append(Step(client, request, stored, nothing, lambda: (wire.ok(request, **fields), [])))
+
+    def _refuse(self, client: bytes, request: int, code: str, sentence: str, **fields: Any) -> None:
+        """An error as an answer: what the request has stored stays."""
+        answer = wire.error(request, code, sentence, **fields)
+        self.turn.steps.append(Step(client, request, nothing, nothing, lambda: (answer, [])))
 
     def _settle(self, receipts: list[Receipt]) -> None:
         """Their acks are stored."""
@@ -252,18 +275,18 @@ class Handler:
 
     def revive(self, points: list[Point]) -> None:
         """Bring back what is left of ``points``. Those that cannot come back now are tried again. Raises WriterLost."""
-        returns = [Return(one.check_point, offset) for one in points for offset in one.check_point.left()]
+        returns = [Return(one.check_point, offset, one.log) for one in points for offset in one.check_point.left()]
         owners = [one for one in points for _ in one.check_point.left()]
-        done = self._revival.copy(returns)
+        fates = self._revival.copy(returns)
         by_point: dict[Point, list[int]] = {}
-        failed: dict[Point, None] = {}
-        for owner, entry, is_done in zip(owners, returns, done, strict=True):
-            if is_done:
+        failed: dict[Point, int] = {}
+        for owner, entry, fate in zip(owners, returns, fates, strict=True):
+            if fate is Fate.DONE:
                 by_point.setdefault(owner, []).append(entry.offset)
             else:
-                failed[owner] = None
-        for owner in failed:  # each once: twice due, its messages would come back twice
-            self._points.again(owner, now_ms() + 1_000)
+                failed[owner] = _PUT_OFF_MS if fate is Fate.PUT_OFF else failed.get(owner, _AGAIN_MS)
+        for owner, pause_ms in failed.items():  # each once: twice due, its messages would come back twice
+            self._points.again(owner, now_ms() + pause_ms)
         for point, offsets in by_point.items():
             self._came_back(point, offsets)
 
@@ -281,7 +304,7 @@ class Handler:
         """After a death: settle what had come back before it."""
         for point in points:
             left = point.check_point.left()
-            there = self._revival.passed_over([Return(point.check_point, offset) for offset in left])
+            there = self._revival.passed_over([Return(point.check_point, offset, point.log) for offset in left])
             offsets = [offset for offset, is_there in zip(left, there, strict=True) if is_there]
             if offsets:
                 self._came_back(point, offsets)

@@ -30,6 +30,8 @@ class Pop:
     begin_latest: bool
     deadline_ms: int = 0
     done: bool = False
+    is_cut: bool = False
+    """Whether the last look for its messages ended before all queues were looked into."""
 
     def places(self) -> list[str]:
         """The topics of the store whose growth may end its wait."""
@@ -45,7 +47,8 @@ class ParkedPops:
     _heap: list[tuple[int, int, Pop]] = field(default_factory=list)
     _clients: Counter[bytes] = field(default_factory=Counter)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
-    _woken: dict[tuple[str, str], None] = field(default_factory=dict)  # topic, group
+    _woken: dict[tuple[str, str], list[Pop] | None] = field(default_factory=dict)  # by topic and group; None: all
+    _last: tuple[str, str] = ("", "")
 
     def __len__(self) -> int:
         return self._clients.total()
@@ -81,6 +84,11 @@ class ParkedPops:
         for group in self._waiting.get(topic, ()):
             self._woken[topic, group] = None
 
+    def wake_group(self, topic: str, group: str) -> None:
+        """``topic`` may have more messages for ``group``."""
+        if group in self._waiting.get(topic, ()):
+            self._woken[topic, group] = None
+
     def wake_these(self, topics: set[str]) -> None:
         """These topics have changed."""
         for topic in topics:
@@ -96,9 +104,16 @@ class ParkedPops:
 
     def next_woken(self) -> list[Pop]:
         """The pops of one group that wait for a topic that has grown, first come first."""
-        topic, group = next(iter(self._woken))
-        del self._woken[topic, group]
-        return list(self._waiting.get(topic, {}).get(group, ()))
+        topic, group = self._last = next(iter(self._woken))
+        rest = self._woken.pop(self._last)
+        if rest is None:
+            return list(self._waiting.get(topic, {}).get(group, ()))
+        return [pop for pop in rest if not pop.done]
+
+    def look_later(self, rest: list[Pop]) -> None:
+        """Wake these again: the rest of the last :meth:`next_woken`."""
+        if rest:
+            self._woken.setdefault(self._last, rest)
 
     def next_deadline_ms(self) -> int | None:
         while self._heap and self._heap[0][2].done:

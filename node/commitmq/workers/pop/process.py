@@ -32,9 +32,10 @@ from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
 from commitmq.semantics.pop_revive import REVIVE_TOPIC_PREFIX, revive_topic
 from commitmq.store.metadata.topic_files import TopicReader
+from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.pop.coordinator_line import CoordinatorLine
 from commitmq.workers.pop.finder import Finder
-from commitmq.workers.pop.handler import Handler, now_ms
+from commitmq.workers.pop.handler import Handler
 from commitmq.workers.pop.parked_pops import ParkedPops
 from commitmq.workers.pop.points import Points
 from commitmq.workers.pop.records import Records
@@ -95,7 +96,9 @@ class Pop:
     def _begin(self) -> None:
         """State without anything in it."""
         self._points = Points(self._limits)
-        self._shares = Shares(self._line, revive_topic(self._cluster), self._revive_queues_count)
+        self._shares = Shares(
+            self._line, revive_topic(self._cluster), self._revive_queues_count, self._limits.max_groups
+        )
         self._revival = Revival(self._context, self._places, self._shares, self._records, self._mover)
         finder = Finder(self._control, self._places, self._shares, self._points, self._limits.max_bytes)
         self._handler = Handler(
@@ -256,10 +259,16 @@ class Pop:
 
     def _guarded(self, client: bytes, header: dict[str, Any], operation: Callable[..., None]) -> None:
         lost: list[WriterLost] = []
+        turn = self._handler.turn
+        mark = turn.mark()
 
         def work() -> None:
             try:
-                operation(client, header)
+                try:
+                    operation(client, header)
+                except Exception:
+                    turn.roll_back(mark)
+                    raise
             except WriterLost as error:
                 lost.append(error)
                 raise ProtocolError(

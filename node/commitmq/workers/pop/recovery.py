@@ -137,8 +137,11 @@ class Reading:
     def check_point(self, check_point: CheckPoint, revive_queue: int, physical_offset: int) -> None:
         """A check point, which replaces earlier ones of its messages (extend): their acks may have been lost."""
         key = check_point.key
-        if key in self._points.by_key:
-            return  # the timer put it off
+        known = self._points.by_key.get(key)
+        if known is not None:
+            if (check_point.rewrites or 0) <= (known.check_point.rewrites or 0):
+                return  # the timer put it off
+            self._points.drop(known)  # its message could not come back: this is the last one of it
         if physical_offset < self._floor(key.topic):
             return  # the topic was deleted since: its offsets begin anew
         point = Point(check_point, revive_queue, b"", physical_offset)

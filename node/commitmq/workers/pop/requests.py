@@ -13,6 +13,9 @@ from commitmq.workers.pop.parked_pops import Pop
 from commitmq.workers.reader.filters import Filters
 from commitmq.workers.reader.parked_pulls import integer_field, text_field
 
+MOST_INVISIBLE_MS: Final = 2 * 86_400_000 + 3_600_000
+"""No delivery is over later from now on: pop.max_invisible_ms is 2 days at most, and the clock may have been set back by an
+hour. The timer takes 3 days."""
 _MAX_TOPICS: Final = 64
 _INVALID: Final = "INVALID_PARAMETER"
 
@@ -62,8 +65,12 @@ def invisible_of(header: dict[str, Any], limits: PopConfig) -> int:
     return value
 
 
-def receipts_of(header: dict[str, Any], limits: PopConfig, revive_queues: int) -> list[Receipt]:
-    """The deliveries of ``receipts``: pairs of the popped topic and a receipt handle. Raises ProtocolError."""
+def receipts_of(header: dict[str, Any], limits: PopConfig, revive_queues: int, now_ms: int) -> list[Receipt]:
+    """The deliveries of ``receipts``: pairs of the popped topic and a receipt handle. Raises ProtocolError.
+
+    A handle that this node cannot have made is refused here, before anything is stored: an ack of one that ends in years
+    would be a timer that the timer does not take.
+    """
     group, pairs = _group(header), header.get("receipts")
     if type(pairs) is not list or not 0 < len(pairs) <= limits.max_acks:
         raise ProtocolError(_INVALID, f"receipts must be a list of 1 to {limits.max_acks} pairs (pop.max_acks)")
@@ -76,13 +83,7 @@ def receipts_of(header: dict[str, Any], limits: PopConfig, revive_queues: int) -
             handle = ReceiptHandle.parse(pair[1])
         except InvalidMessageError as error:
             raise ProtocolError(_INVALID, str(error)) from error
-        if handle.queue_offset is None or handle.is_ordered:
-            raise ProtocolError(_INVALID, f"the receipt handle {pair[1]!r:.200} names no message of a shared queue")
-        numbers = (handle.start_offset, handle.pop_time, handle.queue_id, handle.queue_offset)
-        if not 0 <= handle.revive_queue < revive_queues or min(numbers) < 0 or max(numbers) >= 1 << 62:
-            raise ProtocolError(_INVALID, f"the receipt handle {pair[1]!r:.200} is none of this node")
-        if not 0 < handle.invisible_ms <= 2 * limits.max_invisible_ms:
-            raise ProtocolError(_INVALID, f"the receipt handle {pair[1]!r:.200} is none of this node")
+        offset = _offset_of(handle, pair[1], revive_queues, now_ms)
         key = CheckPointKey(
             handle.topic(popped, group),
             group,
@@ -91,8 +92,22 @@ def receipts_of(header: dict[str, Any], limits: PopConfig, revive_queues: int) -
             handle.pop_time,
             handle.broker_name,
         )
-        found.append(Receipt(key, handle.queue_offset, handle))
+        found.append(Receipt(key, offset, handle))
     return found
+
+
+def _offset_of(handle: ReceiptHandle, text: str, revive_queues: int, now_ms: int) -> int:
+    """The offset of the message. Raises ProtocolError for a handle that this node cannot have made."""
+    if handle.queue_offset is None:
+        raise ProtocolError(_INVALID, f"the receipt handle {text!r:.200} names no message")
+    numbers = (handle.start_offset, handle.pop_time, handle.queue_id, handle.queue_offset)
+    is_ours = min(numbers) >= 0 and max(numbers) < 1 << 62 and handle.invisible_ms > 0
+    # (The limit may have been higher when the handle was made.)
+    is_ours &= 0 <= handle.revive_queue < revive_queues and handle.invisible_ms <= MOST_INVISIBLE_MS
+    is_ours &= handle.expires_ms <= now_ms + MOST_INVISIBLE_MS
+    if not is_ours:
+        raise ProtocolError(_INVALID, f"the receipt handle {text!r:.200} is none of this node")
+    return handle.queue_offset
 
 
 def _group(header: dict[str, Any]) -> str:

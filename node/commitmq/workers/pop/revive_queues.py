@@ -1,7 +1,8 @@
 """The revive topic: reads its queues in rounds, as RocketMQ does, and brings back what nobody else did (remoting 5.8).
 
 Check points of this process are known in memory and are done when they come here. What is unknown is RocketMQ's, or was
-made before a death of which the log's part is gone: its messages come back here. The committed offset of
+made before a death of which the log's part is gone: its messages come back here. What the group or its topics do not allow now
+gets a new check point, which is due later, so that it holds up no others. The committed offset of
 ``CID_RMQ_SYS_REVIVE_GROUP`` is that of the last processed record.
 """
 
@@ -9,13 +10,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from commitmq.control import Word
 from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError
 from commitmq.semantics.pop_revive import REVIVE_GROUP, CheckPointKey
 from commitmq.semantics.revive_round import DuePoint, ReviveRound
 from commitmq.workers.pop.ack_search import AckSearch
+from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.pop.coordinator_line import CoordinatorLine
-from commitmq.workers.pop.points import Points
-from commitmq.workers.pop.revival import Return, Revival
+from commitmq.workers.pop.points import Point, Points
+from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.reader.places import Places
 from commitmq.workers.runtime.context import WorkerContext
 
@@ -88,7 +91,7 @@ class ReviveQueues:
                 self._look_at_ms = 0
             due = one.due()
             if due:
-                self._process(one, due)
+                self._process(queue, one, due)
 
     def _read(self, queue: int, one: ReviveRound, bound: int) -> bool:
         """Take records; True at the queue's end."""
@@ -104,36 +107,63 @@ class ReviveQueues:
                 self._context.log.error("a record of the revive topic says nothing", error=str(error))
         return len(units) < _UNITS
 
-    def _process(self, one: ReviveRound, due: list[DuePoint]) -> None:
+    def _process(self, queue: int, one: ReviveRound, due: list[DuePoint]) -> None:
+        """Bring back what is left of ``due``. The first one that cannot be processed now holds up the others: the offset may
+        not pass it.
+        """
+        by_key = self._points.by_key
+        points = [found.check_point for found in due]
+        unknown = [one.key for one in points if one.key not in by_key and one.left()]
+        acks = self._acks.acked(unknown) if unknown else {}
+        if acks is None:
+            self._look_at_ms = 0
+            return
+        for key, acked in acks.items():
+            self._done.setdefault(key, set()).update(acked)
         returns: list[Return] = []
         owners: list[int] = []
-        unknown = [found.check_point.key for found in due if found.check_point.key not in self._points.by_key]
-        for key, acked in (self._acks.acked(unknown) if unknown else {}).items():
-            self._done.setdefault(key, set()).update(acked)
         for number, found in enumerate(due):
-            point = self._points.by_key.get(found.check_point.key)
-            if point is None:
-                done_with = self._done[found.check_point.key]
-                offsets = [offset for offset in found.check_point.left() if offset not in done_with]
-            else:
-                known = set(point.check_point.left())
-                offsets = [offset for offset in found.check_point.left() if offset in known]
-            for offset in offsets:
-                returns.append(Return(found.check_point, offset))
-                owners.append(number)
-        done = self._revival.copy(returns)
-        failed = {number for number, is_done in zip(owners, done, strict=True) if not is_done}
-        for entry, number, is_done in zip(returns, owners, done, strict=True):
-            if is_done:
+            point = by_key.get(found.check_point.key)
+            done_with = self._done.get(found.check_point.key, ())
+            known = None if point is None else set(point.check_point.left())
+            for offset in found.check_point.left():
+                if offset not in done_with if known is None else offset in known:
+                    returns.append(Return(found.check_point, offset, -1 if point is None else point.log))
+                    owners.append(number)
+        held: set[int] = set()
+        put_off: dict[int, list[int]] = {}
+        for entry, number, fate in zip(returns, owners, self._revival.copy(returns), strict=True):
+            if fate is Fate.DONE:
                 self._came_back(due[number].check_point.key, entry.offset)
+            elif fate is Fate.PUT_OFF:
+                put_off.setdefault(number, []).append(entry.offset)
+            else:
+                held.add(number)
         for number, found in enumerate(due):
-            if number in failed:
-                return  # in order: the offset may not pass it
-            point = self._points.by_key.get(found.check_point.key)
+            if number in held or (number in put_off and not self._put_off(queue, found, put_off[number])):
+                return
+            point = by_key.get(found.check_point.key)
             if point is not None and not point.open:
                 self._points.drop(point)
             self._done.pop(found.check_point.key, None)
             one.processed(found)
+
+    def _put_off(self, queue: int, found: DuePoint, offsets: list[int]) -> bool:
+        """Give the messages at ``offsets``, the last ones of a check point, new check points with a later time.
+
+        False: these cannot be stored now. The one with the old key is stored last: it replaces the old check point.
+        """
+        now, log = now_ms(), self._context.control.get(Word.WRITTEN)
+        first = found.check_point.key.start_offset
+        made = [found.check_point.rewritten(one, now) for one in sorted(offsets, key=lambda one: (one == first, one))]
+        if not self._revival.put_off(made, queue, now):
+            return False
+        old = self._points.by_key.get(found.check_point.key)
+        if old is not None:
+            self._points.drop(old)
+        for check_point in made:
+            self._points.add(Point(check_point, queue, b"", log))
+        return True
 
     def _came_back(self, key: CheckPointKey, offset: int) -> None:
         """The copy is stored. A round that could not process all of its check points comes to this one again."""

@@ -20,7 +20,6 @@ _IDLE_MS: Final = 30_000
 _AWAY_MS: Final = 1_000
 _COMMITS: Final = 500  # offsets in one request
 _REQUESTS: Final = 32
-MAX_SHARES: Final = 10_000
 
 QueueKey = tuple[str, int]
 """A topic of the store, retry topics too, and a queue."""
@@ -49,10 +48,11 @@ class Share:
 
 
 class Shares:
-    """All groups. ``revive`` is the revive topic, of ``revive_queues`` queues."""
+    """All groups, ``max_groups`` at most. ``revive`` is the revive topic, of ``revive_queues`` queues."""
 
-    def __init__(self, line: CoordinatorLine, revive: str, revive_queues: int) -> None:
+    def __init__(self, line: CoordinatorLine, revive: str, revive_queues: int, max_groups: int) -> None:
         self._line = line
+        self._max_groups = max_groups
         self._revive = {"revive": revive, "revive_queues": revive_queues}
         self._shares: dict[str, Share] = {}
         self.handed_out: dict[tuple[str, str, int], int] = {}
@@ -69,8 +69,9 @@ class Shares:
         now = monotonic_ms()
         share = self._shares.get(group)
         if share is None or share.problem or not share.topics.issuperset(topics):
-            if share is None and len(self._shares) >= MAX_SHARES:
-                raise ProtocolError("LIMIT_EXCEEDED", f"{MAX_SHARES} groups share queues already", retry_after_ms=5_000)
+            if share is None and len(self._shares) >= self._max_groups:
+                sentence = f"{self._max_groups} groups share queues already (pop.max_groups)"
+                raise ProtocolError("LIMIT_EXCEEDED", sentence, retry_after_ms=5_000)
             answer = self._line.one(self._request(group, topics))
             if share is None:
                 share = self._shares[group] = Share(group)

@@ -44,8 +44,19 @@ class Turn:
 
     records: list[Record] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    claimed: set[tuple[CheckPointKey, int]] = field(default_factory=set)
+    claimed: dict[tuple[CheckPointKey, int], None] = field(default_factory=dict)
     """Messages of which a request of this turn has spoken: a second one comes too late."""
+
+    def mark(self) -> tuple[int, int, int]:
+        """How much a turn has before a request; :meth:`roll_back` takes away what came since."""
+        return len(self.records), len(self.steps), len(self.claimed)
+
+    def roll_back(self, mark: tuple[int, int, int]) -> None:
+        """A request has failed half way: it stores nothing, and the others of the turn do not notice."""
+        records, steps, claimed = mark
+        del self.records[records:], self.steps[steps:]
+        for one in list(self.claimed)[claimed:]:
+            del self.claimed[one]
 
     def store(self, made: Records, mover: RunMover, answers: Answers) -> bool:
         """Append and answer. False when the append was refused. Raises WriterLost."""

@@ -63,7 +63,34 @@ def test_the_acks_of_each_check_point_are_found(pending: PendingStore) -> None:
     one = search(Places(pending.root))
     unknown = next(iter(wanted))._replace(pop_time=1)
     assert one.acked([*wanted, unknown]) == {**wanted, unknown: set()}
+    assert one._first == 0, "the unknown one is older than the queue"
     assert one.acked(list(wanted)) == {key: set() for key in wanted}, "each is asked for once"
+
+
+def test_it_begins_where_the_oldest_check_point_was_received(
+    pending: PendingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commitmq.workers.pop.ack_search._SLACK_MS", 0)
+    monkeypatch.setattr("commitmq.workers.pop.ack_search._UNITS", 3)
+    wanted = stored(pending)
+    first, *_, last = sorted(wanted, key=lambda key: key.pop_time)
+    one = search(Places(pending.root))
+    assert one.acked([last]) == {last: wanted[last]}
+    began = one._first
+    assert began > 0
+    assert one.acked([first]) == {first: wanted[first]}, "an older one makes it read back"
+    assert one._first < began
+
+
+def test_a_long_queue_is_read_in_parts(pending: PendingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commitmq.workers.pop.ack_search.TURN_S", 0.0)
+    monkeypatch.setattr("commitmq.workers.pop.ack_search._UNITS", 3)
+    wanted = stored(pending)
+    one, turns = search(Places(pending.root)), 1
+    while (found := one.acked(list(wanted))) is None:
+        turns += 1
+    assert found == wanted
+    assert turns > 5
 
 
 def test_what_comes_later_is_found_later(pending: PendingStore) -> None:
@@ -76,10 +103,13 @@ def test_what_comes_later_is_found_later(pending: PendingStore) -> None:
     one = search(places)
     assert one.acked([]) == {}
     places.end = 1 << 62
-    assert one.acked([key])[key] >= before | {Ack.parse(last.body).offset}
+    found = one.acked([key])
+    assert found is not None
+    assert found[key] >= before | {Ack.parse(last.body).offset}
 
 
 def test_the_oldest_are_forgotten(pending: PendingStore) -> None:
     wanted = stored(pending)
     found = search(Places(pending.root), most=3).acked(list(wanted))
+    assert found is not None
     assert sum(bool(offsets) for offsets in found.values()) == 3

@@ -20,13 +20,15 @@ from commitmq.semantics.revive_round import DuePoint, ReviveRound
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.pop import handler as handler_module
+from commitmq.workers.pop import revive_queues as revive_module
 from commitmq.workers.pop.finder import Finder
 from commitmq.workers.pop.handler import Handler
 from commitmq.workers.pop.parked_pops import Pop
 from commitmq.workers.pop.points import Point, Points
 from commitmq.workers.pop.process import Pop as Process
 from commitmq.workers.pop.records import Records
-from commitmq.workers.pop.revival import Return
+from commitmq.workers.pop.recovery import Reading
+from commitmq.workers.pop.revival import Fate, Return
 from commitmq.workers.pop.revive_queues import ReviveQueues
 from commitmq.workers.pop.shares import Share
 from commitmq.workers.pop.turn import Turn
@@ -35,18 +37,25 @@ KEY = CheckPointKey("orders", "g", 0, 40, 1_000, "b")
 
 
 class Revival:
-    """Copies what is in no topic of ``refused``."""
+    """Copies what is in no topic of ``refused``, the rest gets the fate ``AGAIN`` or PUT_OFF."""
 
-    def __init__(self, *refused: str) -> None:
-        self.refused = set(refused)
+    def __init__(self, *refused: str, fate: Fate = Fate.AGAIN) -> None:
+        self.refused, self.fate = set(refused), fate
         self.copied: list[tuple[str, int]] = []
+        self.stored: list[CheckPoint] = []
 
-    def copy(self, returns: list[Return]) -> list[bool]:
-        done = [one.check_point.key.topic not in self.refused for one in returns]
+    def copy(self, returns: list[Return]) -> list[Fate]:
+        fates = [Fate.DONE if one.check_point.key.topic not in self.refused else self.fate for one in returns]
         self.copied += [
-            (one.check_point.key.topic, one.offset) for one, is_done in zip(returns, done, strict=True) if is_done
+            (one.check_point.key.topic, one.offset)
+            for one, fate in zip(returns, fates, strict=True)
+            if fate is Fate.DONE
         ]
-        return done
+        return fates
+
+    def put_off(self, check_points: list[CheckPoint], revive_queue: int, now_ms: int) -> bool:
+        self.stored += check_points
+        return True
 
 
 def test_messages_that_could_not_come_back_come_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,13 +139,60 @@ def test_a_round_that_is_held_up_brings_each_message_back_once() -> None:
     ]
     one = ReviveRound(-1)
     for _ in range(3):
-        queues._process(one, due)
+        queues._process(3, one, due)
         assert one.position == -1
     revival.refused.clear()
-    queues._process(one, due)
+    queues._process(3, one, due)
     assert revival.copied == [("others", 40), ("orders", 40), ("orders", 41)]
     assert one.position == 1
     assert not queues._done
+
+
+def test_what_its_group_does_not_allow_is_put_off_and_holds_up_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check points of RocketMQ: the group of the first one was switched off."""
+    now = KEY.pop_time + 86_400_000
+    monkeypatch.setattr(revive_module, "now_ms", lambda: now)
+    revival, points = Revival("orders", fate=Fate.PUT_OFF), Points(PopConfig())
+    queues = ReviveQueues.__new__(ReviveQueues)
+    queues._points, queues._revival, queues._done = points, revival, {}  # type: ignore[assignment]
+    queues._acks = MagicMock(acked=lambda keys: {key: {41} if key.topic == "orders" else set() for key in keys})
+    queues._context = MagicMock(control=MagicMock(get=lambda word: 7_000))
+    due = [
+        DuePoint(n, CheckPoint(KEY._replace(topic=name), 5_000, (0, 1, 2))) for n, name in enumerate(("orders", "rest"))
+    ]
+    one = ReviveRound(-1)
+    queues._process(3, one, due)
+    assert one.position == 1, "the other one is done too"
+    assert [offset for _, offset in revival.copied] == [40, 41, 42]
+    assert [(at.key.start_offset, at.revive_ms, at.rewrites) for at in revival.stored] == [
+        (42, now + 10_000, 1),
+        (40, now + 10_000, 1),
+    ], "not the one that was acked; the one that replaces the old check point comes last"
+    assert points.due(now + 9_999, 9) == []
+    assert [(at.check_point.offsets, at.log) for at in points.due(now + 10_000, 9)] == [((42,), 7_000), ((40,), 7_000)]
+    # After a death the log says the same.
+    again = Points(PopConfig())
+    reading = Reading(again, lambda topic: 0)
+    reading.check_point(due[0].check_point, 3, 6_000)
+    for check_point in revival.stored:
+        reading.check_point(check_point, 3, 7_000)
+    assert again.due(now + 9_999, 9) == []
+    assert [at.check_point.offsets for at in again.due(now + 10_000, 9)] == [(42,), (40,)]
+    assert again.open == 2
+
+
+def test_acks_that_are_not_all_read_are_waited_for() -> None:
+    revival = Revival()
+    queues = ReviveQueues.__new__(ReviveQueues)
+    queues._points, queues._revival, queues._done = Points(PopConfig()), revival, {}  # type: ignore[assignment]
+    answers: list[Any] = [None, {KEY: {40}}]
+    queues._acks = MagicMock(acked=lambda keys: answers.pop(0))
+    queues._look_at_ms = 99
+    one, due = ReviveRound(-1), [DuePoint(0, CheckPoint(KEY, 5_000, (0, 1)))]
+    queues._process(3, one, due)
+    assert (one.position, revival.copied, queues._look_at_ms) == (-1, [], 0)
+    queues._process(3, one, due)
+    assert (one.position, revival.copied) == (0, [("orders", 41)])
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -168,3 +224,15 @@ def test_check_points_are_stored_before_the_acks_of_those_they_replace() -> None
     turn.store(records, mover, MagicMock())
     (runs,) = mover.put.call_args.args
     assert [(run.topic, run.run.count) for run in runs] == [(TIMER_TOPIC, 1), (revive_topic("C"), 2)]
+
+
+def test_a_request_that_fails_half_way_stores_nothing() -> None:
+    turn = Turn()
+    turn.records.append(MagicMock())
+    turn.claimed[KEY, 40] = None
+    mark = turn.mark()
+    turn.records.append(MagicMock())
+    turn.steps.append(MagicMock())
+    turn.claimed[KEY, 41] = None
+    turn.roll_back(mark)
+    assert (len(turn.records), turn.steps, list(turn.claimed)) == (1, [], [(KEY, 40)])

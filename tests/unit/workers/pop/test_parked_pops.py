@@ -26,6 +26,28 @@ def test_growth_wakes_the_groups_that_wait_for_the_topic() -> None:
     assert not parked.has_woken
 
 
+def test_the_rest_of_a_group_is_looked_at_later() -> None:
+    parked = ParkedPops(10)
+    many = [pop() for _ in range(4)]
+    for one in many:
+        parked.add(one, 0)
+    parked.wake_group("orders", "g")
+    parked.wake_group("orders", "nobody")
+    assert parked.next_woken() == many
+    parked.look_later(many[1:])
+    parked.remove(many[1])
+    assert parked.has_woken
+    assert parked.next_woken() == many[2:]
+    assert not parked.has_woken
+    parked.look_later([])
+    assert not parked.has_woken
+    parked.wake("orders")
+    parked.next_woken()
+    parked.look_later(many[3:])
+    parked.wake("orders")
+    assert parked.next_woken() == [many[0], *many[2:]], "growth begins with the first one again"
+
+
 def test_one_that_was_answered_is_not_woken() -> None:
     parked = ParkedPops(10)
     one = pop()

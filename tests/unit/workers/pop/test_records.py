@@ -107,9 +107,9 @@ def header(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_receipt_names_the_message(records: Records) -> None:
-    (one,) = receipts_of(header(receipts=[["orders", HANDLE]]), LIMITS, 8)
+    (one,) = receipts_of(header(receipts=[["orders", HANDLE]]), LIMITS, 8, KEY.pop_time)
     assert (one.key, one.offset) == (KEY, 41)
-    (back,) = receipts_of(header(receipts=[["orders", HANDLE.replace("1 0 b0", "1 1 b0")]]), LIMITS, 8)
+    (back,) = receipts_of(header(receipts=[["orders", HANDLE.replace("1 0 b0", "1 1 b0")]]), LIMITS, 8, KEY.pop_time)
     assert back.key.topic == "%RETRY%g_orders"
 
 
@@ -121,11 +121,12 @@ def test_a_receipt_names_the_message(records: Records) -> None:
         [["orders", HANDLE.replace(" 1 0 ", " 8 0 ")]], [["orders", "-" + HANDLE]],
         [["orders", HANDLE.replace("60000", "0")]], [["orders", HANDLE.replace("60000", "999999999999")]],
         [["orders", HANDLE.replace("1763800001000", "9" * 30)]],
+        [["orders", HANDLE.replace("1763800001000", "1763976400000")]],
     ],
 )  # fmt: skip
 def test_what_is_no_receipt_is_refused(receipts: Any) -> None:
     with pytest.raises(ProtocolError) as refused:
-        receipts_of(header(receipts=receipts), LIMITS, 8)
+        receipts_of(header(receipts=receipts), LIMITS, 8, KEY.pop_time)
     assert refused.value.code == "INVALID_PARAMETER"
 
 

@@ -51,7 +51,7 @@ class Line:
 
 def test_a_reset_of_one_queue_leaves_the_others_alone() -> None:
     line = Line()
-    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 8)  # type: ignore[arg-type]
+    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 8, 100)  # type: ignore[arg-type]
     share = shares.of("g", ["orders"])
     queues = [("orders", 0), ("orders", 1)]
     shares.load(share, queues, dict.fromkeys(queues, 0))
@@ -69,7 +69,7 @@ def test_a_reset_of_one_queue_leaves_the_others_alone() -> None:
 
 def test_offsets_of_a_deleted_topic_are_not_those_of_the_next_one_of_its_name() -> None:
     line = Line()
-    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 8)  # type: ignore[arg-type]
+    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 8, 100)  # type: ignore[arg-type]
     share = shares.of("g", ["orders"])
     queues = [("orders", 0), ("orders", 1)]
     shares.load(share, queues, dict.fromkeys(queues, 0))
@@ -86,7 +86,7 @@ def test_offsets_of_a_deleted_topic_are_not_those_of_the_next_one_of_its_name() 
 
 def test_what_was_handed_out_before_a_death_does_not_undo_a_later_reset() -> None:
     line = Line()
-    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 8)  # type: ignore[arg-type]
+    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 8, 100)  # type: ignore[arg-type]
     shares.handed_out = {("g", "orders", 0): 50}
     shares.commit_handed_out()
     assert line.offsets == {("orders", 0): 50}

@@ -1,0 +1,10 @@
+"""The wall clock: times of check points are of it."""
+
+from __future__ import annotations
+
+import time
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
