@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from commitmq.client import checks
 from commitmq.client.aio_lines import Lines, PendingSend, QueuedSend, TopicUnknownError
 from commitmq.client.message import Message, check_topic
-from commitmq.client.producer import Producer, content_for_listener
+from commitmq.client.producer import Producer
+from commitmq.client.producer_transactions import content_for_listener
 from commitmq.client.requesting.exchange import Content, reply_message, request_message
 from commitmq.client.requesting.reply_reader import no_reply
 from commitmq.client.results import BatchResult, SendResult
