@@ -83,6 +83,21 @@ def test_a_machine_room(node: Node) -> None:
         assert has(consumer, [])
 
 
+def test_by_configuration(node: Node) -> None:
+    names = [f"member-{number}-" + "x" * 90 for number in range(4)]
+    strategy = "CONFIG:" + ";".join(f"{name}={number},{number + 4}" for number, name in enumerate(names))
+    with (
+        member(node, "configured", names[1], strategy=strategy) as first,
+        member(node, "configured", names[3]) as second,
+    ):
+        eventually(lambda: has(first, [1, 5]) and has(second, [3, 7]), "the queues of the text")
+        first.close()
+        assert has(second, [3, 7])
+    with pytest.raises(ProtocolError, match="strategy must be a string of 1 to 8192 characters") as refused:
+        member(node, "configured", "a", strategy="CONFIG:a=" + "1," * 5_000 + "1")
+    assert refused.value.code == "INVALID_PARAMETER"
+
+
 def test_an_unknown_strategy_is_refused(node: Node) -> None:
     with pytest.raises(ProtocolError, match="known are AVG") as refused:
         member(node, "wrong", "a", strategy="BEST")

@@ -62,7 +62,8 @@ class Consumer(BaseConsumer):
 
     ``strategy`` says how the members share the queues: ``AVG`` (without any: consecutive queues each), ``AVG_BY_CIRCLE``
     (dealt out one by one), ``CONSISTENT_HASH`` (few move when a member comes or goes), ``MACHINE_ROOM:a,b`` (only of a node
-    that is named ``a@…`` or ``b@…``). The first member that names one sets it, and a member that names another is refused.
+    that is named ``a@…`` or ``b@…``), ``CONFIG:m=0,1;n=2`` (the queues that it names for each ``member``). The
+    first member that names one sets it, and a member that names another is refused.
 
     With ``broadcasting`` every consumer of the group reads all queues. It keeps its positions itself, in the file
     ``member/group/offsets.json`` of ``positions_folder`` (default: ``~/.commitmq/positions``), which has RocketMQ's shape.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from commitmq.config import GroupsConfig
 from commitmq.coordination import requests, topic_rules
-from commitmq.coordination.allocation_table import AllocationTable
+from commitmq.coordination.allocation_table import MAX_STRATEGY_CHARACTERS, AllocationTable
 from commitmq.coordination.answers import Answer, Fields, Operations
 from commitmq.coordination.groups import Groups
 from commitmq.coordination.listing import MAX_ENTRIES, Listing
@@ -70,7 +70,7 @@ class GroupOperations:
         generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION) or 0
         kind, expression = requests.selector(header, "filter")
         instance = requests.optional_text(header, "instance") or ""
-        named = requests.optional_text(header, "strategy")
+        named = requests.optional_text(header, "strategy", MAX_STRATEGY_CHARACTERS)
         strategy = None if named is None else AllocationTable(named, self._broker_name)
         self._shares.check_assigned(group, now_ms)
         view = self._groups.join(group, member, wanted, owned, timeout_ms, now_ms, generation, instance, strategy)

@@ -25,17 +25,17 @@ def refuse(field: str, wanted: str, value: Any) -> ProtocolError:
     return ProtocolError("INVALID_PARAMETER", f"{field} must be {wanted}, not {shown}")
 
 
-def text(header: Header, field: str) -> str:
-    """A non-empty string of at most 255 characters."""
+def text(header: Header, field: str, most: int = MAX_NAME_CHARACTERS) -> str:
+    """A non-empty string of at most ``most`` characters."""
     value = header.get(field)
-    if type(value) is not str or not 0 < len(value) <= MAX_NAME_CHARACTERS:
-        raise refuse(field, f"a string of 1 to {MAX_NAME_CHARACTERS} characters", value)
+    if type(value) is not str or not 0 < len(value) <= most:
+        raise refuse(field, f"a string of 1 to {most} characters", value)
     return value
 
 
-def optional_text(header: Header, field: str) -> str | None:
+def optional_text(header: Header, field: str, most: int = MAX_NAME_CHARACTERS) -> str | None:
     """Like :func:`text`; None when the field is absent or null."""
-    return None if header.get(field) is None else text(header, field)
+    return None if header.get(field) is None else text(header, field, most)
 
 
 def flag(header: Header, field: str) -> bool:

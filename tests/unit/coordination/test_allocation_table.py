@@ -16,14 +16,18 @@ from commitmq.coordination.group_strategy import use_strategy
 from commitmq.coordination.membership import Membership, Queue, View
 from commitmq.errors import ProtocolError
 from commitmq.semantics import allocation
-from commitmq.semantics.allocation import MessageQueue
+from commitmq.semantics.allocation import MessageQueue, Strategy
 
-STRATEGIES = {
+CONFIGURED = {"m1": (0, 2), "m3": (5, 15), "x=y": (1,)}
+STRATEGIES: dict[str, Strategy] = {
     "AVG": allocation.averagely,
     "AVG_BY_CIRCLE": allocation.averagely_by_circle,
     "CONSISTENT_HASH": allocation.consistent_hash,
     "MACHINE_ROOM:r, s": allocation.machine_room(["r", "s"]),
     "MACHINE_ROOM:t": allocation.machine_room(["t"]),
+    "CONFIG: m1=0,2;m3=5,15 ;x=y=1": lambda me, queues, _: [
+        one for one in queues if one.queue_id in CONFIGURED.get(me, ())
+    ],
 }
 COUNTS = {"a": 7, "b": 1, "c": 16}
 BROKER = "r@node"
@@ -110,6 +114,25 @@ def test_the_first_name_holds() -> None:
 def test_an_unknown_strategy_is_refused(name: str) -> None:
     with pytest.raises(ProtocolError, match="known are AVG,") as refused:
         AllocationTable(name, BROKER)
+    assert refused.value.code == "INVALID_PARAMETER"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "must be a member and its queues"),
+        ("m", "must be a member and its queues"),
+        ("=1", "must be a member and its queues"),
+        ("m=", "must be a member and its queues"),
+        ("m=1;", "must be a member and its queues"),
+        ("m=-1", "must be a member and its queues"),
+        ("m=1;m=2", "'m' is named twice"),
+        ("m=1,2;n=2,3", "queue 2 is given to 'm' and to 'n'"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason) as refused:
+        AllocationTable(f"CONFIG:{text}", BROKER)
     assert refused.value.code == "INVALID_PARAMETER"
 
 
