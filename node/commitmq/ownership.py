@@ -37,6 +37,7 @@ class Role(StrEnum):
     INDEX = "dispatcher-index"
     MEMORY = "dispatcher-memory"
     DISPATCHER = "dispatcher-NAME"
+    WORKER = "worker-NAME"
     READER = "reader-N"
     COORDINATOR = "coordinator"
     CLEANUP = "cleanup"
@@ -109,6 +110,7 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("commitmq/node.log*", Role.EACH, "log lines, appended"),
     FileOwner("commitmq/dispatchers/index*", Role.INDEX, "its position and state"),
     FileOwner("commitmq/dispatchers/*", Role.DISPATCHER, "the position and state of the dispatcher of that name"),
+    FileOwner("commitmq/workers/*", Role.WORKER, "files of the plugin's worker of that name"),
     FileOwner("run/control", Role.EACH, "the control block; each word has a process, below"),
     FileOwner("run/node.json*", Role.SUPERVISOR, "process id and addresses of the live node"),
     FileOwner("run/token*", Role.SUPERVISOR, "proves that a client that read it is on the same machine"),

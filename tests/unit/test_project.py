@@ -132,6 +132,7 @@ EXCEPTIONS = {
     ("supervision", "semantics.movers"): "which processes start on demand",
     ("plugin", "supervision.roster"): "names that a plugin's process cannot have",
     ("plugin", "workers.runtime.context"): "the context of a plugin's worker, by its public name",
+    ("plugin", "workers.runtime.run_async"): "the loop of a plugin's worker, by its public name",
 }
 
 

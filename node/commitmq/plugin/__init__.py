@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from commitmq.store.log.dispatch_batch import DispatchBatch, consumable
     from commitmq.store.queues.message_filter import FilterBatch
     from commitmq.workers.runtime.context import WorkerContext
+    from commitmq.workers.runtime.run_async import run_async
 
 __all__ = [
     "HOOK_API_VERSION",
@@ -60,6 +61,7 @@ __all__ = [
     "decompress",
     "get_log",
     "hookimpl",
+    "run_async",
     "setting",
 ]
 
@@ -77,6 +79,7 @@ _HOMES = {
     "decode_record": "commitmq.format.record",
     "decompress": "commitmq.format.compression",
     "get_log": "commitmq.log",
+    "run_async": "commitmq.workers.runtime.run_async",
     "setting": "commitmq.config",
 }
 

@@ -62,9 +62,8 @@ _POLL_MS, _IDLE_POLL_MS = 100, 500
 _IDLE_AFTER_MS = 1000
 _NAP_MS = 5  # waits up to this long are naps, which only urgent rings end; a caller may declare a longer wait a nap
 
-# One slot of the control block per role. Of the dispatchers only the ConsumeQueue's has a name here: the others have
-# DISPATCHER_BASE plus their dispatcher slot. Plugins' workers follow from WORKER_BASE on; the supervisor assigns their
-# slots.
+# One slot of the control block per role. Dispatchers other than the ConsumeQueue's have DISPATCHER_BASE plus their
+# dispatcher slot. Plugins' workers follow from WORKER_BASE on; the supervisor assigns their slots.
 DISPATCHER_BASE = 30
 WORKER_BASE = 46
 ROLE_SLOTS = {
@@ -153,6 +152,11 @@ class WorkerContext:
         """The node's admin address, as clients take it: ``Producer(context.address)``."""
         return str(read_node_file(self.layout)["admin"][0])
 
+    @property
+    def folder(self) -> Path:
+        """``commitmq/workers/NAME`` under the store, for files of a plugin's worker; it creates the folder at first use."""
+        return self.layout.own / "workers" / self.role.removeprefix("worker-")
+
     def ringer(self, role: str) -> Ringer:
         """A Ringer that wakes the worker of ``role``."""
         return Ringer(self.layout.doorbell(role), self.control, role_slot(role))
@@ -229,10 +233,8 @@ class WorkerContext:
 
     @property
     def poll_ms(self) -> int:
-        """How long an idle loop may sleep at most; longer when nothing has woken it for a second.
-
-        The limit bounds the cost of a lost ring, and the work of an idle node: each look takes 200 us of a processor
-        that has to fetch everything from memory.
+        """How long an idle loop may sleep at most, which bounds the cost of a lost ring; longer when nothing has woken it for
+        a second: a look takes 200 us with cold caches.
         """
         return _IDLE_POLL_MS if monotonic_ms() - self._woken_ms >= _IDLE_AFTER_MS else _POLL_MS
 
@@ -312,8 +314,7 @@ def acquire_role_lock(path: Path) -> int:
     """Take the POSIX lock of a role, without waiting. Returns the descriptor that holds it.
 
     POSIX and not flock: ``F_GETLK`` names the holder's pid, so a supervisor can end exactly the orphan that holds it.
-    Raises RoleTaken when another process has it. The descriptor must stay open, and the process must not open and close
-    the same file again: closing any descriptor of it would drop the lock.
+    The process must never close this or another descriptor of the file: that drops the lock. Raises RoleTaken.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -381,9 +382,8 @@ def main(
 def _check_supervisor(lifeline: socket.socket) -> None:
     """Raise SupervisorGone if the supervisor died before this worker had its lock.
 
-    A new supervisor waits for the locks that it finds. It cannot have seen this worker's lock if it looked before the
-    lock was taken. But if the old supervisor is alive now, with the lock already held, then every later supervisor will
-    see the lock.
+    A new supervisor waits for the locks that it finds, and may have looked before this one was taken. If the old
+    supervisor is alive now, with the lock held, then every later one will see the lock.
     """
     try:
         ended = lifeline.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from commitmq.workers.runtime.context import WorkerContext
-from commitmq.workers.runtime.run_async import run_async
+from commitmq.plugin import WorkerContext, run_async
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.dispatch import Dispatch, Part
 from commitmq_plugins.rocketmq.broker.lock_requests import LockRequests
@@ -21,7 +20,8 @@ from commitmq_plugins.rocketmq.broker.registration import Registration
 from commitmq_plugins.rocketmq.broker.retries import Retries
 from commitmq_plugins.rocketmq.broker.sending import Sends
 from commitmq_plugins.rocketmq.broker.topics import Topics
-from commitmq_plugins.rocketmq.remoting.server import RemotingServer, ServerLimits
+from commitmq_plugins.rocketmq.limits import limits_of
+from commitmq_plugins.rocketmq.remoting.server import RemotingServer
 from commitmq_plugins.rocketmq.settings import RocketMQSettings
 
 ROLE = "rocketmq-broker"
@@ -67,13 +67,3 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     await offsets.close()
     await clients.close()
     node.close()
-
-
-def limits_of(settings: RocketMQSettings) -> ServerLimits:
-    """The limits of a server's connections."""
-    return ServerLimits(
-        max_connections=settings.max_connections,
-        max_frame_bytes=settings.max_frame_bytes,
-        max_unsent_bytes=settings.max_unsent_bytes,
-        idle_timeout_s=settings.idle_timeout_ms / 1_000,
-    )

@@ -105,6 +105,7 @@ class Registration:
             enable_acting_master=False,
             compressed=False,
             body_crc32=crc32(body),
+            whole_topic_table=None if is_part else True,
         )
         await asyncio.gather(*(self._tell(server, header, body) for server in self._servers))
 

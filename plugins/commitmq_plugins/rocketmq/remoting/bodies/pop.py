@@ -52,7 +52,7 @@ class BatchAck:
         )
 
 
-def decode_batch_acks(data: bytes | memoryview) -> list[BatchAck]:
+def decode_batch_acks(data: bytes | bytearray | memoryview) -> list[BatchAck]:
     """The body of 200151. Raises BodyError."""
     return [BatchAck.from_json(one) for one in as_list(load_object(data).get("acks"), "acks")]
 
@@ -68,7 +68,7 @@ class QueryAssignmentRequestBody:
     message_model: str
 
     @classmethod
-    def decode(cls, data: bytes | memoryview) -> QueryAssignmentRequestBody:
+    def decode(cls, data: bytes | bytearray | memoryview) -> QueryAssignmentRequestBody:
         """Raises BodyError."""
         members = load_object(data)
         return cls(
@@ -97,7 +97,7 @@ class SetMessageRequestModeRequestBody:
     pop_share_queue_num: int
 
     @classmethod
-    def decode(cls, data: bytes | memoryview) -> SetMessageRequestModeRequestBody:
+    def decode(cls, data: bytes | bytearray | memoryview) -> SetMessageRequestModeRequestBody:
         """Raises BodyError."""
         members = load_object(data)
         return cls(

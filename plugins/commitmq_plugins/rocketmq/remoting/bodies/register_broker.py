@@ -37,7 +37,9 @@ class RegisterBrokerBody:
         return zlib.compress(b"".join(parts), _COMPRESSION_LEVEL)
 
     @classmethod
-    def decode(cls, data: bytes | memoryview, *, compressed: bool, version: int, max_bytes: int) -> RegisterBrokerBody:
+    def decode(
+        cls, data: bytes | bytearray | memoryview, *, compressed: bool, version: int, max_bytes: int
+    ) -> RegisterBrokerBody:
         """From a body of a broker of ``version``; at most ``max_bytes`` after decompression. Raises BodyError."""
         if not data:
             return cls()
@@ -58,7 +60,7 @@ def _sized(parts: list[bytes]) -> list[bytes]:
     return [_INT.pack(len(part)) + part for part in parts]
 
 
-def _inflate(data: bytes | memoryview, max_bytes: int) -> bytes:
+def _inflate(data: bytes | bytearray | memoryview, max_bytes: int) -> bytes:
     stream = zlib.decompressobj()
     try:
         plain = stream.decompress(data, max_bytes)
@@ -111,6 +113,6 @@ class _Inflated:
         return self._data[self._at - size : self._at]
 
 
-def crc32(data: bytes | memoryview) -> int:
+def crc32(data: bytes | bytearray | memoryview) -> int:
     """RocketMQ's checksum of a registration: CRC-32 with its highest bit cleared."""
     return zlib.crc32(data) & 0x7FFF_FFFF

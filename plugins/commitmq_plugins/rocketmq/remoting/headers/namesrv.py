@@ -48,7 +48,10 @@ class BrokerRequestHeader(Header):
 
 @header
 class RegisterBrokerRequestHeader(Header):
-    """Request 103. A broker below 5.0 does not send ``enable_acting_master`` at all."""
+    """Request 103. A broker below 5.0 does not send ``enable_acting_master`` at all.
+
+    ``whole_topic_table`` is this node's own: the topics are all that the broker has. Other name servers ignore it.
+    """
 
     broker_name: str
     broker_addr: str
@@ -59,6 +62,7 @@ class RegisterBrokerRequestHeader(Header):
     enable_acting_master: bool | None = None
     compressed: bool = False
     body_crc32: Int = 0
+    whole_topic_table: bool | None = None
 
 
 @header

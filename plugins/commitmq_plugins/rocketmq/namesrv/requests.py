@@ -1,0 +1,255 @@
+"""The requests of a name server and their answers (remoting 7). Pure but for the file of the stored texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Final
+
+from commitmq.errors import CommitMQError
+from commitmq.log import Log
+from commitmq_plugins.rocketmq.namesrv.config import BlackListError, NamesrvConfig
+from commitmq_plugins.rocketmq.namesrv.kv_config import ORDER_TOPIC_CONFIG, KVConfig
+from commitmq_plugins.rocketmq.namesrv.route_table import (
+    DEFAULT_EXPIRY_MS,
+    BrokerKey,
+    Registration,
+    RouteError,
+    RouteTable,
+)
+from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
+from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody, crc32
+from commitmq_plugins.rocketmq.remoting.bodies.routes import TopicRouteData, kv_table, topic_list
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.fastjson import dumps, loads
+from commitmq_plugins.rocketmq.remoting.headers import namesrv as headers
+from commitmq_plugins.rocketmq.remoting.headers.topics import TopicRequestHeader
+
+_ZONE: Final = "__ZONE_NAME"
+_FAQ: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+_UNIT: Final = 1
+_UNIT_SUB: Final = 2
+_MAX_EXPIRY_MS: Final = 24 * 3_600_000
+_DISABLED: Final = "disable"
+
+Answerer = Callable[[Hashable, Command], Command]
+
+
+class NamesrvRequests:
+    """Answers requests; ``channel`` stands for the connection a request came on. ``now_ms`` is any clock."""
+
+    def __init__(
+        self,
+        routes: RouteTable,
+        kv: KVConfig,
+        config: NamesrvConfig,
+        now_ms: Callable[[], int],
+        log: Log,
+        *,
+        max_body_bytes: int = 64 << 20,
+    ) -> None:
+        """``max_body_bytes``: the size of a registration after decompression."""
+        self.routes, self._kv, self.config, self._now_ms, self._log = routes, kv, config, now_ms, log
+        self._max_body_bytes = max_body_bytes
+        self._answerers: dict[int, Answerer] = {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
+            RequestCode.REGISTER_BROKER: self._register,
+            RequestCode.UNREGISTER_BROKER: self._unregister,
+            RequestCode.QUERY_DATA_VERSION: self._query_data_version,
+            RequestCode.BROKER_HEARTBEAT: self._broker_heartbeat,
+            RequestCode.GET_BROKER_MEMBER_GROUP: self._member_group,
+            RequestCode.PUT_KV_CONFIG: self._put_kv,
+            RequestCode.GET_KV_CONFIG: self._get_kv,
+            RequestCode.DELETE_KV_CONFIG: self._delete_kv,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self._kv_list,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_perm,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_perm,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._all_topics,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self._register_topic,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_by_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
+            RequestCode.GET_UNIT_TOPIC_LIST: self._unit_topics,
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self._unit_topics,
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._unit_topics,
+            RequestCode.UPDATE_NAMESRV_CONFIG: self._update_config,
+            RequestCode.GET_NAMESRV_CONFIG: self._get_config,
+        }
+
+    def handle(self, channel: Hashable, command: Command) -> Command:
+        """The answer to any request. Never raises."""
+        answerer = self._answerers.get(command.code)
+        if answerer is None:
+            return command.not_supported()
+        try:
+            return answerer(channel, command)
+        except CommitMQError as error:
+            self._log.debug("a request is refused", code=command.code, error=str(error))
+            return command.answer(ResponseCode.SYSTEM_ERROR, str(error))
+        except Exception as error:
+            self._log.exception("a request failed", code=command.code, error=repr(error))
+            return command.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+    # ------------------------------------------------------------ routes
+
+    def _route(self, _channel: Hashable, command: Command) -> Command:
+        topic = TopicRequestHeader.decode(command.ext_fields).topic
+        order = self._kv.get(ORDER_TOPIC_CONFIG, topic) if self.config.order_message_enable else None
+        if order is None:
+            body = self.routes.encoded_route(topic)
+        else:
+            route = self.routes.route(topic)
+            body = None if route is None else replace(route, order_topic_conf=order).encode()
+        if body is None:
+            remark = f"No topic route info in name server for the topic: {topic}{_FAQ}"
+            return command.answer(ResponseCode.TOPIC_NOT_EXIST, remark)
+        return command.answer(body=body)
+
+    def _cluster_info(self, _channel: Hashable, command: Command) -> Command:
+        return command.answer(body=self.routes.cluster_info().encode())
+
+    def _all_topics(self, _channel: Hashable, command: Command) -> Command:
+        if not self.config.enable_all_topic_list:
+            return command.answer(ResponseCode.SYSTEM_ERROR, _DISABLED)
+        return command.answer(body=topic_list(self.routes.topics()))
+
+    def _topics_by_cluster(self, _channel: Hashable, command: Command) -> Command:
+        if not self.config.enable_topic_list:
+            return command.answer(ResponseCode.SYSTEM_ERROR, _DISABLED)
+        cluster = headers.GetTopicsByClusterRequestHeader.decode(command.ext_fields).cluster
+        return command.answer(body=topic_list(self.routes.topics_of_cluster(cluster)))
+
+    def _system_topics(self, _channel: Hashable, command: Command) -> Command:
+        return command.answer(body=topic_list(*self.routes.system_topics()))
+
+    def _unit_topics(self, _channel: Hashable, command: Command) -> Command:
+        if not self.config.enable_topic_list:
+            return command.answer(ResponseCode.SYSTEM_ERROR, _DISABLED)
+        flags = _UNIT if command.code == RequestCode.GET_UNIT_TOPIC_LIST else _UNIT_SUB
+        without = _UNIT if command.code == RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST else 0
+        return command.answer(body=topic_list(self.routes.topics_with(flags, without)))
+
+    def _delete_topic(self, _channel: Hashable, command: Command) -> Command:
+        header = headers.DeleteTopicFromNamesrvRequestHeader.decode(command.ext_fields)
+        self.routes.delete_topic(header.topic, header.cluster_name or None)
+        return command.answer()
+
+    def _register_topic(self, _channel: Hashable, command: Command) -> Command:
+        topic = TopicRequestHeader.decode(command.ext_fields).topic
+        route = TopicRouteData.from_json(loads(command.body)) if len(command.body) else TopicRouteData()
+        self.routes.put_topic(topic, route.queue_datas)
+        return command.answer()
+
+    # ------------------------------------------------------------ brokers
+
+    def _register(self, channel: Hashable, command: Command) -> Command:
+        header = headers.RegisterBrokerRequestHeader.decode(command.ext_fields)
+        if header.body_crc32 and header.body_crc32 != crc32(command.body):
+            self._log.warning("a registration is damaged", broker=header.broker_addr)
+            return command.answer(ResponseCode.SYSTEM_ERROR, "crc32 not match")
+        body = RegisterBrokerBody.decode(
+            command.body, compressed=header.compressed, version=command.version, max_bytes=self._max_body_bytes
+        )
+        key = BrokerKey(header.cluster_name, header.broker_addr)
+        expiry_ms = header.heartbeat_timeout_millis
+        registration = Registration(
+            key,
+            header.broker_name,
+            header.broker_id,
+            header.ha_server_addr or "",
+            command.ext_fields.get(_ZONE),
+            DEFAULT_EXPIRY_MS if expiry_ms is None else max(0, min(expiry_ms, _MAX_EXPIRY_MS)),
+            header.enable_acting_master,
+            bool(header.whole_topic_table),
+        )
+        is_new = self.routes.version_of(key) is None
+        try:
+            found = self.routes.register(registration, body, channel, self._now_ms())
+        except RouteError as error:
+            self._log.warning("a broker is refused", broker=header.broker_addr, error=str(error))
+            return command.answer(ResponseCode.SYSTEM_ERROR, str(error))
+        if is_new:
+            self._log.info("a broker registers", broker=header.broker_name, address=header.broker_addr)
+        answer = headers.RegisterBrokerResponseHeader(found.ha_address, found.master_address)
+        table = self._kv.namespace(ORDER_TOPIC_CONFIG) if self.config.return_order_topic_config_to_broker else None
+        return command.answer(ext_fields=answer.encode(), body=b"" if table is None else kv_table(table))
+
+    def _unregister(self, _channel: Hashable, command: Command) -> Command:
+        header = headers.BrokerRequestHeader.decode(command.ext_fields)
+        self.routes.unregister(BrokerKey(header.cluster_name, header.broker_addr), header.broker_name)
+        self._log.info("a broker leaves", broker=header.broker_name, address=header.broker_addr)
+        return command.answer()
+
+    def _query_data_version(self, _channel: Hashable, command: Command) -> Command:
+        header = headers.BrokerRequestHeader.decode(command.ext_fields)
+        key = BrokerKey(header.cluster_name, header.broker_addr)
+        known = self.routes.version_of(key)
+        is_changed = known is None or known != DataVersion.from_json(loads(command.body) if len(command.body) else None)
+        self.routes.touch(key, self._now_ms())
+        fields = headers.QueryDataVersionResponseHeader(is_changed).encode()
+        return command.answer(ext_fields=fields, body=b"" if known is None else dumps(known.to_json()))
+
+    def _broker_heartbeat(self, _channel: Hashable, command: Command) -> Command:
+        header = headers.BrokerHeartbeatRequestHeader.decode(command.ext_fields)
+        self.routes.touch(BrokerKey(header.cluster_name, header.broker_addr), self._now_ms())
+        return command.answer()
+
+    def _member_group(self, _channel: Hashable, command: Command) -> Command:
+        header = headers.GetBrokerMemberGroupRequestHeader.decode(command.ext_fields)
+        group = {
+            "brokerAddrs": self.routes.members(header.broker_name),
+            "brokerName": header.broker_name,
+            "cluster": header.cluster_name,
+        }
+        return command.answer(body=dumps({"brokerMemberGroup": group}))
+
+    def _wipe_write_perm(self, _channel: Hashable, command: Command) -> Command:
+        name = headers.BrokerNameRequestHeader.decode(command.ext_fields).broker_name
+        count = self.routes.set_writable(name, writable=False)
+        return command.answer(ext_fields=headers.WipeWritePermOfBrokerResponseHeader(count).encode())
+
+    def _add_write_perm(self, _channel: Hashable, command: Command) -> Command:
+        name = headers.BrokerNameRequestHeader.decode(command.ext_fields).broker_name
+        count = self.routes.set_writable(name, writable=True)
+        return command.answer(ext_fields=headers.AddWritePermOfBrokerResponseHeader(count).encode())
+
+    # ------------------------------------------------------------ stored texts and settings
+
+    def _put_kv(self, _channel: Hashable, command: Command) -> Command:
+        header = headers.PutKVConfigRequestHeader.decode(command.ext_fields)
+        if header.namespace is None or header.key is None:
+            return command.answer(ResponseCode.SYSTEM_ERROR, "namespace or key is null")
+        self._kv.put(header.namespace, header.key, header.value or "")
+        return command.answer()
+
+    def _get_kv(self, _channel: Hashable, command: Command) -> Command:
+        header = headers.KVConfigRequestHeader.decode(command.ext_fields)
+        value = self._kv.get(header.namespace, header.key)
+        if value is None:
+            remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"
+            return command.answer(ResponseCode.QUERY_NOT_FOUND, remark)
+        return command.answer(ext_fields=headers.GetKVConfigResponseHeader(value).encode())
+
+    def _delete_kv(self, _channel: Hashable, command: Command) -> Command:
+        header = headers.KVConfigRequestHeader.decode(command.ext_fields)
+        self._kv.delete(header.namespace, header.key)
+        return command.answer()
+
+    def _kv_list(self, _channel: Hashable, command: Command) -> Command:
+        namespace = headers.NamespaceRequestHeader.decode(command.ext_fields).namespace
+        table = self._kv.namespace(namespace)
+        if table is None:
+            return command.answer(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
+        return command.answer(body=kv_table(table))
+
+    def _update_config(self, _channel: Hashable, command: Command) -> Command:
+        try:
+            self.config.update(bytes(command.body).decode("utf-8", "replace"))
+        except BlackListError as error:
+            return command.answer(ResponseCode.NO_PERMISSION, str(error))
+        return command.answer()
+
+    def _get_config(self, _channel: Hashable, command: Command) -> Command:
+        return command.answer(body=self.config.to_text().encode())

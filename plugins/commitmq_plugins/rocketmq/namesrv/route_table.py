@@ -1,0 +1,344 @@
+"""The routes of a name server: brokers, clusters and topics, as brokers register them (spec 14; remoting 7).
+
+Pure: no socket, no clock. A broker lives as long as it registers within its expiry, and as long as the connection on
+which it registered last. The number of addresses and of topics is limited; what is beyond is refused, and the rest stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
+from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody
+from commitmq_plugins.rocketmq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from commitmq_plugins.rocketmq.remoting.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
+from commitmq_plugins.rocketmq.remoting.errors import RemotingError
+
+MASTER_ID: Final = 0
+DEFAULT_EXPIRY_MS: Final = 120_000
+
+
+class RouteError(RemotingError):
+    """A registration that the name server does not take."""
+
+
+class BrokerKey(NamedTuple):
+    """One process of a broker."""
+
+    cluster: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What one REGISTER_BROKER says beside its topics. ``acting_master`` is None for a broker below 5.0.
+
+    ``is_whole``: the topics are all that the broker has, so others of it are gone. RocketMQ's brokers do not say it.
+    """
+
+    key: BrokerKey
+    name: str
+    broker_id: int
+    ha_address: str = ""
+    zone: str | None = None
+    expiry_ms: int = DEFAULT_EXPIRY_MS
+    acting_master: bool | None = None
+    is_whole: bool = False
+
+
+class Registered(NamedTuple):
+    """For a slave: where its master is."""
+
+    master_address: str | None
+    ha_address: str | None
+
+
+@dataclass(slots=True)
+class _Live:
+    seen_ms: int
+    expiry_ms: int
+    version: DataVersion
+    channel: Hashable
+    ha_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLimits:
+    """Most addresses of brokers, and most entries of topics: one for each topic of each broker."""
+
+    max_brokers: int = 1_000
+    max_topics: int = 200_000
+
+
+class RouteTable:
+    """See the module. ``channel`` of a registration is whatever stands for its connection."""
+
+    def __init__(self, limits: RouteLimits | None = None) -> None:
+        self._limits = limits or RouteLimits()
+        self._topics: dict[str, dict[str, QueueData]] = {}
+        self._brokers: dict[str, BrokerData] = {}
+        self._clusters: dict[str, dict[str, None]] = {}
+        self._live: dict[BrokerKey, _Live] = {}
+        self._mappings: dict[str, dict[str, object]] = {}
+        self._entries = 0
+        self._encoded: dict[str, bytes] = {}
+
+    # ------------------------------------------------------------ brokers
+
+    def register(
+        self, registration: Registration, body: RegisterBrokerBody, channel: Hashable, now_ms: int
+    ) -> Registered:
+        """Take a broker's registration. Raises RouteError, and nothing is changed then."""
+        key, name, broker_id = registration.key, registration.name, registration.broker_id
+        broker = self._brokers.get(name)
+        addresses = {} if broker is None else broker.broker_addrs
+        configs = body.topics.topic_config_table
+        self._check_limits(registration, configs)
+        if self._is_older(registration, addresses, body):
+            self._live.pop(key, None)
+            return Registered(None, None)
+        if broker_id not in addresses and len(configs) == 1:
+            # An increment of a broker that the name server does not know, as after a restart (spec 14).
+            raise RouteError("register broker failed")
+        if broker is None:
+            broker = self._brokers[name] = BrokerData(key.cluster, name)
+        self._clusters.setdefault(key.cluster, {})[name] = None
+        is_first = self._place(broker, registration)
+        live = self._live.get(key)
+        is_changed = is_first or live is None or live.version != body.topics.data_version
+        if self._tells_topics(broker, registration):
+            self._take_topics(broker, registration, configs, is_changed=is_changed)
+            if is_changed:
+                for topic, info in body.topics.mapping_info.items():
+                    owner = str(info.get("bname") or name) if isinstance(info, dict) else name
+                    self._mappings.setdefault(topic, {})[owner] = info
+                    self._encoded.pop(topic, None)
+        self._live[key] = _Live(
+            now_ms, registration.expiry_ms, body.topics.data_version, channel, registration.ha_address
+        )
+        return self._master_of(broker, registration)
+
+    def _check_limits(self, registration: Registration, configs: dict[str, TopicConfig]) -> None:
+        if registration.key not in self._live and len(self._live) >= self._limits.max_brokers:
+            raise RouteError(f"the name server has {len(self._live)} brokers already, which is its limit")
+        new = sum(1 for name in configs if registration.name not in self._topics.get(name, ()))
+        if self._entries + new > self._limits.max_topics:
+            raise RouteError(
+                f"{new} new topics are too many: the name server has {self._entries} of {self._limits.max_topics}"
+            )
+
+    def _is_older(self, registration: Registration, addresses: dict[int, str], body: RegisterBrokerBody) -> bool:
+        """Whether another process with the same broker id has a newer state."""
+        other = addresses.get(registration.broker_id)
+        if other is None or other == registration.key.address:
+            return False
+        live = self._live.get(BrokerKey(registration.key.cluster, other))
+        return live is not None and live.version.state_version > body.topics.data_version.state_version
+
+    def _place(self, broker: BrokerData, registration: Registration) -> bool:
+        """Put the address under its id, and nowhere else. Whether the id is new."""
+        address, addresses = registration.key.address, broker.broker_addrs
+        before = (dict(addresses), broker.enable_acting_master, broker.zone_name)
+        broker.enable_acting_master = bool(registration.acting_master)
+        broker.zone_name = registration.zone
+        for broker_id in [one for one, text in addresses.items() if text == address and one != registration.broker_id]:
+            del addresses[broker_id]
+        is_first = not addresses.get(registration.broker_id)
+        addresses[registration.broker_id] = address
+        if before != (addresses, broker.enable_acting_master, broker.zone_name):
+            self._encoded.clear()
+        return is_first
+
+    @staticmethod
+    def _tells_topics(broker: BrokerData, registration: Registration) -> bool:
+        """The master's topics count, or those of the first slave of a broker of 5.0 or later."""
+        if registration.broker_id == MASTER_ID:
+            return True
+        return registration.acting_master is not None and registration.broker_id == min(broker.broker_addrs)
+
+    def _take_topics(
+        self, broker: BrokerData, registration: Registration, configs: dict[str, TopicConfig], *, is_changed: bool
+    ) -> None:
+        name = broker.broker_name
+        wiped = PERM_WRITE if registration.broker_id != MASTER_ID and broker.enable_acting_master else 0
+        for config in configs.values():
+            queues = self._topics.get(config.topic_name)
+            if is_changed or queues is None or name not in queues:
+                data = QueueData(
+                    name,
+                    config.read_queue_nums,
+                    config.write_queue_nums,
+                    config.perm & ~wiped,
+                    config.topic_sys_flag,
+                )
+                self._put(config.topic_name, data)
+        if registration.is_whole:
+            for topic in [one for one, queues in self._topics.items() if name in queues and one not in configs]:
+                self._drop(topic, name)
+
+    def _master_of(self, broker: BrokerData, registration: Registration) -> Registered:
+        master = broker.broker_addrs.get(MASTER_ID)
+        if registration.broker_id == MASTER_ID or master is None:
+            return Registered(None, None)
+        live = self._live.get(BrokerKey(registration.key.cluster, master))
+        return Registered(None, None) if live is None else Registered(master, live.ha_address)
+
+    def unregister(self, key: BrokerKey, name: str) -> None:
+        """The process of broker ``name`` at this address ends."""
+        self._live.pop(key, None)
+        broker = self._brokers.get(name)
+        if broker is not None:
+            for broker_id in [one for one, text in broker.broker_addrs.items() if text == key.address]:
+                del broker.broker_addrs[broker_id]
+        self._encoded.clear()
+        if broker is not None and broker.broker_addrs:
+            if broker.enable_acting_master and MASTER_ID not in broker.broker_addrs:
+                for data in self._queues_of(name):
+                    data.perm &= ~PERM_WRITE
+            return
+        self._brokers.pop(name, None)
+        for cluster in [one for one, names in self._clusters.items() if name in names]:
+            del self._clusters[cluster][name]
+            if not self._clusters[cluster]:
+                del self._clusters[cluster]
+        for topic in [one for one, queues in self._topics.items() if name in queues]:
+            self._drop(topic, name)
+
+    def channel_closed(self, channel: Hashable) -> list[BrokerKey]:
+        """Unregister the brokers that registered on ``channel`` last. Returns them."""
+        return self._end(key for key, live in self._live.items() if live.channel is channel)
+
+    def expire(self, now_ms: int) -> list[tuple[BrokerKey, Hashable]]:
+        """Unregister the brokers that did not register in time. Returns them, with their channels."""
+        late = {key: live.channel for key, live in self._live.items() if live.seen_ms + live.expiry_ms < now_ms}
+        self._end(late)
+        return list(late.items())
+
+    def _end(self, keys: Iterable[BrokerKey]) -> list[BrokerKey]:
+        ended = list(keys)
+        for key in ended:
+            for name in [
+                broker.broker_name
+                for broker in self._brokers.values()
+                if broker.cluster == key.cluster and key.address in broker.broker_addrs.values()
+            ]:
+                self.unregister(key, name)
+            self._live.pop(key, None)
+        return ended
+
+    def version_of(self, key: BrokerKey) -> DataVersion | None:
+        """The version of the topics that the broker registered last."""
+        live = self._live.get(key)
+        return None if live is None else live.version
+
+    def touch(self, key: BrokerKey, now_ms: int) -> None:
+        """The broker lives, and has nothing new."""
+        live = self._live.get(key)
+        if live is not None:
+            live.seen_ms = now_ms
+
+    def set_writable(self, name: str, *, writable: bool) -> int:
+        """Let no producer send to broker ``name``, or let them again. The number of its topics."""
+        count = 0
+        for data in self._queues_of(name):
+            data.perm = PERM_READ | PERM_WRITE if writable else data.perm & ~PERM_WRITE
+            count += 1
+        self._encoded.clear()
+        return count
+
+    def _queues_of(self, name: str) -> list[QueueData]:
+        return [queues[name] for queues in self._topics.values() if name in queues]
+
+    # ------------------------------------------------------------ topics
+
+    def put_topic(self, topic: str, queue_datas: Iterable[QueueData]) -> None:
+        """Add queues of known brokers to ``topic``; nothing if one of them is unknown. Raises RouteError."""
+        datas = list(queue_datas)
+        if any(data.broker_name not in self._brokers for data in datas):
+            return
+        if self._entries + len(datas) > self._limits.max_topics:
+            raise RouteError(f"the name server has {self._entries} topics of {self._limits.max_topics}")
+        for data in datas:
+            self._put(topic, data)
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget ``topic``, or what the brokers of ``cluster`` have of it."""
+        queues = self._topics.get(topic, {})
+        for name in [one for one in queues if cluster is None or one in self._clusters.get(cluster, ())]:
+            self._drop(topic, name)
+
+    def _put(self, topic: str, data: QueueData) -> None:
+        queues = self._topics.setdefault(topic, {})
+        old = queues.get(data.broker_name)
+        if old != data:
+            self._entries += old is None
+            queues[data.broker_name] = data
+            self._encoded.pop(topic, None)
+
+    def _drop(self, topic: str, name: str) -> None:
+        queues = self._topics[topic]
+        del queues[name]
+        self._entries -= 1
+        if not queues:
+            del self._topics[topic]
+            self._mappings.pop(topic, None)
+        self._encoded.pop(topic, None)
+
+    # ------------------------------------------------------------ answers
+
+    def route(self, topic: str) -> TopicRouteData | None:
+        """The route of ``topic``, None without a broker."""
+        queues = self._topics.get(topic)
+        if not queues:
+            return None
+        brokers = [self._brokers[name] for name in queues if name in self._brokers]
+        if not brokers:
+            return None
+        return TopicRouteData(
+            [replace(data) for data in queues.values()],
+            [replace(broker, broker_addrs=dict(broker.broker_addrs)) for broker in brokers],
+            topic_queue_mapping_by_broker=self._mappings.get(topic),
+        )
+
+    def encoded_route(self, topic: str) -> bytes | None:
+        """The body of :meth:`route`. Clients ask for it all the time, so it is kept until it changes."""
+        found = self._encoded.get(topic)
+        if found is None:
+            route = self.route(topic)
+            if route is None:
+                return None
+            found = self._encoded[topic] = route.encode()
+        return found
+
+    def topics(self) -> list[str]:
+        """All topics."""
+        return list(self._topics)
+
+    def topics_of_cluster(self, cluster: str) -> list[str]:
+        """The topics that brokers of ``cluster`` have."""
+        names = self._clusters.get(cluster, {})
+        return [topic for topic, queues in self._topics.items() if not names.keys().isdisjoint(queues)]
+
+    def topics_with(self, flags: int, without: int = 0) -> list[str]:
+        """Topics whose system flag has all ``flags`` and none of ``without``."""
+        firsts = ((topic, next(iter(queues.values())).topic_sys_flag) for topic, queues in self._topics.items())
+        return [topic for topic, flag in firsts if flag & flags == flags and not flag & without]
+
+    def cluster_info(self) -> ClusterInfo:
+        """All brokers and clusters."""
+        return ClusterInfo(dict(self._brokers), {name: list(brokers) for name, brokers in self._clusters.items()})
+
+    def members(self, name: str) -> dict[int, str]:
+        """The addresses of broker ``name`` by id."""
+        broker = self._brokers.get(name)
+        return {} if broker is None else dict(broker.broker_addrs)
+
+    def system_topics(self) -> tuple[list[str], str | None]:
+        """Names of clusters and brokers, which are topics too, and the address of a broker that knows the others."""
+        names: list[str] = []
+        for cluster, brokers in self._clusters.items():
+            names += [cluster, *brokers]
+        addresses = (address for broker in self._brokers.values() for address in broker.broker_addrs.values())
+        return names, next(addresses, None)
