@@ -149,6 +149,11 @@ def test_a_node_without_the_process_refuses(tmp_path: Path) -> None:
         assert "schedule.enable" in answer["error"]
 
 
+def info(admin: Admin, role: str) -> dict[str, object]:
+    found: dict[str, object] = {row["role"]: row for row in admin.status()["processes"]}[role]["info"]
+    return found
+
+
 def test_a_deleted_topic_holds_up_no_other_message(tmp_path: Path) -> None:
     with start_node(tmp_path, "topics.auto_create=false") as node, Admin(node.address) as admin, Peer(node) as peer:
         for name in ("gone", TOPIC):
@@ -157,9 +162,14 @@ def test_a_deleted_topic_holds_up_no_other_message(tmp_path: Path) -> None:
         assert peer.send(TOPIC, b"behind it", 1)["ok"]
         admin.topic_delete("gone")
         eventually(lambda: bodies(node) == [b"behind it"], "the other message is delivered")
-        rows = {row["role"]: row for row in admin.status()["processes"]}
-        assert rows["schedule"]["info"]["left_out"] == 1
+        eventually(lambda: info(admin, "schedule").get("dead_letters") == 1, "the other one is kept")
         assert "TOPIC_NOT_EXIST" in node.log_tail()
+        (letter,) = admin.dlq_list("CMQ_UNDELIVERED")
+        assert (letter.topic, letter.message.body) == ("gone", b"nowhere to go")
+        admin.topic_create("gone", 1)
+        assert admin.dlq_resend("CMQ_UNDELIVERED").sent == 1
+        eventually(lambda: bodies(node, "gone") == [b"nowhere to go"], "it comes at once, without its delay")
+        assert admin.dlq_list("CMQ_UNDELIVERED") == []
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "killed"])

@@ -162,6 +162,34 @@ def test_a_run_is_timed_or_not(node: Node) -> None:
     eventually(lambda: len(found(node, b"now-", "other")) == 4, "all are there")
 
 
+def test_a_second_that_is_full_takes_no_more(tmp_path: Path) -> None:
+    """Also in the next life of the writer, which finds in the wheel what its slots have."""
+    node = Node(tmp_path / "store", "timer.slot_messages=3")
+    with started(node):
+        with Admin(node.address) as admin:
+            admin.topic_create(TOPIC, 1)
+        due = now_ms() // 1000 * 1000 + 45_500
+        refused: list[SendError] = []
+        for _ in range(2):
+            with Producer(node.address) as producer:
+                for number in range(40):
+                    try:
+                        sent = producer.send(TOPIC, b"%d" % number, deliver_at=due)
+                    except SendError as error:
+                        refused.append(error)
+                producer.send(TOPIC, b"a second later", deliver_at=due + 1_000)
+                producer.cancel(sent)
+            with Admin(node.address) as admin:
+                assert [one.due for one in admin.delayed(TOPIC).messages].count(due) <= 6
+            if len(refused) < 40:
+                eventually(lambda: node.row("timer")["info"].get("waiting", 0) > 5, "the wheel is written")
+                assert node.stop().returncode == 0
+                assert node.start().returncode == 0
+        assert len(refused) >= 2 * 40 - 7, "the cancelled one made room for another"
+        assert {(one.code, one.outcome) for one in refused} == {("WHEEL_TIMER_FLOW_CONTROL", "not_stored")}
+        assert all(one.retryable and one.retry_after_ms == 1_000 for one in refused)
+
+
 # ---------------------------------------------------------------- cancelling
 
 

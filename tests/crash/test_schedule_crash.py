@@ -7,17 +7,16 @@ whole. The last case forgets the node's own positions, so that only RocketMQ's f
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from commitmq import Admin
-from delays import Peer, everything
-from nodes import Node, eventually, started
+from delays import Peer
+from mover_crashes import QUEUES, TOPIC, check_each_once, dying_node, make_topic, places, wait_for_death
+from nodes import Node, started
 
 pytestmark = pytest.mark.timeout(240)
-TOPIC, QUEUES, EACH, RUNS = "parcels", 2, 40, 3
+EACH, RUNS = 40, 3
 SETTINGS = ("schedule.persist_interval_ms=50", "schedule.batch_messages=25", "supervisor.restart_backoff_max_ms=300")
 FIRST = ("schedule.after_put=kill@2", "schedule.between_files=kill_node@2", "writer.after_append=kill@9")
 PLACES = (
@@ -52,48 +51,26 @@ def send_all(node: Node) -> list[bytes]:
 
 
 def check(node: Node, sent: list[bytes]) -> None:
-    def found() -> Counter[bytes]:
-        return Counter(one.body for one in everything(node, TOPIC))
-
-    eventually(lambda: len(found()) == len(sent), "every message is delivered", timeout_s=90)
-    with Admin(node.address) as admin:
-        status = {row["role"]: row for row in admin.status()["processes"]}["schedule"]
-    assert "left_out" not in status["info"], status
-    twice = {body: times for body, times in found().items() if times > 1}
-    assert not twice
+    stored = check_each_once(node, "schedule", sent)
     for queue in range(QUEUES):
         for level in (1, 2):
-            mine = [one.body for one in everything(node, TOPIC) if one.queue == queue]
+            mine = [one.body for one in stored if one.queue == queue]
             order = [body for body in mine if 1 + int(body.split(b"-")[0]) % 2 == level]
             assert order == [body for body in sent if body in set(order)], "the order of a level"
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        FIRST[0],
-        *(pytest.param(place, marks=pytest.mark.slow) for place in (*FIRST[1:], *PLACES[:3])),
-        *(pytest.param(place, marks=pytest.mark.long) for place in PLACES[3:]),
-    ],
-)
+@pytest.mark.parametrize("place", places(FIRST, PLACES[:3], PLACES[3:]))
 def test_each_message_is_delivered_once(tmp_path: Path, place: str) -> None:
-    fired = tmp_path / "fired"
-    fired.mkdir()
-    extra = {"COMMITMQ_FAILPOINTS": place, "COMMITMQ_FAILPOINTS_ONCE": str(fired)}
-    with started(Node(tmp_path / "store", *SETTINGS), **extra) as node:
-        with Admin(node.address) as admin:
-            admin.topic_create(TOPIC, QUEUES)
+    with dying_node(tmp_path, SETTINGS, place) as node:
         sent = send_all(node)
-        eventually(lambda: any(fired.iterdir()), f"{place} fires", timeout_s=60)
-        eventually(node.is_ready, "the node is whole again", timeout_s=60)
+        wait_for_death(node, tmp_path, place)
         check(node, sent)
 
 
 def test_rocketmqs_file_alone_is_enough(tmp_path: Path) -> None:
     node = Node(tmp_path / "store", *SETTINGS)
     with started(node):
-        with Admin(node.address) as admin:
-            admin.topic_create(TOPIC, QUEUES)
+        make_topic(node)
         sent = send_all(node)
         check(node, sent)
         assert node.stop().returncode == 0

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from commitmq import Admin
+from commitmq import Admin, Producer
 from delays import Peer, everything
+from mover_crashes import QUEUES, TOPIC, check_each_once, dying_node, make_topic, places, wait_for_death
 from nodes import Node, eventually, started
 
 pytestmark = pytest.mark.timeout(240)
-TOPIC, QUEUES, EACH, RUNS = "parcels", 2, 45, 2
+EACH, RUNS = 45, 2
 SETTINGS = (
     "timer.persist_interval_ms=50",
     "timer.batch_messages=25",
@@ -54,21 +54,16 @@ LONG = (
     "dispatcher.consume_queue.before_dispatch=kill@6",
     "timer.after_put=stop@2",
 )
-PLACES = (
-    FIRST[0],
-    *(pytest.param(place, marks=pytest.mark.slow) for place in (*FIRST[1:], *SLOW[:3])),
-    *(pytest.param(place, marks=pytest.mark.long) for place in (*SLOW[3:], *LONG)),
-)
 
 
-def send_all(node: Node) -> dict[bytes, int]:
-    """Messages in every queue, each with its time in ms."""
+def send_all(node: Node, start_ms: int = 300) -> dict[bytes, int]:
+    """Messages in every queue, each with its time in ms; the first ones are due in ``start_ms``."""
     sent: dict[bytes, int] = {}
     with Peer(node) as peer:
         for number in range(RUNS):
             for queue in range(QUEUES):
                 now = time.time_ns() // 1_000_000
-                due = {b"%d-%d-%d" % (number, queue, index): now + 300 + 60 * index for index in range(EACH)}
+                due = {b"%d-%d-%d" % (number, queue, index): now + start_ms + 60 * index for index in range(EACH)}
                 properties = [b"TIMER_DELIVER_MS\x01%d\x02" % at for at in due.values()]
                 answer = peer.append_with(TOPIC, list(due), properties, queue)
                 assert answer["ok"], answer
@@ -78,31 +73,40 @@ def send_all(node: Node) -> dict[bytes, int]:
 
 
 def check(node: Node, sent: dict[bytes, int]) -> None:
-    def found() -> Counter[bytes]:
-        return Counter(one.body for one in everything(node, TOPIC))
-
-    eventually(lambda: len(found()) == len(sent), "every message is delivered", timeout_s=90)
-    with Admin(node.address) as admin:
-        status = {row["role"]: row for row in admin.status()["processes"]}["timer"]
-    assert "left_out" not in status["info"], status
-    twice = {body: times for body, times in found().items() if times > 1}
-    assert not twice
-    early = [one for one in everything(node, TOPIC) if one.store_timestamp < sent[one.body]]
-    assert not early
+    stored = check_each_once(node, "timer", sent)
+    assert not [one for one in stored if one.store_timestamp < sent[one.body]], "none early"
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", places(FIRST, SLOW[:3], (*SLOW[3:], *LONG)))
 def test_each_message_is_delivered_once(tmp_path: Path, place: str) -> None:
-    fired = tmp_path / "fired"
-    fired.mkdir()
-    extra = {"COMMITMQ_FAILPOINTS": place, "COMMITMQ_FAILPOINTS_ONCE": str(fired)}
-    with started(Node(tmp_path / "store", *SETTINGS), **extra) as node:
-        with Admin(node.address) as admin:
-            admin.topic_create(TOPIC, QUEUES)
+    with dying_node(tmp_path, SETTINGS, place) as node:
         sent = send_all(node)
-        eventually(lambda: any(fired.iterdir()), f"{place} fires", timeout_s=60)
-        eventually(node.is_ready, "the node is whole again", timeout_s=60)
+        wait_for_death(node, tmp_path, place)
         check(node, sent)
+
+
+LETTERS = "%DLQ%CMQ_UNDELIVERED"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["timer.before_put=kill@4", "timer.after_put=kill@4"])
+def test_what_its_topic_does_not_take_any_more_is_a_dead_letter_once(tmp_path: Path, place: str) -> None:
+    """The topic is deleted while its messages wait. The timer dies around the puts of the dead letters."""
+    with dying_node(tmp_path, (*SETTINGS, "topics.auto_create=false"), place) as node:
+        with Admin(node.address) as admin:
+            admin.topic_create("other", 1)
+            with Producer(node.address) as producer:
+                stays = [b"other %d" % number for number in range(4)]
+                for body in stays:
+                    producer.send("other", body, delay=4)
+            sent = send_all(node, start_ms=3_000)
+            admin.topic_delete(TOPIC)
+            wait_for_death(node, tmp_path, place)
+            check_each_once(node, "timer", sent, LETTERS)
+            check_each_once(node, "timer", stays, "other")
+            letters = admin.dlq_list("CMQ_UNDELIVERED", max_messages=1_000)
+        assert {letter.topic for letter in letters} == {TOPIC}
+        assert len(letters) == len(sent)
 
 
 def lose_positions(store: Path) -> None:
@@ -146,8 +150,7 @@ DAMAGES = (lose_positions, lose_own_positions, lose_wheel, cut_wheel, lose_log, 
 def test_the_queue_alone_is_enough(tmp_path: Path, damage: object) -> None:
     node = Node(tmp_path / "store", *SETTINGS)
     with started(node):
-        with Admin(node.address) as admin:
-            admin.topic_create(TOPIC, QUEUES)
+        make_topic(node)
         sent = send_all(node)
         eventually(lambda: len(everything(node, TOPIC)) > 20, "some are delivered")
         node.kill_all()

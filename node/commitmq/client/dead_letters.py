@@ -17,7 +17,7 @@ from commitmq.client.admin_results import GroupOffset
 from commitmq.client.receiving.query import milliseconds
 from commitmq.errors import ProtocolError, TopicNotFoundError
 from commitmq.format.constants import DEAD_LETTER_GROUP, Property
-from commitmq.semantics.retry import dead_letter_topic, is_retry_topic, popped_topic
+from commitmq.semantics.retry import UNDELIVERED_GROUP, dead_letter_topic, is_retry_topic, popped_topic
 
 if TYPE_CHECKING:
     import zmq
@@ -160,6 +160,8 @@ class DeadLetters:
     def _letter(self, message: Message) -> DeadLetter:
         properties = message.properties
         topic = properties.get(Property.RETRY_TOPIC) or properties.get(DLQ_ORIGIN_TOPIC)
+        if topic is None and self.group == UNDELIVERED_GROUP:
+            topic = properties.get(Property.REAL_TOPIC)
         if topic is not None:
             topic = popped_topic(topic, self.group)
         return DeadLetter(message, None if topic is None or is_retry_topic(topic) else topic)
@@ -184,7 +186,10 @@ class Resent:
         while True:
             fields = {"topic": letter.topic, "key": letter.resend_id, "type": "unique", "max": 1}
             more = {"up_to": self._up_to, "next": following}
-            answer, _ = self._request("reader", "query", fields | {k: v for k, v in more.items() if v is not None})
+            try:
+                answer, _ = self._request("reader", "query", fields | {k: v for k, v in more.items() if v is not None})
+            except TopicNotFoundError:
+                return False  # its topic was deleted
             self._up_to = int(answer["log_end"])
             if answer["count"]:
                 return True

@@ -138,6 +138,7 @@ class TimerConfig:
     exactly_once: bool = _key(True)
     max_delay_ms: int = _key(259_200_000, 1_000, 31_536_000_000)
     roll_window_s: int = _key(172_800, 2, 604_740)
+    slot_messages: int = _key(2_147_483_647, 1, 2_147_483_647)
     batch_messages: int = _key(8_192, 1, 1_000_000)
     persist_interval_ms: int = _key(1_000, 10)
     log_file_bytes: int = _key(100 * 1024 * 1024, 1_040)

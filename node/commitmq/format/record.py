@@ -149,6 +149,13 @@ def parts_of(record: bytes) -> RecordParts:
     )
 
 
+def body_bytes_of(record: bytes | memoryview) -> int:
+    """Bytes of the body of a whole ``record``, which was checked before."""
+    flags = record[39]
+    hosts = sum(20 if flags & wide else 8 for wide in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6))
+    return int.from_bytes(record[68 + hosts : 72 + hosts], "big")
+
+
 def record_size(
     body_bytes: int, topic_bytes: int, properties_bytes: int, *, v2: bool = False, v6_hosts: int = 0
 ) -> int:
@@ -226,9 +233,10 @@ def decode_record(
     offset: int = 0,
     *,
     check_crc: bool = True,
+    with_body: bool = True,
     expected_physical_offset: int | None = None,
 ) -> Record:
-    """The record at ``offset`` of ``buf``.
+    """The record at ``offset`` of ``buf``. Without ``with_body`` its body is empty, and nothing of the body is read.
 
     Checks the magic, every length against the bytes left, and the sum of the parts. With ``check_crc`` it checks the
     body's CRC and, where the record carries one, the CRC of the whole; with ``expected_physical_offset``, the record's
@@ -267,7 +275,7 @@ def decode_record(
     tail_bytes = 4 if wide else 3  # the two length fields behind the body
     if not 0 <= body_bytes <= end - at - tail_bytes:
         raise _corrupt(offset, f"the body claims {body_bytes} bytes of a record of {total}")
-    body = bytes(view[at : at + body_bytes])
+    body = bytes(view[at : at + body_bytes]) if with_body else b""
     at += body_bytes
     topic_bytes = _SHORT.unpack_from(view, at)[0] if wide else view[at]
     at += 2 if wide else 1
@@ -284,12 +292,14 @@ def decode_record(
         raise _corrupt(
             offset, f"the record says it lies at {physical_offset}, it was found at {expected_physical_offset}"
         )
-    if check_crc:
+    if check_crc and with_body:
         found = body_crc(body)
         if found != crc:
             raise _corrupt(offset, f"the body's CRC is {found:#010x}, the record says {crc:#010x}")
     properties = decode_properties(view[at:end])
-    has_crc = properties_bytes >= CRC_PROPERTY_BYTES and _check_properties_crc(view, offset, end, check_crc)
+    has_crc = properties_bytes >= CRC_PROPERTY_BYTES and _check_properties_crc(
+        view, offset, end, check_crc and with_body
+    )
     if has_crc:
         properties.pop(Property.CRC32, None)
     return Record(

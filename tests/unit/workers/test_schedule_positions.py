@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from commitmq.control import Word
+from commitmq.workers.runtime.mover_positions import MoverPositions
 from commitmq.workers.schedule.levels import Portion
 from commitmq.workers.schedule.process import Schedule
 from commitmq.workers.schedule.progress import Progress
@@ -23,23 +24,23 @@ stored: list[Progress] = []
 def schedule() -> Schedule:
     stored.clear()
     made: Any = object.__new__(Schedule)
-    made._context = SimpleNamespace(tell=lambda **_: None)
     made._control = {Word.WRITTEN: 1_000, Word.FLUSHED: 1_000}
-    made._config = SimpleNamespace(schedule=SimpleNamespace(persist_interval_ms=0))
-    made._files = SimpleNamespace(store=stored.append)
+    made._context = SimpleNamespace(tell=lambda **_: None, control=made._control)
+    made._positions = MoverPositions(made._context, 0, take=made._progress, store=stored.append, start=Progress())
+    made._delivery = SimpleNamespace(report_again=lambda: None)
     made._levels = [SimpleNamespace(number=number, offset=5, waiting=None) for number in (1, 2)]
-    made._written, made._captured, made._store_at_ms = Progress(), None, 0
-    made._begins_at = None
+    made._noted, made._begins_at = {}, None
     return made  # type: ignore[no-any-return]
 
 
 def test_copies_of_all_levels_are_flushed_first(schedule: Schedule) -> None:
     """One level waits since the log ended at 300; the copies of the other one lie behind that."""
     schedule._levels[0].waiting = Portion(9, 300)
-    schedule._control = {Word.WRITTEN: 1_000, Word.FLUSHED: 700}  # type: ignore[assignment]
+    words: Any = schedule._control
+    words[Word.FLUSHED] = 700
     schedule._write_down()
     assert not stored
-    schedule._control = {Word.WRITTEN: 2_000, Word.FLUSHED: 1_000}  # type: ignore[assignment]
+    words.update({Word.WRITTEN: 2_000, Word.FLUSHED: 1_000})
     schedule._write_down()
     assert stored == [Progress({1: 5, 2: 5}, 300)]
 

@@ -14,6 +14,7 @@ import pytest
 
 from commitmq.control import Word
 from commitmq.store.layout import StoreLayout
+from commitmq.workers.runtime.mover_positions import MoverPositions
 from commitmq.workers.timer.due_slot import ROW, DueSlot
 from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.process import Timer
@@ -34,13 +35,13 @@ def timer(tmp_path_factory: pytest.TempPathFactory) -> Timer:
     (layout.own).mkdir(parents=True, exist_ok=True)
     made = object.__new__(Timer)
     made._control = Words({Word.WRITTEN: 1_000, Word.FLUSHED: 0})  # type: ignore[assignment]
-    made._context = SimpleNamespace(tell=lambda **_: None)  # type: ignore[assignment]
-    made._config = SimpleNamespace(persist_interval_ms=10)  # type: ignore[assignment]
+    made._context = SimpleNamespace(tell=lambda **_: None, control=made._control)  # type: ignore[assignment]
     made._files = ProgressFiles(layout)
     made._index = TimerIndex.make_empty(layout, 1_040)
-    made._deliveries = SimpleNamespace(left=[], begins_at=list, report_again=lambda: None)  # type: ignore[assignment]
-    made._written, made._captured = Progress(), None
-    made._again, made._slot, made._store_at_ms, made._changed = None, None, 0, True
+    made._deliveries = SimpleNamespace(left=[], begins_at=list)  # type: ignore[assignment]
+    made._way = SimpleNamespace(report_again=lambda: None)  # type: ignore[assignment]
+    made._positions = MoverPositions(made._context, 0, take=made._progress, store=made._store, start=Progress())
+    made._again, made._slot, made._changed = None, None, True
     made._read_ms, made._offset = 5_000, 7
     return made
 
@@ -50,17 +51,18 @@ def words(timer: Timer) -> dict[Word, int]:
 
 
 def test_nothing_is_written_down_before_the_log_is_flushed_as_far(timer: Timer) -> None:
-    assert not timer._write_down()
+    words(timer)[Word.FLUSHED] = 600
+    timer._write_down()
     assert timer._files.load() == Progress(), "the message before offset 7 may be lost with the power"
     timer._offset, timer._changed = 9, True
     words(timer)[Word.WRITTEN] = 2_000
     words(timer)[Word.FLUSHED] = 1_500
-    assert timer._write_down()
-    assert timer._files.load() == Progress(5_000, 7, 1_000, 0, is_whole=True), "what was so when 1,000 was the end"
-    timer._store_at_ms = 0
-    assert not timer._write_down()
+    timer._write_down()
+    assert timer._files.load() == Progress(5_000, 7, 600, 0, is_whole=True), "what was so when 1,000 was the end"
+    timer._write_down()
+    assert timer._files.load().queue_offset == 7
     words(timer)[Word.FLUSHED] = 2_000
-    assert timer._write_down()
+    timer._write_down()
     assert timer._files.load().queue_offset == 9
 
 
@@ -68,7 +70,7 @@ def test_a_slot_that_was_opened_again_keeps_its_first_deliveries_in_view(timer: 
     words(timer)[Word.FLUSHED] = 1_000
     timer._slot = DueSlot(5_000, 900)
     timer._deliveries.begins_at = lambda: [300]  # type: ignore[method-assign]
-    assert timer._write_down()
+    timer._write_down()
     assert timer._files.load().log == 300, "some of the slot lies from there on; a second death needs it"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from commitmq.client.transactions.half_message import HalfMessage, Listener, Tra
 from commitmq.client.transactions.link import TransactionLink
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Property
+from commitmq.protocol.zmq_context import check_fork
 from commitmq.store.metadata.topic_name import validate_group
 
 
@@ -28,8 +30,13 @@ class TransactionGroup:
         self.listener = listener
         self.checks = Checks(_check_of(listener), self._reply)
         self._link = TransactionLink(node, group, self.checks.ask)
+        self._pid = os.getpid()
         if listener is not None:
             self._link.start()
+
+    def check_process(self) -> None:
+        """Raise CommitMQError in a forked child, whose parent has the threads and their locks."""
+        check_fork(self._pid, "producer")
 
     def asked(self, delay: Asked | None) -> Asked:
         """What a half message asks of the node; ``delay``: what comes into effect at the commit."""

@@ -8,6 +8,8 @@ the process, every end without an answer is sent again until its time is over.
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import threading
 import time
 from collections import deque
@@ -36,6 +38,8 @@ _PAUSE_S: Final = 0.2
 _LOOK_S: Final = 1.0
 _FIRST_INTERVAL_S: Final = 5.0
 _MOST_WAITING: Final = 10_000
+_FEW: Final = 1_000
+_numbers = itertools.count()
 
 
 @dataclass(slots=True)
@@ -43,7 +47,42 @@ class _End:
     fields: dict[str, Any]
     future: Future[dict[str, Any]]
     deadline: float
-    not_before: float = 0.0
+    request: int = 0
+    """The request that waits for its answer; 0 while none does."""
+    is_done: bool = False
+
+
+class _Moments:
+    """Ends by a moment at which something is due for them. An end costs the logarithm of their number at most."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, _End]] = []
+        """Moment, a number that no other one has, end. Those that are done by then count no more."""
+        self._compact_at = _FEW
+
+    def add(self, when: float, end: _End) -> None:
+        if len(self._heap) >= self._compact_at:  # those that are done would stay until their moments come
+            self._heap = [one for one in self._heap if not one[2].is_done]
+            heapq.heapify(self._heap)
+            self._compact_at = max(_FEW, 2 * len(self._heap))
+        heapq.heappush(self._heap, (when, next(_numbers), end))
+
+    def first(self) -> float | None:
+        """The next moment; None without one."""
+        while self._heap and self._heap[0][2].is_done:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def pop(self, now: float) -> _End | None:
+        """An end whose moment has come; None without one."""
+        first = self.first()
+        return None if first is None or first > now else heapq.heappop(self._heap)[2]
+
+    def clear(self) -> list[_End]:
+        """Forget all; returns those that are not done."""
+        ends = [end for *_, end in self._heap if not end.is_done]
+        self._heap.clear()
+        return ends
 
 
 class TransactionLink:
@@ -54,7 +93,12 @@ class TransactionLink:
         self._group, self._ask = group, ask
         self._lock = threading.Lock()
         self._new: deque[_End] = deque()
-        self._unsent: deque[_End] = deque()
+        self._ready: deque[_End] = deque()
+        """To be sent now."""
+        self._later = _Moments()
+        """To be sent at a moment: the node asked to wait."""
+        self._deadlines = _Moments()
+        """Of all ends without an answer."""
         self._sent: dict[int, _End] = {}
         self._bell = Bell()
         self._thread: threading.Thread | None = None
@@ -137,8 +181,11 @@ class TransactionLink:
 
     def _take_new(self) -> None:
         with self._lock:
-            self._unsent.extend(self._new)
+            new = list(self._new)
             self._new.clear()
+        for end in new:
+            self._deadlines.add(end.deadline, end)
+        self._ready.extend(new)
 
     def _connect(self, now: float) -> None:
         self._directory.request("mover.start", {"role": _ROLE}, timeout_s=_CONNECT_S)
@@ -150,16 +197,18 @@ class TransactionLink:
             self._register_at = now + self._interval_s
 
     def _send(self, now: float) -> None:
-        for _ in range(len(self._unsent)):
-            end = self._unsent.popleft()
-            if end.not_before > now:
-                self._unsent.append(end)
+        while (end := self._later.pop(now)) is not None:
+            self._ready.append(end)
+        assert self._channel is not None
+        while self._ready:
+            end = self._ready.popleft()
+            if end.is_done:
                 continue
-            assert self._channel is not None
             number = self._channel.next_id()
             if not self._put({"op": "transaction.end", "id": number, **end.fields}):
-                self._unsent.appendleft(end)
+                self._ready.appendleft(end)
                 return
+            end.request = number
             self._sent[number] = end
 
     def _put(self, header: dict[str, Any]) -> bool:
@@ -205,16 +254,16 @@ class TransactionLink:
             return
         retry_ms = answer.get("retry_after_ms")
         if retry_ms is not None and time.monotonic() + retry_ms / 1000 < end.deadline:
-            end.not_before = time.monotonic() + retry_ms / 1000
-            self._unsent.append(end)
+            end.request = 0
+            self._later.add(time.monotonic() + retry_ms / 1000, end)
             return
         _finish(end, _refused(answer, wanted))
 
     def _pause(self, now: float) -> float:
-        moments = [self._register_at, now + _LOOK_S]
-        moments += [end.deadline for end in self._sent.values()]
-        moments += [max(end.not_before, now + 0.01) for end in self._unsent]
-        return max(0.0, min(moments) - now)
+        moments = [self._register_at, now + _LOOK_S, self._deadlines.first(), self._later.first()]
+        if self._ready:  # the connection takes no more at the moment
+            moments.append(now + 0.01)
+        return max(0.0, min(one for one in moments if one is not None) - now)
 
     def _wait(self, seconds: float) -> None:
         poller = zmq.Poller()
@@ -225,28 +274,26 @@ class TransactionLink:
             self._bell.clear()
 
     def _expire(self, now: float) -> None:
-        for number in [number for number, end in self._sent.items() if end.deadline <= now]:
-            _finish(self._sent.pop(number), _overdue())
-        if any(end.deadline <= now for end in self._unsent):
-            late = [end for end in self._unsent if end.deadline <= now]
-            self._unsent = deque(end for end in self._unsent if end.deadline > now)
-            for end in late:
-                _finish(end, _overdue())
+        while (end := self._deadlines.pop(now)) is not None:
+            self._sent.pop(end.request, None)
+            _finish(end, _overdue())
 
     def _lose(self) -> None:
         """The connection ended: what was not answered is sent again over the next one."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        self._unsent.extendleft(reversed(self._sent.values()))
+        for end in self._sent.values():
+            end.request = 0
+        self._ready.extendleft(reversed(self._sent.values()))
         self._sent.clear()
 
     def _fail_all(self, error: RequestError) -> None:
         self._take_new()
-        ends = [*self._sent.values(), *self._unsent]
         self._sent.clear()
-        self._unsent.clear()
-        for end in ends:
+        self._ready.clear()
+        self._later.clear()
+        for end in self._deadlines.clear():
             _finish(end, send_error(error.code, error.message, Outcome.UNKNOWN))
 
     def _leave(self) -> None:
@@ -267,6 +314,7 @@ def _question_header(frames: list[bytes]) -> dict[str, Any]:
 
 
 def _finish(end: _End, outcome: dict[str, Any] | SendError) -> None:
+    end.is_done = True
     if not end.future.set_running_or_notify_cancel():
         return
     if isinstance(outcome, SendError):

@@ -12,7 +12,7 @@ from typing import Any, Self
 from commitmq.client.results import SendResult
 from commitmq.client.transactions.group import TransactionGroup
 from commitmq.client.transactions.half_message import TransactionState
-from commitmq.errors import CommitMQError, SendError
+from commitmq.errors import CommitMQError
 from commitmq.log import get_log
 
 _log = get_log("producer")
@@ -52,6 +52,7 @@ class _Ending:
 
     def _decide(self, state: TransactionState) -> None:
         unique_id = self.unique_id
+        self._group.check_process()
         if self.state is not None and self.state is not state:
             raise CommitMQError(f"the transaction has ended already: {self.state.value}")
         self.state = state
@@ -107,7 +108,7 @@ class Transaction(_Ending):
             return
         try:
             self.rollback()
-        except SendError as problem:  # the error of the block is more important
+        except CommitMQError as problem:  # the error of the block is more important
             _warn(self.unique_id, problem)
 
 
@@ -145,7 +146,7 @@ class AsyncTransaction(_Ending):
             return
         try:
             await self.rollback()
-        except SendError as problem:
+        except CommitMQError as problem:
             _warn(self.unique_id, problem)
 
 
@@ -162,5 +163,5 @@ def committed_result(half: SendResult, answer: dict[str, Any]) -> SendResult:
     )
 
 
-def _warn(unique_id: str, problem: SendError) -> None:
+def _warn(unique_id: str, problem: CommitMQError) -> None:
     _log.warning("a transaction could not be rolled back; the node will ask", unique_id=unique_id, error=str(problem))

@@ -33,7 +33,6 @@ from commitmq.protocol import wire
 from commitmq.semantics.pop_revive import REVIVE_TOPIC_PREFIX, revive_topic
 from commitmq.store.metadata.topic_files import TopicReader
 from commitmq.workers.pop.clock import now_ms
-from commitmq.workers.pop.coordinator_line import CoordinatorLine
 from commitmq.workers.pop.finder import Finder
 from commitmq.workers.pop.handler import Handler
 from commitmq.workers.pop.parked_pops import ParkedPops
@@ -47,6 +46,7 @@ from commitmq.workers.reader.answers import Answers
 from commitmq.workers.reader.filters import Filters
 from commitmq.workers.reader.places import Places, subscribe
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.coordinator_line import CoordinatorLine
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.moved_before import MovedBefore
 from commitmq.workers.runtime.run_mover import RunMover, WriterLost

@@ -16,11 +16,11 @@ from commitmq.semantics.pop_revive import REVIVE_GROUP, CheckPointKey
 from commitmq.semantics.revive_round import DuePoint, ReviveRound
 from commitmq.workers.pop.ack_search import AckSearch
 from commitmq.workers.pop.clock import now_ms
-from commitmq.workers.pop.coordinator_line import CoordinatorLine
 from commitmq.workers.pop.points import Point, Points
 from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.reader.places import Places
 from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.coordinator_line import CoordinatorLine
 
 _UNITS: Final = 2_000
 _LOOK_MS: Final = 500

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from commitmq.errors import ProtocolError
 from commitmq.semantics.retry import pop_retry_topic
-from commitmq.workers.pop.coordinator_line import CoordinatorLine
 from commitmq.workers.runtime.context import monotonic_ms
+from commitmq.workers.runtime.coordinator_line import CoordinatorLine
 
 _RENEW_MS: Final = 2_000
 _IDLE_MS: Final = 30_000

@@ -21,8 +21,15 @@ Report = Callable[[str, int], None]
 """Told why a message is not moved, and its physical offset."""
 
 _MOST_RUN_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 16 << 20
 _GROWTH_BYTES: Final = 256  # of a record: its topic's name, a CRC, some properties
 _HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+
+
+def few_enough(sizes: Integers) -> int:
+    """How many of the first messages are few enough bytes to be taken at once: they are copied several times on their way."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    return max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right"))) if len(sizes) else 0
 
 
 class RunMaker:

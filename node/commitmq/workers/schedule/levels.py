@@ -11,11 +11,10 @@ import numpy as np
 from commitmq.format.constants import PREBLANK_SIZE
 from commitmq.semantics.delay import DELAY_LEVELS_MS, SCHEDULE_TOPIC, queue_of
 from commitmq.store.queues.queue_reader import QueueReader
-from commitmq.workers.runtime.run_making import RunMaker
+from commitmq.workers.runtime.run_making import RunMaker, few_enough
 from commitmq.workers.runtime.run_mover import MovedRun
 
 NEVER_MS: Final = 1 << 62
-_MOST_BYTES: Final = 16 << 20  # of messages taken at once: they are copied several times on their way
 
 
 @dataclass(slots=True)
@@ -84,8 +83,7 @@ class Level:
         # A time further away than the level's delay comes from a clock that went back: such a message is due now.
         late &= due <= now_ms + DELAY_LEVELS_MS[self.number - 1]
         ready = int(np.argmax(late)) if late.any() else len(units)
-        ends = np.cumsum(units["size"][:ready], dtype=np.int64)
-        ready = min(ready, max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right"))))
+        ready = few_enough(units["size"][:ready])
         if ready < len(units):
             self.next_due_ms = int(due[ready])
         if not ready:

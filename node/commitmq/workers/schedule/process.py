@@ -19,25 +19,23 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from commitmq import failpoints
 from commitmq.control import DispatcherWord, Word
-from commitmq.errors import StoreError
 from commitmq.semantics.delay import MAX_LEVEL, SCHEDULE_TOPIC
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch
 from commitmq.store.queues.queue_reader import QueueReader
-from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.delivery import RETRY_MS, Delivery
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.moved_before import MovedBefore
-from commitmq.workers.runtime.run_making import RunMaker, one_by_one, unique_key
-from commitmq.workers.runtime.run_mover import MovedRun, RunMover, WriterLost
+from commitmq.workers.runtime.mover_positions import MoverPositions
+from commitmq.workers.runtime.run_making import RunMaker
+from commitmq.workers.runtime.run_mover import WriterLost
 from commitmq.workers.schedule.levels import NEVER_MS, Level, Portion
 from commitmq.workers.schedule.progress import UNKNOWN, Progress, ProgressFiles
 
 ROLE = "schedule"
 _LOOK_MS: Final = 500  # the shortest delay is a second, so a message that came meanwhile is seen before it is due
-_RETRY_MS: Final = 100
-_MAX_REPORTS: Final = 16  # in the log, between two times that positions are written
 
 
 def _now_ms() -> int:
@@ -62,29 +60,29 @@ class Schedule:
         self._expired = ExpiredSegments(context, self._log)
         self._reader = QueueReader(self._log, layout.consume_queue, config.consume_queue.file_bytes)
         self._files = ProgressFiles(layout)
-        self._mover = RunMover(context)
+        self._delivery = Delivery(context, ROLE)
+        self._mover = self._delivery.mover
         self._before = MovedBefore()
         self._ends: dict[int, int] = {}
         self._levels = [Level(number, 0, self._reader) for number in range(1, MAX_LEVEL + 1)]
-        self._written = Progress()
-        self._captured: tuple[Progress, int] | None = None
-        """What is to be written down, once the log is flushed up to the position."""
+        self._positions: MoverPositions[Progress] = MoverPositions(
+            context, config.schedule.persist_interval_ms, take=self._progress, store=self._files.store, start=Progress()
+        )
+        self._noted: dict[int, int] = {}
+        """The offsets at the last change."""
         self._resumed_ms = 0
         self._begins_at: int | None = None
         """From there on lies what :attr:`_before` found; None when the offsets have passed all of it."""
-        self._store_at_ms = 0
-        self._delivered = self._left_out = self._reports = 0
-        self._retry_at_ms = 0
-        self._runs = RunMaker(self._log, config, self._report)
+        self._runs = RunMaker(self._log, config, self._delivery.report)
 
     # ------------------------------------------------------------ begin and resume
 
     def resume(self) -> None:
         """Take up the written positions, and find what was delivered behind them. The writer serves."""
         progress = self._files.load()
-        self._written = Progress(dict(progress.offsets), progress.log)
+        self._noted = dict(progress.offsets)
+        self._positions.begin(progress)
         self._context.tell(offsets=list(progress.offsets.items()))
-        self._captured = None
         if self._config.schedule.exactly_once:
             self._mover.wait_until_dispatched(self._log_end())
         bound, floor = self._bounds()
@@ -130,7 +128,7 @@ class Schedule:
         for level in self._levels:
             if level.waiting is None and (level.next_due_ms <= now or level.may_have_news(bound)):
                 level.waiting = self._take(level, now)
-            elif level.waiting is not None and monotonic_ms() < self._retry_at_ms:
+            elif level.waiting is not None and not self._delivery.may_try_again:
                 continue
             if level.waiting is not None:
                 self._deliver(level, level.waiting)
@@ -140,7 +138,7 @@ class Schedule:
             self._before.forget()
         self._write_down()
         if any(level.waiting is not None for level in self._levels):
-            return _RETRY_MS
+            return RETRY_MS
         soonest = min(level.next_due_ms for level in self._levels)
         if soonest == NEVER_MS:
             return _LOOK_MS
@@ -166,74 +164,35 @@ class Schedule:
 
     def _deliver(self, level: Level, portion: Portion) -> None:
         """Append the runs of a portion. Those that may succeed later stay in it."""
-        if failpoints.ACTIVE:
-            failpoints.hit("schedule.before_put")
-        left: list[MovedRun] = []
-        for one, put in zip(portion.runs, self._mover.put(portion.runs), strict=True):
-            if not put.code:
-                self._delivered += one.run.count
-            elif put.retry:
-                left.append(one)
-                self._retry_at_ms = monotonic_ms() + _RETRY_MS
-            elif one.run.count > 1:
-                left += one_by_one(one)
-            else:
-                self._report(f"{put.code}: {put.sentence}; its unique key is {unique_key(one)}", None)
-        if failpoints.ACTIVE:
-            failpoints.hit("schedule.after_put")
-        portion.runs = left
-        if not left:
+        portion.runs = self._delivery.append(portion.runs)
+        if not portion.runs:
             level.offset, level.waiting = portion.behind, None
-
-    def _report(self, why: str, place: int | None) -> None:
-        """A message that is left out: it stays in the log (at ``place``), and people are told."""
-        self._left_out += 1
-        self._reports += 1
-        if self._reports <= _MAX_REPORTS:
-            where = {} if place is None else {"physical_offset": place}
-            self._context.log.error("a delayed message cannot be delivered", why=why, **where)
-        self._context.tell(left_out=self._left_out)
 
     # ------------------------------------------------------------ positions
 
-    def _write_down(self, *, at_once: bool = False) -> None:
-        """Write the positions when they are due and everything delivered before them is flushed."""
-        now = monotonic_ms()
-        if self._captured is None:
-            if now < self._store_at_ms and not at_once:
-                return
-            offsets = {level.number: level.offset for level in self._levels if level.offset}
-            if offsets == self._written.offsets:
-                return
-            written = self._control.get(Word.WRITTEN)
-            logs = [level.waiting.log for level in self._levels if level.waiting is not None]
-            if self._begins_at is not None:
-                logs.append(self._begins_at)
-            self._captured = Progress(offsets, min([written, *logs])), written
-        progress, needs = self._captured
-        if self._control.get(Word.FLUSHED) < needs:
-            return
-        self._store_at_ms = now + self._config.schedule.persist_interval_ms
-        try:
-            self._files.store(progress)
-        except (OSError, StoreError) as error:
-            # Nothing is lost: the former positions count, and more of the log is read after a death.
-            self._context.log.error("the positions of delay levels cannot be written", error=str(error))
-            return
-        self._written, self._captured = progress, None
-        self._context.tell(offsets=list(self._written.offsets.items()))
-        self._reports = 0
+    def _write_down(self) -> None:
+        offsets = self._offsets()
+        if offsets != self._noted:
+            self._noted = offsets
+            self._positions.note_change()
+        if self._positions.write_down():
+            self._context.tell(offsets=list(self._positions.written.offsets.items()))
+            self._delivery.report_again()
+
+    def _offsets(self) -> dict[int, int]:
+        return {level.number: level.offset for level in self._levels if level.offset}
+
+    def _progress(self) -> Progress:
+        """The positions now. Deliveries of later messages lie behind what is flushed, unless they are under way."""
+        logs = [level.waiting.log for level in self._levels if level.waiting is not None]
+        if self._begins_at is not None:
+            logs.append(self._begins_at)
+        return Progress(self._offsets(), min([self._control.get(Word.FLUSHED), *logs]))
 
     def close(self) -> None:
         """Write the last positions, if everything delivered is flushed soon."""
-        deadline = monotonic_ms() + 2_000
-        self._captured = None
-        while monotonic_ms() < deadline:
-            self._write_down(at_once=True)
-            if self._captured is None:
-                break
-            self._context.wait(10)
-        self._mover.close()
+        self._positions.close()
+        self._delivery.close()
         self._reader.close()
 
 

@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import time
-from typing import Final
 
 import numpy as np
 
-from commitmq import failpoints
 from commitmq.format.constants import Property
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.property_numbers import longs
 from commitmq.store.log.readdressing import find
-from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.delivery import Delivery
 from commitmq.workers.runtime.moved_before import MovedBefore
-from commitmq.workers.runtime.run_making import RunMaker, one_by_one, unique_key
-from commitmq.workers.runtime.run_mover import MovedRun, RunMover
+from commitmq.workers.runtime.run_making import RunMaker
+from commitmq.workers.runtime.run_mover import MovedRun
 from commitmq.workers.timer.due_slot import Rows, added_properties
 from commitmq.workers.timer.keys import copy_key, delivered_key, moved_by_timer, rolled_key
 
-RETRY_MS: Final = 100
-_MAX_REPORTS: Final = 16  # in the log, between two times that positions are written
-
 
 class Deliveries:
-    """``left``: runs that the writer refused for now."""
+    """``left``: runs that the writer refused for now. ``way``: how runs are appended."""
 
     def __init__(self, context: WorkerContext, log: CommitLog) -> None:
         self._context = context
         self._log = log
         self._exactly_once = context.config.timer.exactly_once
-        self.records = RunMaker(log, context.config, self.report)
-        self.mover = RunMover(context)
+        self.way = Delivery(context, "timer")
+        self.records = RunMaker(log, context.config, self.way.report)
         self.left: list[MovedRun] = []
         self._start: int | None = None
         self._delivered = MovedBefore(copy_key, delivered_key)
         self._rolled = MovedBefore(copy_key, rolled_key)
-        self._retry_at_ms = 0
-        self._left_out = self._reports = 0
 
     def begin(self, start: int, end: int) -> None:
         """Nothing is under way; what was delivered before lies from ``start`` to ``end`` in the log."""
@@ -77,7 +71,7 @@ class Deliveries:
 
     def try_again(self) -> bool:
         """Append what was refused, if it is time. True when nothing is left. Raises WriterLost."""
-        if self.left and monotonic_ms() >= self._retry_at_ms:
+        if self.left and self.way.may_try_again:
             self._append(self.left)
         return not self.left
 
@@ -102,32 +96,4 @@ class Deliveries:
         return runs
 
     def _append(self, runs: list[MovedRun]) -> None:
-        if failpoints.ACTIVE:
-            failpoints.hit("timer.before_put")
-        left: list[MovedRun] = []
-        for one, put in zip(runs, self.mover.put(runs), strict=True):
-            if not put.code:
-                continue
-            if put.retry:
-                left.append(one)
-            elif one.run.count > 1:
-                left += one_by_one(one)
-            else:
-                self.report(f"{put.code}: {put.sentence}; its unique key is {unique_key(one)}", None)
-        if failpoints.ACTIVE:
-            failpoints.hit("timer.after_put")
-        self.left = left
-        self._retry_at_ms = monotonic_ms() + RETRY_MS
-
-    def report(self, why: str, place: int | None) -> None:
-        """A message that is left out: it stays in the log (at ``place``), and people are told."""
-        self._left_out += 1
-        self._reports += 1
-        if self._reports <= _MAX_REPORTS:
-            where = {} if place is None else {"physical_offset": place}
-            self._context.log.error("a timed message cannot be delivered", why=why, **where)
-        self._context.tell(left_out=self._left_out)
-
-    def report_again(self) -> None:
-        """The log may have further reports."""
-        self._reports = 0
+        self.left = self.way.append(runs)

@@ -11,14 +11,12 @@ from commitmq.format.constants import Property
 from commitmq.format.timer_log import MAGIC_DELETE, MAGIC_ROLL
 from commitmq.format.timer_wheel import NO_POSITION
 from commitmq.store.log.readdressing import find
-from commitmq.workers.runtime.run_making import RunMaker
+from commitmq.workers.runtime.run_making import RunMaker, few_enough
 from commitmq.workers.timer.incoming import PRECISION_MS, due_of
 from commitmq.workers.timer.unit_log import UnitLog
 
 Integers = NDArray[np.int64]
 Rows = NDArray[np.void]
-
-_MOST_BYTES: Final = 16 << 20  # of messages taken at once: they are copied several times on their way
 
 ROW: Final = np.dtype(
     [("due_ms", np.int64), ("physical", np.int64), ("size", np.int64), ("write_ms", np.int64), ("rolls", np.bool_)]
@@ -76,8 +74,7 @@ class DueSlot:
     def take(self, now_ms: int, count: int, records: RunMaker) -> Rows:
         """Up to ``count`` messages that are due, and not too many bytes; cancelled ones are left out and counted."""
         ready = min(count, int(np.searchsorted(self._rows["due_ms"], now_ms, side="right")))
-        ends = np.cumsum(self._rows["size"][:ready])
-        ready = min(ready, max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right"))))
+        ready = few_enough(self._rows["size"][:ready])
         taken, self._rows = self._rows[:ready], self._rows[ready:]
         if self._keys and len(taken):
             gone = self._cancelled(taken, records)

@@ -17,11 +17,13 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.property_numbers import longs
 from commitmq.store.log.readdressing import Found, find
 from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.workers.runtime.run_making import few_enough
 
 Integers = NDArray[np.int64]
 Report = Callable[[str, int], None]
 
 PRECISION_MS: Final = 1_000
+_COARSEST_MS: Final = 60_000
 _NAMES: Final = (
     Property.TIMER_DELAY_SECONDS,
     Property.TIMER_DELAY_MS,
@@ -40,12 +42,22 @@ _WIDER: Final = 12  # bytes of an IPv6 host more than of an IPv4 host
 _BYTES: Final = 256 ** np.arange(7, -1, -1, dtype=np.uint64)
 
 
+class Keys(NamedTuple):
+    """Of a message: its unique id, its real topic, and what it cancels (empty for one that is no cancellation)."""
+
+    unique: bytes
+    topic: bytes
+    deletes: bytes
+
+
 class RollKey(NamedTuple):
     """A message by its unique id, its time and how often it rolled."""
 
     unique_key: bytes
     out_ms: int
     rolled: int
+    cancels: bool
+    """A cancellation has the unique id and the time of its message, and goes round on its own."""
 
 
 @dataclass(slots=True)
@@ -63,23 +75,24 @@ class Incoming:
     """The very time that was asked for, behind the slot by up to the precision."""
     topic_hash: Integers
     cancels: NDArray[np.bool_]
-    unique_keys: list[bytes]
-    """Empty unless it was asked for."""
     rolled: Integers
+    keys: list[Keys]
+    """Empty unless they were asked for."""
 
     def __len__(self) -> int:
         return len(self.physical)
 
     def roll_keys(self) -> list[RollKey]:
         """Of each message."""
-        return list(map(RollKey, self.unique_keys, self.out_ms.tolist(), self.rolled.tolist()))
+        columns = self.keys, self.out_ms.tolist(), self.rolled.tolist(), self.cancels.tolist()
+        return [RollKey(keys.unique, *rest) for keys, *rest in zip(*columns, strict=True)]
 
     def keep(self, which: NDArray[np.bool_]) -> None:
         """Drop all others."""
         for name in ("offsets", "physical", "sizes", "out_ms", "due_ms", "topic_hash", "cancels", "rolled"):
             setattr(self, name, getattr(self, name)[which])
-        if self.unique_keys:
-            self.unique_keys = [self.unique_keys[index] for index in np.flatnonzero(which).tolist()]
+        if self.keys:
+            self.keys = [self.keys[index] for index in np.flatnonzero(which).tolist()]
 
 
 class TimerQueue:
@@ -93,10 +106,14 @@ class TimerQueue:
         return self._reader.bounds(TIMER_TOPIC, 0, bound=bound, floor=floor) or (0, 0)
 
     def take(self, offset: int, count: int, *, bound: int, floor: int, with_keys: bool = False) -> Incoming | None:
-        """Up to ``count`` messages from ``offset`` on; None at the end of the queue."""
+        """Up to ``count`` messages from ``offset`` on, and not too many bytes; None at the end of the queue.
+
+        ``with_keys``: with the keys by which messages, their rolls and their cancellations belong together.
+        """
         at, units = self._reader.units(TIMER_TOPIC, 0, offset, count, bound=bound, floor=floor)
         if not len(units):
             return None
+        units = units[: few_enough(units["size"])]
         sizes = units["size"].astype(np.int64)
         real = (sizes > 0) & (sizes != PREBLANK_SIZE)
         offsets = at + np.flatnonzero(real)
@@ -142,12 +159,16 @@ class TimerQueue:
             exact_due(data, places - base, found, out),
             _topic_hashes(found),
             found.lengths[_DELETES] > 0,
-            [found.value(_UNIQUE, index) for index in range(len(places))] if with_keys else [],
             rolled,
+            [_keys_of(found, index) for index in range(len(places))] if with_keys else [],
         )
         if not good.all():
             part.keep(good)
         return part
+
+
+def _keys_of(found: Found, index: int) -> Keys:
+    return Keys(found.value(_UNIQUE, index), found.value(_TOPIC, index), found.value(_DELETES, index))
 
 
 def _joined(behind: int, parts: list[Incoming]) -> Incoming:
@@ -164,8 +185,8 @@ def _joined(behind: int, parts: list[Incoming]) -> Incoming:
         column("due_ms"),
         column("topic_hash"),
         column("cancels").astype(np.bool_),
-        [key for one in parts for key in one.unique_keys],
         column("rolled"),
+        [keys for one in parts for keys in one.keys],
     )
 
 
@@ -178,11 +199,14 @@ def exact_due(data: NDArray[np.uint8], positions: Integers, found: Found, out_ms
     """The very time that each message asked for. ``found`` has the request's properties in its first rows.
 
     RocketMQ rounds to seconds: it delivers at the end of the slot. A relative time counts from the time of storing, which a
-    roll renews; then, and for a message without a request, the end of the slot counts.
+    roll renews; then, and for a message without a request, the end of the slot counts. An absolute time counts also where a
+    RocketMQ with a larger precision (timerPrecisionMs) has rounded it further.
     """
-    due = out_ms + PRECISION_MS
+    latest = out_ms + PRECISION_MS
+    due = latest.copy()
     at, good = longs(data, found.starts[_AT], found.lengths[_AT])
     due[good] = at[good]
+    latest[good] += _COARSEST_MS - PRECISION_MS
     stored: Integers | None = None
     for row, scale in reversed(_SCALES):
         delay, good = longs(data, found.starts[row], found.lengths[row])
@@ -190,7 +214,8 @@ def exact_due(data: NDArray[np.uint8], positions: Integers, found: Found, out_ms
             if stored is None:
                 stored = _store_times(data, positions, found.whole)
             due[good] = stored[good] + np.clip(delay[good], -_MOST_MS, _MOST_MS) * scale
-    return np.clip(due, out_ms, out_ms + PRECISION_MS)
+            latest[good] = out_ms[good] + PRECISION_MS
+    return np.clip(due, out_ms, latest)
 
 
 def _store_times(data: NDArray[np.uint8], positions: Integers, whole: NDArray[np.bool_]) -> Integers:
@@ -211,7 +236,10 @@ def _topic_hashes(found: Found) -> Integers:
 
 
 def slots_of(out_ms: Integers, write_ms: int, rules: TimerRules) -> tuple[Integers, NDArray[np.bool_]]:
-    """(time of the slot that each message takes, whether it rolls): :func:`commitmq.semantics.timer.slot_time`."""
+    """(time of the slot that each message takes, whether it rolls): :func:`commitmq.semantics.timer.slot_time`.
+
+    A time that a RocketMQ with a smaller precision has rounded takes the slot of its second.
+    """
     window_ms = rules.window_ms
     slots = window_ms // rules.precision_ms
     beyond = out_ms - write_ms - window_ms
@@ -219,4 +247,5 @@ def slots_of(out_ms: Integers, write_ms: int, rules: TimerRules) -> tuple[Intege
         beyond < slots // 3 * rules.precision_ms, write_ms + slots // 2 * rules.precision_ms, write_ms + window_ms
     )
     rolls = beyond >= 0
-    return np.where(rolls, far, out_ms), rolls
+    slots_ms = np.where(rolls, far, out_ms)
+    return slots_ms - slots_ms % rules.precision_ms, rolls

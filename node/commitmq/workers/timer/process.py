@@ -34,10 +34,12 @@ from commitmq.semantics.recall import CANCEL_MARGIN_MS
 from commitmq.semantics.timer import LATE_ENQUEUE_MS, TimerRules
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.queue_reader import QueueReader
-from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.delivery import RETRY_MS
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
+from commitmq.workers.runtime.mover_positions import MoverPositions
 from commitmq.workers.runtime.run_mover import WriterLost
-from commitmq.workers.timer.deliveries import RETRY_MS, Deliveries
+from commitmq.workers.timer.deliveries import Deliveries
 from commitmq.workers.timer.due_slot import ROW, DueSlot, Rows
 from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, TimerQueue, slots_of
 from commitmq.workers.timer.index import TimerIndex
@@ -48,6 +50,7 @@ from commitmq.workers.timer.unit_log import DamagedTimerLogError
 ROLE = "timer"
 _LOOK_MS: Final = 500
 _GATE_MS: Final = 2
+_DISTRUST_MS: Final = 500  # between two times that everything is made again
 _LEAD_MS: Final = CANCEL_MARGIN_MS - 50
 _NEVER_MS: Final = 1 << 62
 _TAKEN: Final = 16_384  # messages put into the wheel at once
@@ -74,7 +77,8 @@ class Timer:
         self._expired = ExpiredSegments(context, self._log)
         self._reader = QueueReader(self._log, layout.consume_queue, config.consume_queue.file_bytes)
         self._deliveries = Deliveries(context, self._log)
-        self._queue = TimerQueue(self._reader, self._log, self._deliveries.report)
+        self._way = self._deliveries.way
+        self._queue = TimerQueue(self._reader, self._log, self._way.report)
         self._records = self._deliveries.records
         self._files = ProgressFiles(layout)
         self._rules = TimerRules(roll_window_slots=self._config.roll_window_s * 1000 // PRECISION_MS)
@@ -89,10 +93,9 @@ class Timer:
         """What was written before this position is taken in. Slots until this time miss no cancellation."""
         self._sample = (0, 0)
         """The next ``_safe_ms``, once ``_taken_to`` has reached a position."""
-        self._written = Progress()
-        self._captured: tuple[Progress, int] | None = None
-        """What is to be written down, once the log is flushed up to the position."""
-        self._store_at_ms = 0
+        self._positions: MoverPositions[Progress] = MoverPositions(
+            context, self._config.persist_interval_ms, take=self._progress, store=self._store, start=Progress()
+        )
         self._changed = False
 
     # ------------------------------------------------------------ begin and resume
@@ -101,10 +104,10 @@ class Timer:
         """Take up the written positions, and find what was delivered behind them. The writer serves."""
         progress = self._files.load()
         end = self._log_end()
-        self._deliveries.mover.wait_until_dispatched(end)
+        self._way.mover.wait_until_dispatched(end)
         bound, floor = self._bounds()
         now = self._now_ms = _clock_ms()
-        self._slot, self._again, self._captured, self._next_ms = None, None, None, 0
+        self._slot, self._again, self._next_ms = None, None, 0
         self._taken_to, self._safe_ms, self._sample = 0, 0, (0, 0)
         if progress.log > end:
             self._context.log.warning("the log has lost its end", written_down=progress.log, end=end)
@@ -122,10 +125,10 @@ class Timer:
                 self._context.log.warning("wheel and timer log are made again", why=str(error))
                 progress = replace(progress, is_whole=False)
         if not progress.is_whole:
-            log = self._make_again(progress, bound, floor, now, end)
             self._read_ms = max(progress.read_ms, oldest_ms) // PRECISION_MS * PRECISION_MS
-        self._written = progress
-        self._changed = True
+            log = self._make_again(progress, bound, floor, end)
+        self._positions.begin(progress, changed=True)
+        self._changed = False
         self._before_ms, self._before_offset = now, self._queue.bounds(bound, floor)[1]
         self._deliveries.begin(max(min(log, end), floor), end)
         self._context.tell(
@@ -134,11 +137,11 @@ class Timer:
             broker_name=self._context.config.network.broker_name,
         )
 
-    def _make_again(self, progress: Progress, bound: int, floor: int, now: int, end: int) -> int:
+    def _make_again(self, progress: Progress, bound: int, floor: int, end: int) -> int:
         """Begin with an empty wheel, at the first message. Returns from where deliveries are to be looked for."""
         first, behind = self._queue.bounds(bound, floor)
         self._again = MakingAgain(progress)
-        self._again.survey(self._queue, bound, floor, now, self._context.heartbeat)
+        self._again.survey(self._queue, bound, floor, self._now_ms, self._read_ms, self._context.heartbeat)
         overdue = self._again.first_overdue
         log = progress.log if progress.log != UNKNOWN else end if overdue is None else overdue
         self._files.store(Progress(progress.read_ms, progress.queue_offset, log), first_offset=first)
@@ -152,7 +155,7 @@ class Timer:
 
     def writer_serves(self) -> bool:
         """Wait for the writer. False when this process shall stop first."""
-        return self._deliveries.mover.wait_for_writer()
+        return self._way.mover.wait_for_writer()
 
     def _bounds(self) -> tuple[int, int]:
         return self._control.dispatcher(0, DispatcherWord.DISPATCHED), self._control.get(Word.MIN_OFFSET)
@@ -281,51 +284,44 @@ class Timer:
 
     # ------------------------------------------------------------ positions
 
-    def _write_down(self, *, at_once: bool = False) -> bool:
-        """Write everything down when it is due and the log is flushed. True when nothing is left to write."""
-        written = self._control.get(Word.WRITTEN)
-        if self._captured is None:
-            if not self._changed and written - self._written.log < _FAR_BYTES:
-                return True
-            if self._deliveries.left or self._again is not None:
-                return False
-            if monotonic_ms() < self._store_at_ms and not at_once:
-                return False
-            logs = [written, *([] if self._slot is None else [self._slot.log]), *self._deliveries.begins_at()]
-            progress = Progress(self._read_ms, self._offset, min(logs), self._index.log.end, is_whole=True)
-            self._captured, self._changed = (progress, written), False
-        progress, needs = self._captured
-        if self._control.get(Word.FLUSHED) < needs:
-            return False
-        self._store_at_ms = monotonic_ms() + self._config.persist_interval_ms
-        try:
-            self._index.flush()
-            if failpoints.ACTIVE:
-                failpoints.hit("timer.after_flush")
-            self._files.store(progress)
-            self._index.log.delete_expired(self._control.get(Word.MIN_OFFSET))
-        except (OSError, StoreError) as error:
-            # Nothing is lost: the former positions count, and more is read again after a death.
-            self._context.log.error("the positions of the timer cannot be written", error=str(error))
-            self._captured, self._changed = None, True
-            return False
-        self._written, self._captured = progress, None
-        self._deliveries.report_again()
-        self._context.tell(waiting=self._index.wheel.count(self._read_ms // PRECISION_MS), read_ms=progress.read_ms)
-        return True
+    def _write_down(self) -> None:
+        flushed = self._control.get(Word.FLUSHED)
+        if self._changed or flushed - self._positions.written.log >= _FAR_BYTES:
+            self._changed = False
+            self._positions.note_change()
+        if self._positions.write_down():
+            read_ms = self._positions.written.read_ms
+            self._way.report_again()
+            self._context.tell(waiting=self._index.wheel.count(self._read_ms // PRECISION_MS), read_ms=read_ms)
+
+    def _progress(self) -> Progress | None:
+        """The positions now. Deliveries of later messages lie behind what is flushed, unless they are under way."""
+        if self._deliveries.left or self._again is not None:
+            return None
+        logs = [self._control.get(Word.FLUSHED), *self._deliveries.begins_at()]
+        if self._slot is not None:
+            logs.append(self._slot.log)
+        return Progress(self._read_ms, self._offset, min(logs), self._index.log.end, is_whole=True)
+
+    def _store(self, progress: Progress) -> None:
+        """Raises OSError, StoreError; the same call may be repeated."""
+        self._index.flush()
+        if failpoints.ACTIVE:
+            failpoints.hit("timer.after_flush")
+        self._files.store(progress)
+        self._index.log.delete_expired(self._control.get(Word.MIN_OFFSET))
 
     def distrust(self, error: StoreError) -> None:
         """Wheel and timer log do not fit together: the next :meth:`resume` makes them again."""
         self._context.log.error("the timer log is damaged", error=str(error))
-        self._files.store(replace(self._written, is_whole=False))
+        self._files.store(replace(self._positions.written, is_whole=False))
 
     def close(self) -> None:
         """Write the last positions, if everything delivered is flushed soon."""
-        deadline = monotonic_ms() + 2_000
-        self._captured, self._changed = None, self._changed or self._captured is not None
-        while not self._write_down(at_once=True) and monotonic_ms() < deadline and self._again is None:
-            self._context.wait(10)
-        self._deliveries.mover.close()
+        if self._changed:
+            self._positions.note_change()
+        self._positions.close()
+        self._way.close()
         self._reader.close()
 
 
@@ -357,6 +353,7 @@ def run(context: WorkerContext) -> None:
         except DamagedTimerLogError as error:
             timer.distrust(error)
             lost = True
+            context.wait(_DISTRUST_MS)
             continue
         context.wait(pause_ms, unless=timer.has_news)
     if not lost:

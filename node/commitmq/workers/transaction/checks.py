@@ -2,6 +2,10 @@
 
 A round is cut into steps, so that ends do not wait for it. A half message that a step puts back or gives up is appended
 before the position passes it. If something dies in between, the copy is found when the process resumes.
+
+A half message whose copy the node refuses for good (too many bytes for a limit that was lowered) holds up no other: the
+positions wait before it, and its producer is asked at the place where it is, each round. After ``check_max`` of them it is
+given up as it is.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from commitmq.format.record import Record
-from commitmq.semantics.transaction import HALF_TOPIC, OP_TOPIC, ROLLBACK, op_offsets
+from commitmq.semantics.transaction import HALF_TOPIC, OP_TOPIC, ROLLBACK, discarded_record, op_offsets
 from commitmq.semantics.transaction_check import OPS_AT_ONCE, CheckRound, CheckRules, Decision, Step
 from commitmq.workers.transaction.appends import MOST_BYTES, Append, Appends
 from commitmq.workers.transaction.ends import Ends
@@ -18,7 +22,9 @@ from commitmq.workers.transaction.half_queues import HalfQueues
 from commitmq.workers.transaction.ledger import Ledger, Place
 
 Ask = Callable[[Record, Place], None]
-"""Asks a producer about a half message at its new place."""
+"""Asks a producer about a half message at its place."""
+Report = Callable[[Record, str], None]
+"""Told of a half message whose copy is refused for good, and why."""
 
 _READ: Final = 64
 _MOST_LOOKS: Final = 2_048  # at half messages in a step, which requests wait for
@@ -31,14 +37,23 @@ class Checks:
     ledger: Ledger
 
     def __init__(
-        self, queues: HalfQueues, appends: Appends, ends: Ends, rules: CheckRules, batch: int, ask: Ask
+        self,
+        queues: HalfQueues,
+        appends: Appends,
+        ends: Ends,
+        rules: CheckRules,
+        batch: int,
+        ask: Ask,
+        report: Report,
     ) -> None:
         """``batch``: half messages that are put back together."""
         self._queues, self._appends, self._ends = queues, appends, ends
-        self._rules, self._batch, self._ask = rules, batch, ask
+        self._rules, self._batch, self._ask, self._report = rules, batch, ask, report
         self._round: CheckRound | None = None
         self._halves_are_done = False
         self._cached: dict[int, Record] = {}
+        self._stuck: dict[int, int] = {}
+        """Offsets of open half messages that cannot be put back, and how often each was asked about."""
         self.checked = self.discarded = 0
 
     @property
@@ -91,7 +106,7 @@ class Checks:
         if not self._append(taken, now_ms):
             self.forget()  # the writer takes nothing at the moment: another round tries again
             return
-        self.ledger.pass_to(round_.half_offset, round_.new_op_offset())
+        self._pass_to(round_)
         self._halves_are_done = not goes_on
 
     def _look(self, round_: CheckRound, now_ms: int, taken: list[tuple[Decision, Record]]) -> bool:
@@ -150,14 +165,24 @@ class Checks:
         ledger.pass_to(ledger.half_offset, passed)
         return may_have_more
 
+    def _pass_to(self, round_: CheckRound) -> None:
+        """Move the positions as far as the round is, but not past a half message that is stuck."""
+        self._stuck = {offset: times for offset, times in self._stuck.items() if self.ledger.is_open(offset)}
+        half_offset = min([round_.half_offset, *self._stuck])
+        # The op messages from here on say which half messages behind a stuck one have ended.
+        op_offset = self.ledger.op_offset if self._stuck else round_.new_op_offset()
+        self.ledger.pass_to(half_offset, op_offset)
+
     def _append(self, taken: list[tuple[Decision, Record]], now_ms: int) -> bool:
-        """Carry out the decisions of a step. False when not all of it could be appended. Raises WriterLost."""
+        """Carry out the decisions of a step. False when some may be carried out later. Raises WriterLost."""
         if not taken:
             return True
         appends = [Append(decision.record) for decision, _ in taken if decision.record is not None]
         self._appends.put("renewal", appends)
         for (decision, half), append in zip(taken, appends, strict=True):
             if append.place is None:
+                if not append.retry:
+                    self._refused(decision, half, append)
                 continue
             is_given_up = decision.step is Step.DISCARD
             self.ledger.note_passed(half.queue_offset, half, None if is_given_up else append.place)
@@ -166,4 +191,26 @@ class Checks:
             elif decision.step is Step.CHECK:
                 self.checked += 1
                 self._ask(append.record, append.place)
-        return all(append.place is not None for append in appends)
+        return all(append.place is not None or not append.retry for append in appends)
+
+    def _refused(self, decision: Decision, half: Record, append: Append) -> None:
+        """The copy of ``half`` is refused for good. Raises WriterLost."""
+        offset = half.queue_offset
+        times = self._stuck.get(offset, 0) + (decision.step is Step.CHECK)
+        if decision.step is not Step.DISCARD and times <= self._rules.check_max:
+            if offset not in self._stuck:
+                self._report(half, f"it cannot be put back: {append.sentence}")
+            self._stuck[offset] = times
+            if decision.step is Step.CHECK:
+                self.checked += 1
+                self._ask(half, Place(offset, half.physical_offset))
+            return
+        if decision.step is not Step.DISCARD:
+            append = Append(discarded_record(half))
+            self._appends.put("renewal", [append])
+            if append.place is None and append.retry:
+                return  # the next round tries again
+        if append.place is None:
+            self._report(half, f"it is given up, and has no copy: {append.sentence}")
+        self.ledger.note_passed(offset, half, None)
+        self.discarded += 1

@@ -6,10 +6,9 @@ from typing import Any, Final
 
 from commitmq.coordination import requests
 from commitmq.format.constants import Property
-from commitmq.format.record import Record
 from commitmq.semantics.transaction import HALF_TOPIC
 from commitmq.workers.transaction.found_ends import check_times
-from commitmq.workers.transaction.half_queues import HalfQueues
+from commitmq.workers.transaction.half_queues import HalfQueues, Head
 from commitmq.workers.transaction.ledger import Ledger
 
 MOST: Final = 256
@@ -22,12 +21,12 @@ def list_open(header: dict[str, Any], queues: HalfQueues, ledger: Ledger, now_ms
     limit = requests.limit(header, MOST)
     at = max(ledger.half_offset, requests.optional_integer(header, "after", 0, _MAX_OFFSET) or 0)
     _, high = queues.bounds(HALF_TOPIC)
-    behind, halves = queues.records(HALF_TOPIC, at, _READ, lambda offset, _: ledger.is_open(offset))
+    behind, halves = queues.heads(HALF_TOPIC, at, _READ, lambda offset, _: ledger.is_open(offset))
     shown = halves[:limit]
-    following = shown[-1].queue_offset + 1 if len(halves) > limit else behind
+    following = shown[-1].record.queue_offset + 1 if len(halves) > limit else behind
     is_last = following >= high or behind <= at
     if is_last:  # what a check put back a moment ago is not in the queue yet
-        late = [queues.record(place.physical) for place in ledger.put_back_from(high)]
+        late = [queues.head(place.physical) for place in ledger.put_back_from(high)]
         shown += [half for half in late if half is not None]
     return {
         "transactions": [_described(half, now_ms) for half in shown],
@@ -35,7 +34,8 @@ def list_open(header: dict[str, Any], queues: HalfQueues, ledger: Ledger, now_ms
     }
 
 
-def _described(half: Record, now_ms: int) -> dict[str, Any]:
+def _described(head: Head, now_ms: int) -> dict[str, Any]:
+    half = head.record
     properties = half.properties
     return {
         "topic": properties.get(Property.REAL_TOPIC, ""),
@@ -49,5 +49,5 @@ def _described(half: Record, now_ms: int) -> dict[str, Any]:
         "born": half.born_timestamp,
         "age_ms": now_ms - half.born_timestamp,
         "checks": check_times(half),
-        "body_bytes": len(half.body),
+        "body_bytes": head.body_bytes,
     }

@@ -77,7 +77,9 @@ class Transactions:
             interval_ms=config.check_interval_ms,
         )
         self._ends = Ends(self._queues, self._appends, self._topics, config.timeout_ms)
-        self._checks = Checks(self._queues, self._appends, self._ends, rules, config.batch_messages, self._ask)
+        self._checks = Checks(
+            self._queues, self._appends, self._ends, rules, config.batch_messages, self._ask, self._report
+        )
         self._ledger = Ledger(0, 0, OpBuffer(0))
         self._written = (-1, -1)
         self._told: tuple[int, ...] = ()
@@ -85,7 +87,7 @@ class Transactions:
         self._router, self.endpoints = context.bind_router(ROLE)
         context.register(self._router)
         self._waiting: deque[tuple[bytes, int, End]] = deque()
-        self._check_number = 0
+        self._check_number = self._left_out = 0
 
     # ------------------------------------------------------------ begin and resume
 
@@ -101,6 +103,8 @@ class Transactions:
             if self._context.stopping:
                 return False
             positions = self._positions.fetch()
+            if positions is None:
+                time.sleep(_LOOK_S)
         if not self._is_dispatched():
             return False
         config = self._config
@@ -142,12 +146,10 @@ class Transactions:
         halves: list[Record] = []
         at = ledger.half_offset
         while at < high:
-            at, records = self._queues.records(
-                HALF_TOPIC, at, _READ, lambda offset, data: ledger.is_open(offset) or _CHECKED_MARK in data
+            at, heads = self._queues.heads(
+                HALF_TOPIC, at, _READ, lambda offset, data: ledger.is_open(offset) or _CHECKED_MARK in bytes(data)
             )
-            for record in records:
-                record.body = b""
-            halves += records
+            halves += [head.record for head in heads]
             self._context.heartbeat()
         return halves
 
@@ -294,6 +296,14 @@ class Transactions:
         message.queue_offset, message.physical_offset = place.offset, place.physical
         message.store_host = self._appends.host
         router.send_multipart([peer, header, encode_record(message, buckets=None)])
+
+    def _report(self, half: Record, why: str) -> None:
+        """A half message stays where it is, or is given up without a copy: people are told."""
+        self._left_out += 1
+        unique_id = half.properties.get(Property.UNIQUE_KEY, "")
+        place = half.physical_offset
+        self._context.log.error("a half message is left out", why=why, unique_id=unique_id, physical_offset=place)
+        self._context.tell(left_out=self._left_out)
 
     def _commit_positions(self) -> None:
         """Tell the coordinator how far both queues are dealt with."""

@@ -18,6 +18,7 @@ from commitmq.format.constants import MAX_PROPERTIES_BYTES, Property
 from commitmq.format.record import parts_of
 from commitmq.semantics import delay, transaction
 from commitmq.semantics.timer import REQUESTS, TIMER_TOPIC
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.readdressing import Target, find, readdress, sizes_of, starts_of
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError, RunCheck
 from commitmq.workers.writer.send_checks import Refusal
@@ -39,13 +40,13 @@ class Placed:
 
 
 class PutRules:
-    """Rewrites checked runs. ``checker`` says how records of this log look."""
+    """Rewrites checked runs. ``checker`` says how records of this log look, ``layout`` where the store's files are."""
 
-    def __init__(self, checker: RunCheck, config: NodeConfig) -> None:
+    def __init__(self, checker: RunCheck, config: NodeConfig, layout: StoreLayout) -> None:
         self._checker = checker
         self._delays = config.schedule.enable
         self._transactions = config.transaction.enable
-        self._timer = TimerRule(config.timer)
+        self._timer = TimerRule(config.timer, layout.root / "timerwheel")
 
     def place(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
         """Where ``run``, which carries special properties, is stored, and in which bytes.
@@ -83,7 +84,7 @@ class PutRules:
         if run.special & _DELAY:
             self._delayed(run, topic, queue_id)  # what could never be committed is refused now
         if run.special & _TIMER:
-            self._timer.properties(run, topic, queue_id)
+            self._timer.properties(run, topic, queue_id, is_stored=False)
         real = f"{Property.REAL_TOPIC}\x01{topic}\x02{Property.REAL_QUEUE_ID}\x01{queue_id}\x02".encode()
         more = []
         for index in range(run.count):

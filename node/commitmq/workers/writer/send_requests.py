@@ -74,7 +74,7 @@ class SendRequests:
         self._offsets = offsets
         self._stored = PatientAppend(context, publish).store
         self._config = context.config
-        self._rules = PutRules(appender, context.config)
+        self._rules = PutRules(appender, context.config, context.layout)
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
         self._recalls = None if topics is None else Recalls(context, self._rules)
         self._flow = Flow.of_sends(context)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from commitmq.store.log.property_numbers import longs
 from commitmq.store.log.readdressing import Found, find, sizes_of, starts_of
 from commitmq.store.log.run_check import CheckedRun
 from commitmq.workers.writer.send_checks import Refusal
+from commitmq.workers.writer.slot_limit import SlotLimit
 
 PRECISION_MS: Final = 1_000
 _ILLEGAL: Final = "WHEEL_TIMER_MSG_ILLEGAL"
@@ -30,14 +32,17 @@ _SCALES: Final = (1000, 1, 1)
 class TimerRule:
     """Finds the times of a run's messages, and the properties that they get."""
 
-    def __init__(self, config: TimerConfig) -> None:
+    def __init__(self, config: TimerConfig, wheel: Path) -> None:
+        """``wheel``: the path of the file ``timerwheel``."""
         self._config = config
+        self._slots = SlotLimit(wheel, config.slot_messages)
 
-    def properties(self, run: CheckedRun, topic: str, queue_id: int) -> list[bytes] | None:
+    def properties(self, run: CheckedRun, topic: str, queue_id: int, *, is_stored: bool = True) -> list[bytes] | None:
         """The encoded properties that each message of ``run`` gets in the timer topic; None when the times of all have
         passed: then they are plain messages.
 
-        A message whose time has passed goes with the others of its run, and is delivered at once. Raises Refusal.
+        A message whose time has passed goes with the others of its run, and is delivered at once. ``is_stored``: it will be
+        stored in the timer topic now. Raises Refusal.
         """
         if not self._config.enable:
             raise Refusal("WHEEL_TIMER_NOT_ENABLE", "this node delivers no messages at a time (timer.enable is false)")
@@ -55,6 +60,7 @@ class TimerRule:
             return None
         exact = asked % PRECISION_MS == 0
         out = np.where(exact, asked - PRECISION_MS, asked - asked % PRECISION_MS)
+        self._slots.take(out[~passed & (found.lengths[3] == 0)], counts=is_stored)
         rest = f"{Property.REAL_TOPIC}\x01{topic}\x02{Property.REAL_QUEUE_ID}\x01{queue_id}\x02"
         times, numbers = np.unique(out, return_inverse=True)
         encoded = [f"{Property.TIMER_OUT_MS}\x01{one}\x02{rest}".encode() for one in times.tolist()]

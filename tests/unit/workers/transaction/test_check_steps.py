@@ -50,7 +50,7 @@ def checks_of(ops: Sequence[Record], ended: int) -> tuple[Checks, Queues]:
     halves = [half(number) for number in range(COUNT)]
     queues = Queues(halves, ops)
     none = SimpleNamespace(is_gone=lambda *_: False)
-    checks = Checks(queues, none, none, CheckRules(), 10, lambda *_: None)  # type: ignore[arg-type]
+    checks = Checks(queues, none, none, CheckRules(), 10, lambda *_: None, lambda *_: None)  # type: ignore[arg-type]
     checks.ledger = Ledger(0, 0, OpBuffer(0))
     for one in halves[:ended]:
         checks.ledger.note_end(one, Place(one.queue_offset, one.physical_offset), int(COMMIT))

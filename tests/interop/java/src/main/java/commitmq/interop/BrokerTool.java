@@ -42,6 +42,7 @@ import org.apache.rocketmq.store.queue.ConsumeQueueInterface;
  * <pre>
  *   read TOPIC                          the messages of each queue of the topic that are visible now
  *   send TOPIC BODY [NAME VALUE]...     a message with these properties; answers its place
+ *   recall TOPIC HANDLE                 cancels a message with a time of its own
  *   half GROUP TOPIC BODY STATE         a transactional send whose local transaction ends in STATE (commit, rollback, unknown)
  *   decide GROUP STATE                  a producer of GROUP that answers check-backs with STATE
  *   asked GROUP                         the bodies of the messages that it was asked about
@@ -147,6 +148,8 @@ public final class BrokerTool {
                     properties.put(words[at], words[at + 1]);
                 }
                 return clients.send(words[1], words[2], properties);
+            case "recall":
+                return clients.recall(words[1], words[2]);
             case "half":
                 return clients.half(words[1], words[2], words[3], words[4]);
             case "decide":

@@ -48,6 +48,10 @@ final class Clients {
         return place(producer().send(message));
     }
 
+    String recall(String topic, String handle) throws Exception {
+        return producer().recallMessage(topic, handle);
+    }
+
     Map<String, Object> half(String group, String topic, String body, String state) throws Exception {
         return place(transactional(group, state).sendMessageInTransaction(
             new Message(topic, body.getBytes(StandardCharsets.UTF_8)), null));

@@ -1,4 +1,4 @@
-"""The connection of the pop process to the coordinator: a few requests at a time, and a wait for their answers."""
+"""The connection of a mover to the coordinator: a few requests at a time, and a wait for their answers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _AWAY: Final = "the coordinator does not answer"
 
 
 class CoordinatorLine:
-    """See the module."""
+    """See the module. It connects with the first request."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, *, patience_s: float = _PATIENCE_S) -> None:
+        """``patience_s``: how long to wait for the answers to one call."""
         self._context = context
+        self._patience_s = patience_s
         self._socket: zmq.Socket[bytes] | None = None
         self._number = 0
         self._silent_until = 0.0
@@ -35,7 +37,7 @@ class CoordinatorLine:
         socket = self._connected()
         numbers: dict[int, int] = {}
         answers: list[dict[str, Any]] = [{}] * len(requests)
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + self._patience_s
         try:
             for index, request in enumerate(requests):
                 self._number += 1

@@ -1,0 +1,141 @@
+"""Goal: what waits is found again from the queue of the timer topic alone: no cancelled message comes.
+
+Method: a real log with messages, rolls and cancellations, and a queue in memory over it. Columns are compared with times
+chosen by hand, among them those that a RocketMQ with another precision leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commitmq.format.record import Record
+from commitmq.semantics.timer import TIMER_TOPIC, TimerRules
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.workers.timer.incoming import Incoming, TimerQueue, slots_of
+from commitmq.workers.timer.making_again import MakingAgain
+from commitmq.workers.timer.progress import Progress
+from log_builder import HOST, build_log
+
+SEGMENT_BYTES = 1 << 20
+DAY_MS = 86_400_000
+NOW_MS = 1_795_000_000_000
+OLD_MS = NOW_MS - 13 * DAY_MS
+UNIT = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+
+
+class Queue:
+    """The reader of the timer topic's queue."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._units = np.zeros(len(records), UNIT)
+        self._units["physical_offset"] = [one.physical_offset for one in records]
+        self._units["size"] = [one.total_size for one in records]
+
+    def bounds(self, *_: object, **__: object) -> tuple[int, int]:
+        return 0, len(self._units)
+
+    def units(self, _topic: str, _queue: int, offset: int, count: int, **__: object) -> tuple[int, Any]:
+        return offset, self._units[offset : offset + count]
+
+
+def queue_of(folder: Path, records: Sequence[Record]) -> TimerQueue:
+    placed = build_log(folder, records, segment_bytes=SEGMENT_BYTES)
+    log = CommitLog(folder, SEGMENT_BYTES, 4)
+    return TimerQueue(Queue(placed), log, pytest.fail)  # type: ignore[arg-type]
+
+
+def timed(body: bytes, out_ms: int, key: str, stored_ms: int = OLD_MS, **more: str) -> Record:
+    properties = {"UNIQ_KEY": key, "TIMER_OUT_MS": str(out_ms), "REAL_TOPIC": "orders", "REAL_QID": "0", **more}
+    return Record(
+        TIMER_TOPIC, body=body, properties=properties, store_timestamp=stored_ms, born_host=HOST, store_host=HOST
+    )
+
+
+def waiting(queue: TimerQueue, progress: Progress, opens_ms: int) -> list[str]:
+    """The keys of the messages that wait; cancellations with a minus before them."""
+    again = MakingAgain(progress)
+    again.survey(queue, 0, 0, NOW_MS, opens_ms, lambda: None)
+    messages = queue.take(0, 100, bound=0, floor=0, with_keys=True)
+    assert messages is not None
+    again.keep_waiting(messages)
+    names = [keys.unique.decode() for keys in messages.keys]
+    return ["-" * is_one + name for name, is_one in zip(names, messages.cancels.tolist(), strict=True)]
+
+
+def test_a_slot_that_is_not_opened_any_more_has_its_cancellations(tmp_path: Path) -> None:
+    """The node was down for so long that the wheel has no room for these slots."""
+    slot, later = OLD_MS - 1_000, OLD_MS + 5 * DAY_MS
+    queue = queue_of(
+        tmp_path,
+        [
+            timed(b"gone", slot, "A"),
+            timed(b"gone too", slot, "B"),
+            timed(b"the same id at another time", slot + 1_000, "A"),
+            timed(b"stays", slot, "C"),
+            timed(b"in a slot that is opened", later, "D"),
+            timed(b"0", slot, "A", TIMER_DEL_UNIQKEY="A"),
+            timed(b"0", slot, "B", TIMER_DEL_UNIQKEY="orders+B"),
+            timed(b"0", later, "D", TIMER_DEL_UNIQKEY="D"),
+        ],
+    )
+    progress = Progress(read_ms=slot - 1_000)
+    assert waiting(queue, progress, NOW_MS - 12 * DAY_MS) == ["A", "C", "D", "-A", "-B", "-D"]
+
+
+def test_a_cancellation_rolls_on_its_own(tmp_path: Path) -> None:
+    """It has the unique id and the time of its message. One that came behind the message's roll is not replaced by it."""
+    due = NOW_MS + 3 * DAY_MS
+    queue = queue_of(
+        tmp_path,
+        [
+            timed(b"first", due, "A"),
+            timed(b"first", due, "A", TIMER_ROLL_TIMES="1"),
+            timed(b"0", due, "A", TIMER_DEL_UNIQKEY="A"),
+            timed(b"other", due, "B"),
+            timed(b"0", due, "B", TIMER_DEL_UNIQKEY="B"),
+            timed(b"0", due, "B", TIMER_DEL_UNIQKEY="B", TIMER_ROLL_TIMES="1"),
+        ],
+    )
+    assert waiting(queue, Progress(read_ms=NOW_MS), NOW_MS) == ["A", "-A", "B", "-B"]
+
+
+def taken(tmp_path: Path, record: Record) -> Incoming:
+    found = queue_of(tmp_path, [record]).take(0, 10, bound=0, floor=0)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("out_ms", "request_", "due_ms"),
+    [
+        (NOW_MS + 500, {"TIMER_DELIVER_MS": str(NOW_MS + 555)}, NOW_MS + 555),
+        (NOW_MS, {"TIMER_DELIVER_MS": str(NOW_MS + 42_000)}, NOW_MS + 42_000),
+        (NOW_MS, {"TIMER_DELIVER_MS": str(NOW_MS + 9_000_000)}, NOW_MS + 60_000),
+        (NOW_MS, {"TIMER_DELAY_MS": "42000"}, NOW_MS + 1_000),
+    ],
+    ids=["a tenth of a second", "a minute", "nonsense", "a relative time, renewed by a roll"],
+)
+def test_another_precision(tmp_path: Path, out_ms: int, request_: dict[str, str], due_ms: int) -> None:
+    """RocketMQ's timerPrecisionMs: no slot of ours is missed, and no message comes early."""
+    messages = taken(tmp_path, timed(b"x", out_ms, "A", NOW_MS, **request_))
+    assert messages.due_ms.tolist() == [due_ms]
+    slots, rolls = slots_of(messages.out_ms, NOW_MS, TimerRules())
+    assert (slots.tolist(), rolls.tolist()) == ([NOW_MS], [False])
+
+
+def test_large_messages_are_taken_a_few_at_once(tmp_path: Path) -> None:
+    """What is late is delivered at once: so many bytes are copied."""
+    records = [timed(bytes(3 << 20), OLD_MS, str(number)) for number in range(8)]
+    placed = build_log(tmp_path, records, segment_bytes=32 << 20)
+    log = CommitLog(tmp_path, 32 << 20, 4)
+    queue = TimerQueue(Queue(placed), log, pytest.fail)  # type: ignore[arg-type]
+    behind, counts = 0, []
+    while (messages := queue.take(behind, 16_384, bound=0, floor=0)) is not None:
+        counts.append(len(messages))
+        behind = messages.behind
+    assert counts == [5, 3]
