@@ -1,8 +1,10 @@
-"""The limits of both servers' connections, from the plugin's settings."""
+"""Limits and TLS of both servers' connections, from the plugin's settings."""
 
 from __future__ import annotations
 
-from commitmq_plugins.rocketmq.remoting.server import ServerLimits
+from commitmq.errors import ConfigError
+from commitmq_plugins.rocketmq.remoting import tls
+from commitmq_plugins.rocketmq.remoting.limits import ServerLimits
 from commitmq_plugins.rocketmq.settings import RocketMQSettings
 
 
@@ -14,3 +16,12 @@ def limits_of(settings: RocketMQSettings) -> ServerLimits:
         max_unsent_bytes=settings.max_unsent_bytes,
         idle_timeout_s=settings.idle_timeout_ms / 1_000,
     )
+
+
+def tls_of(settings: RocketMQSettings) -> tls.Tls | None:
+    """The servers' certificate. Raises ConfigError."""
+    try:
+        return tls.load(settings.tls_mode, settings.tls_certificate, settings.tls_key)
+    except OSError as error:
+        files = f"{settings.tls_certificate} and {settings.tls_key}"
+        raise ConfigError(f"plugins.rocketmq.tls_certificate and tls_key: {files} cannot be used: {error}") from error

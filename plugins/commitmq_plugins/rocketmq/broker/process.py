@@ -20,7 +20,7 @@ from commitmq_plugins.rocketmq.broker.registration import Registration
 from commitmq_plugins.rocketmq.broker.retries import Retries
 from commitmq_plugins.rocketmq.broker.sending import Sends
 from commitmq_plugins.rocketmq.broker.topics import Topics
-from commitmq_plugins.rocketmq.limits import limits_of
+from commitmq_plugins.rocketmq.limits import limits_of, tls_of
 from commitmq_plugins.rocketmq.remoting.server import RemotingServer
 from commitmq_plugins.rocketmq.settings import RocketMQSettings
 
@@ -52,7 +52,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         LockRequests(locks, network.broker_name),
     ]
     dispatch = Dispatch(parts, log)
-    server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings))
+    server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings), tls_of(settings))
     ports = [port] + ([port - 2] if settings.vip_port and port > 2 else [])
     for one in ports:
         await server.listen(settings.host, one)

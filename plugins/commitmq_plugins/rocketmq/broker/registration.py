@@ -20,6 +20,8 @@ from commitmq_plugins.rocketmq.remoting.errors import RemotingError
 from commitmq_plugins.rocketmq.remoting.headers.namesrv import BrokerRequestHeader, RegisterBrokerRequestHeader
 
 _PERIOD_S: Final = 30.0
+_AGAIN_S: Final = 1.0
+"""A name server that could not be reached, or whose connection ended, is tried again after this time."""
 _LOOK_S: Final = 0.05
 _EXPIRY_MS: Final = 120_000
 _PATIENCE_S: Final = 3.0
@@ -53,14 +55,18 @@ class Registration:
             await server.close()
 
     async def _run(self) -> None:
-        due = 0.0
+        due = again = 0.0
         while True:
             self._topics.sync()
             now = time.monotonic()
+            lost = [server for server in self._servers if not server.is_connected]
             if now >= due:
-                due = now + _PERIOD_S
+                due, again = now + _PERIOD_S, now + _AGAIN_S
                 self._topics.changed.clear()
                 await self._register(self.topics())
+            elif lost and now >= again:
+                again = now + _AGAIN_S
+                await self._register(self.topics(), lost)
             elif self._topics.changed:
                 await self.settle()
             await asyncio.sleep(_LOOK_S)
@@ -89,8 +95,11 @@ class Registration:
             found.setdefault(name, TopicConfig(name, 1, 1, 7 if name == self.network.cluster_name else 1))
         return found
 
-    async def _register(self, topics: dict[str, TopicConfig], *, is_part: bool = False) -> None:
-        if not self._servers:
+    async def _register(
+        self, topics: dict[str, TopicConfig], servers: list[RemotingClient] | None = None, *, is_part: bool = False
+    ) -> None:
+        servers = self._servers if servers is None else servers
+        if not servers:
             return
         self._counter += 1
         version = DataVersion(time.time_ns() // 1_000_000, self._counter, 0)
@@ -107,7 +116,7 @@ class Registration:
             body_crc32=crc32(body),
             whole_topic_table=None if is_part else True,
         )
-        await asyncio.gather(*(self._tell(server, header, body) for server in self._servers))
+        await asyncio.gather(*(self._tell(server, header, body) for server in servers))
 
     async def _tell(self, server: RemotingClient, header: RegisterBrokerRequestHeader, body: bytes) -> None:
         try:

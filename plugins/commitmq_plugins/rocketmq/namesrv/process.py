@@ -11,7 +11,7 @@ import time
 from typing import Final
 
 from commitmq.plugin import WorkerContext, run_async
-from commitmq_plugins.rocketmq.limits import limits_of
+from commitmq_plugins.rocketmq.limits import limits_of, tls_of
 from commitmq_plugins.rocketmq.namesrv.config import NamesrvConfig
 from commitmq_plugins.rocketmq.namesrv.kv_config import KVConfig
 from commitmq_plugins.rocketmq.namesrv.requests import NamesrvRequests
@@ -38,7 +38,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         for key in routes.channel_closed(connection):
             context.log.warning("a broker's connection ended", address=key.address)
 
-    server = RemotingServer(requests.handle, closed, context.log, limits_of(settings))
+    server = RemotingServer(requests.handle, closed, context.log, limits_of(settings), tls_of(settings))
     port = await server.listen(settings.host, settings.namesrv_port)
     context.ready(endpoints=[f"tcp://{settings.host}:{port}"])
     context.log.info("RocketMQ's name server serves", host=settings.host, port=port)

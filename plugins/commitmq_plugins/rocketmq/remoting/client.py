@@ -29,6 +29,10 @@ class RemotingClient:
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
+    @property
+    def is_connected(self) -> bool:
+        return self._writer is not None and self._reading is not None and not self._reading.done()
+
     async def request(self, command: Command, timeout_s: float = 3.0) -> Command:
         """Send ``command`` and wait for its answer. Raises PeerGoneError, PeerSilentError."""
         async with self._connecting:
@@ -50,7 +54,7 @@ class RemotingClient:
             self._under_way.pop(command.opaque, None)
 
     async def _connected(self) -> asyncio.StreamWriter:
-        if self._writer is not None and self._reading is not None and not self._reading.done():
+        if self.is_connected and self._writer is not None:
             return self._writer
         try:
             async with asyncio.timeout(_CONNECT_S):

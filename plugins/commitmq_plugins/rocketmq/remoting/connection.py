@@ -1,0 +1,381 @@
+"""One connection of a server: requests of the peer, their answers, and requests to the peer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from commitmq_plugins.rocketmq.remoting.channel import Buffer, Channel
+from commitmq_plugins.rocketmq.remoting.codes import ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.errors import PeerGoneError, PeerSilentError
+from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode_head
+from commitmq_plugins.rocketmq.remoting.limits import ServerLimits
+from commitmq_plugins.rocketmq.remoting.tls import FIRST_BYTE, Tls
+
+if TYPE_CHECKING:
+    from commitmq.log import Log
+
+Body = Sequence[Buffer]
+_MOST_ASKED: Final = 1_024
+
+
+class Owner:
+    """What a connection needs of its server."""
+
+    limits: ServerLimits
+    log: Log
+    tls: Tls | None
+    handler: Handler
+
+    def remove(self, connection: Connection, pending_bytes: int) -> None:
+        raise NotImplementedError
+
+    def spawn(self, awaitable: Awaitable[None]) -> None:
+        raise NotImplementedError
+
+    def note_pending(self, change: int) -> None:
+        raise NotImplementedError
+
+
+class Connection:
+    """One peer. ``peer`` is its address: IP (an IPv4 address that is mapped into IPv6 counts as IPv4) and port."""
+
+    __slots__ = (
+        "__weakref__",
+        "_asked",
+        "_channel",
+        "_due_s",
+        "_frame_began_s",
+        "_is_closing",
+        "_is_flush_due",
+        "_is_open",
+        "_is_reading",
+        "_is_writing",
+        "_loop",
+        "_opaque",
+        "_parser",
+        "_request_bytes",
+        "_sent_s",
+        "_server",
+        "_sizes",
+        "_unanswered",
+        "heard",
+        "is_closed",
+        "peer",
+    )
+
+    def __init__(self, server: Owner, sock: socket.socket, peer: tuple[str, int]) -> None:
+        """``sock`` does not block. :meth:`start` begins to read."""
+        self._server, self._channel, self.peer = server, Channel(sock), peer
+        self._loop = asyncio.get_running_loop()
+        self._parser = FrameParser(server.limits.max_frame_bytes)
+        self._opaque = 0
+        self._asked: dict[int, asyncio.Future[Command]] = {}
+        self._unanswered = 0
+        self._request_bytes = 0
+        self._sizes: dict[int, int] = {}
+        self.heard = self._sent_s = time.monotonic()
+        self._frame_began_s = 0.0
+        self._due_s = 0.0
+        self._is_open = server.tls is None
+        self._is_reading = self._is_writing = self._is_closing = self._is_flush_due = False
+        self.is_closed = False
+
+    def start(self) -> None:
+        """Read from now on."""
+        self._read(True)
+
+    @property
+    def name(self) -> str:
+        """The peer as ``ip:port``."""
+        return f"{self.peer[0]}:{self.peer[1]}"
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of a frame that is not complete yet."""
+        return self._parser.pending_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the peer has not read yet, beyond what the operating system keeps."""
+        return self._channel.unsent_bytes
+
+    # ------------------------------------------------------------ readiness of the socket
+
+    def _read(self, wanted: bool) -> None:
+        if wanted != self._is_reading and not self.is_closed:
+            self._is_reading = wanted
+            if wanted:
+                self._loop.add_reader(self._channel.sock, self._readable)
+            else:
+                self._loop.remove_reader(self._channel.sock)
+
+    def _write_when_possible(self, wanted: bool) -> None:
+        if wanted != self._is_writing and not self.is_closed:
+            self._is_writing = wanted
+            if wanted:
+                self._loop.add_writer(self._channel.sock, self._writable)
+            else:
+                self._loop.remove_writer(self._channel.sock)
+
+    def _regulate(self) -> None:
+        """Read only while the peer reads, and while its requests without an answer are few enough."""
+        limits = self._server.limits
+        is_full = self._channel.unsent_bytes > limits.high_water_bytes or self._request_bytes > limits.max_request_bytes
+        self._read(not is_full and not self._is_closing)
+
+    def _readable(self) -> None:
+        try:
+            if not self._is_open and not self._opened():
+                return
+            data = self._channel.receive()
+        except OSError as error:
+            self._lost(str(error))
+            return
+        if data is None:
+            return
+        if not data:
+            self._lost("the peer closed it")
+            return
+        self.heard = time.monotonic()
+        self._received(data)
+        if not self.is_closed:
+            if self._channel.has_more and self._is_reading:
+                self._loop.call_soon(self._readable_again)
+            self.flush()
+
+    def _readable_again(self) -> None:
+        if self._is_reading and not self.is_closed:
+            self._readable()
+
+    def _writable(self) -> None:
+        if self._is_open:
+            self.flush()
+        else:
+            self._write_when_possible(False)
+            self._readable()
+
+    def _opened(self) -> bool:
+        """Whether the connection can have frames: the first byte is known, and a TLS handshake is done."""
+        channel, tls = self._channel, self._server.tls
+        assert tls is not None
+        if not channel.is_tls:
+            first = channel.first_byte()
+            if first is None:
+                return False
+            if first != FIRST_BYTE:
+                if tls.is_required:
+                    raise ConnectionAbortedError("it has no TLS, which this server requires")
+                self._is_open = True
+                return True
+            self._due_s = time.monotonic() + self._server.limits.handshake_timeout_s
+            # The wrapped socket has the same descriptor, and the loop must not know it by the old object.
+            self._read(False)
+            channel.begin_tls(tls.context)
+            self._read(True)
+        done = channel.shake_hands()
+        if done is None:
+            self._write_when_possible(True)
+        if done:
+            self._is_open, self._due_s = True, 0.0
+        return bool(done)
+
+    # ------------------------------------------------------------ requests of the peer
+
+    def _received(self, data: bytes) -> None:
+        parser = self._parser
+        before = parser.pending_bytes
+        commands = parser.feed(data)
+        after = parser.pending_bytes
+        if commands or not before:
+            self._frame_began_s = self.heard if after else 0.0
+        if after != before:
+            self._server.note_pending(after - before)
+        for command in commands:
+            if self.is_closed:
+                return
+            if command.is_response:
+                self._answered(command)
+            else:
+                self._take(command)
+        if parser.error is not None:
+            self._server.log.warning("a peer is no client", peer=self.name, error=str(parser.error))
+            self.close()
+
+    def _take(self, command: Command) -> None:
+        if self._unanswered >= self._server.limits.max_requests:
+            if not command.is_oneway:
+                remark = f"[OVERLOAD]system busy, {self._unanswered} requests of this connection have no answer yet"
+                self._put(command.answer(ResponseCode.SYSTEM_BUSY, remark), ())
+            return
+        try:
+            found = self._server.handler(self, command)
+        except Exception as error:
+            found = self._failed(command, error)
+        if isinstance(found, Command):
+            if not command.is_oneway:
+                self._put(found, ())
+            return
+        if found is not None:
+            self._begin(command)
+            self._server.spawn(self._finish(command, found))
+        elif not command.is_oneway:
+            self._begin(command)
+
+    def _begin(self, command: Command) -> None:
+        self._unanswered += 1
+        self._request_bytes += command.frame_bytes
+        self._sizes[command.opaque] = self._sizes.get(command.opaque, 0) + command.frame_bytes
+        if self._request_bytes > self._server.limits.max_request_bytes:
+            self._regulate()
+
+    def _end(self, opaque: int) -> None:
+        self._unanswered -= 1
+        was_full = self._request_bytes > self._server.limits.max_request_bytes
+        self._request_bytes -= self._sizes.pop(opaque, 0)
+        if was_full:
+            self._regulate()
+
+    async def _finish(self, command: Command, found: Awaitable[Command | None]) -> None:
+        try:
+            answer = await found
+        except Exception as error:
+            answer = self._failed(command, error)
+        if answer is not None or command.is_oneway:
+            self._end(command.opaque)
+        if answer is not None and not command.is_oneway:
+            self._put(answer, ())
+
+    def _failed(self, command: Command, error: Exception) -> Command:
+        self._server.log.exception("a request failed", code=command.code, error=repr(error))
+        return command.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}, {error}")
+
+    def send(self, command: Command, body: Body = ()) -> None:
+        """Send an answer that the handler did not return, or a one-way request. ``body`` replaces the command's.
+
+        The buffers of ``body`` are sent from where they are, and must not change. The answer to a one-way request must not
+        be sent.
+        """
+        if command.is_response:
+            self._end(command.opaque)
+        else:
+            self._opaque = (self._opaque + 1) & 0x7FFF_FFFF
+            command.opaque = self._opaque
+        self._put(command, body)
+
+    def _put(self, command: Command, body: Body) -> None:
+        """Let ``command`` be sent. Those of one turn of the loop go out together."""
+        if self.is_closed or self._is_closing:
+            return
+        pieces: Body = body or (command.body,)
+        size = sum(len(piece) for piece in pieces)
+        channel = self._channel
+        if not channel.unsent_bytes:
+            self._sent_s = time.monotonic()
+        elif channel.unsent_bytes > self._server.limits.max_unsent_bytes:
+            self._server.log.warning("a peer does not read", peer=self.name, unsent_bytes=channel.unsent_bytes)
+            self.abort()
+            return
+        channel.put((encode_head(command, size), *pieces))
+        if not self._is_flush_due and not self._is_writing:
+            self._is_flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what waits, as far as the peer takes it."""
+        self._is_flush_due = False
+        if self.is_closed or not self._is_open:
+            return
+        channel = self._channel
+        if channel.unsent_bytes:
+            try:
+                sent = channel.flush()
+            except OSError as error:
+                self._lost(str(error))
+                return
+            if sent:
+                self._sent_s = time.monotonic()
+            self._write_when_possible(channel.unsent_bytes > 0)
+            self._regulate()
+        if self._is_closing and not channel.unsent_bytes:
+            self._lost("")
+
+    # ------------------------------------------------------------ requests to the peer
+
+    async def request(self, command: Command, timeout_s: float) -> Command:
+        """The peer's answer. Raises PeerGoneError, PeerSilentError."""
+        if self.is_closed or self._is_closing:
+            raise PeerGoneError(f"the connection of {self.name} ended")
+        if len(self._asked) >= _MOST_ASKED:
+            raise PeerSilentError(f"{self.name} has {len(self._asked)} requests to answer already")
+        self._opaque = (self._opaque + 1) & 0x7FFF_FFFF
+        command.opaque = self._opaque
+        future: asyncio.Future[Command] = self._loop.create_future()
+        self._asked[command.opaque] = future
+        try:
+            self._put(command, ())
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError as error:
+            raise PeerSilentError(f"{self.name} did not answer in {timeout_s:g} s") from error
+        finally:
+            self._asked.pop(command.opaque, None)
+
+    def _answered(self, command: Command) -> None:
+        future = self._asked.get(command.opaque)
+        if future is not None and not future.done():
+            command.body = bytes(command.body)
+            future.set_result(command)
+
+    # ------------------------------------------------------------ the end
+
+    def overdue(self, now_s: float) -> str:
+        """Why the connection has lived too long, empty if it has not."""
+        limits = self._server.limits
+        if self._due_s and now_s > self._due_s:
+            return "its TLS handshake takes too long"
+        if self._channel.unsent_bytes and now_s - self._sent_s > limits.send_timeout_s:
+            return "the peer does not read"
+        if self._frame_began_s and now_s - self._frame_began_s > limits.frame_timeout_s:
+            return "a frame takes too long"
+        if now_s - self.heard > limits.idle_timeout_s:
+            return "the peer is silent"
+        return ""
+
+    def close(self) -> None:
+        """End the connection after what is already handed over."""
+        if not self.is_closed and not self._is_closing:
+            self._is_closing = True
+            self._read(False)
+            if self._is_open:
+                self._loop.call_soon(self.flush)
+            else:
+                self._lost("")
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self._lost("")
+
+    def _lost(self, reason: str) -> None:
+        if self.is_closed:
+            return
+        self._read(False)
+        self._write_when_possible(False)
+        self.is_closed = True
+        if reason:
+            self._server.log.debug("a connection ended", peer=self.name, reason=reason)
+        self._channel.close()
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(PeerGoneError(f"the connection of {self.name} ended"))
+        self._asked.clear()
+        self._sizes.clear()
+        self._server.remove(self, self._parser.pending_bytes)
+
+
+Handler = Callable[[Connection, Command], Command | Awaitable[Command | None] | None]
+"""Answers a request: with a command, at once or later. None when it sends its answer itself."""
