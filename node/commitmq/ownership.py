@@ -86,6 +86,7 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("commitmq/timer.json*", Role.TIMER, "the same, and where deliveries behind it begin in the log"),
     FileOwner("timerwheel*", Role.TIMER, "slots: the chains of timer log units that are due together"),
     FileOwner("timerlog/*", Role.TIMER, "units: the messages that wait for their time"),
+    FileOwner("config/consumerOrderInfo.json*", Role.POP, "messages of queues that are received in order"),
     FileOwner("commitmq/pop.json*", Role.POP, "from where on the log has received messages that are not done"),
     FileOwner("checkpoint*", Role.FLUSH, "RocketMQ's checkpoint"),
     FileOwner("abort*", Role.SUPERVISOR, "there while a node runs, or died"),

@@ -157,6 +157,7 @@ class PopConfig:
     max_parked: int = _key(10_000, 1)
     max_acks: int = _key(1_024, 1, 65_536)
     max_groups: int = _key(10_000, 1, 1_000_000)
+    max_ordered_queues: int = _key(10_000, 1, 1_000_000)
     max_in_flight: int = _key(1_000_000, 1)
     max_in_flight_of_group: int = _key(200_000, 1)
     max_in_flight_of_queue: int = _key(20_000, 1)

@@ -24,6 +24,8 @@ from typing import Any, Final
 
 from commitmq.errors import InvalidMessageError
 
+MOST_OFFSETS: Final = 64
+"""RocketMQ's bit set of acked messages is a long."""
 FORGET_AFTER_MS: Final = 24 * 3_600_000
 """RocketMQ drops the state of a queue that was not popped for so long."""
 
@@ -70,6 +72,57 @@ class OrderState:
             before = self.counts or {}
             counts = {offset: before.get(offset, 0) + 1 for offset in offsets if offset in self.offsets}
         return OrderState(pop_time, invisible_ms, tuple(offsets), now_ms, attempt_id=attempt_id, counts=counts)
+
+    def is_out(self, offset: int, pop_time: int) -> bool:
+        """Whether the last pop, that of ``pop_time``, handed out the message at ``offset``, and it is not acked."""
+        return pop_time == self.pop_time and offset in self._out()
+
+    def is_done(self) -> bool:
+        """Whether all messages of the last pop are acked."""
+        return next(self._out(), None) is None
+
+    def acked_below(self, start: int) -> OrderState:
+        """The state when the messages below ``start``, the group's offset, are acked: it was committed, and the state was not
+        stored.
+        """
+        bits = sum(1 << index for index, offset in enumerate(self.offsets) if offset < start)
+        return self if bits | self.acked_bits == self.acked_bits else replace(self, acked_bits=self.acked_bits | bits)
+
+    def follows(self, start: int) -> bool:
+        """Whether ``start``, the group's offset, is the first message that is not acked. An earlier one was set by a person,
+        who wants all messages from there on again.
+        """
+        return next(self._out(), None) == start
+
+    def room(self, start: int) -> int:
+        """How many messages behind the last one a pop from ``start`` on may hand out."""
+        return MOST_OFFSETS - sum(offset >= start for offset in self.offsets)
+
+    def passes_over(self, offset: int, start: int) -> bool:
+        """Whether a pop from ``start`` on does not hand out the message at ``offset`` again: it was acked behind a gap.
+
+        RocketMQ hands it out again.
+        """
+        return self.follows(start) and start < offset <= self.offsets[-1] and offset not in self._out()
+
+    def keeping(self, before: OrderState) -> OrderState:
+        """This pop, with what the one ``before`` has of messages behind the first: acked ones stay acked, and others that are
+        not handed out this time are visible.
+        """
+        more = [offset for offset in before.offsets if offset > self.offsets[0] and offset not in self.offsets]
+        if not more:
+            return self
+        offsets = tuple(sorted((*self.offsets, *more)))
+        out = frozenset(before._out())
+        old = before.counts or {}
+        counts = {offset: old[offset] for offset in more if offset in out and offset in old}
+        return replace(
+            self,
+            offsets=offsets,
+            acked_bits=sum(1 << index for index, one in enumerate(offsets) if one in more and one not in out),
+            visible_ms={offset: 0 for offset in more if offset in out},
+            counts={**(self.counts or {}), **counts},
+        )
 
     def acked(self, offset: int, pop_time: int) -> tuple[OrderState, int | OrderAck]:
         """(the state after an ack, the offset to commit or why there is none)."""
@@ -147,13 +200,17 @@ def first_pop(
 
 def table_to_json(table: Mapping[tuple[str, str], Mapping[int, OrderState]]) -> dict[str, Any]:
     """The content of ``consumerOrderInfo.json``; ``table`` has (topic, group) and the queues' states."""
-    return {
-        "orderedConsumptionLevel": "QUEUE",
-        "table": {
+    return file_content(
+        {
             f"{topic}@{group}": {queue: state.to_json() for queue, state in queues.items()}
             for (topic, group), queues in table.items()
-        },
-    }
+        }
+    )
+
+
+def file_content(table: Any) -> dict[str, Any]:
+    """The content of ``consumerOrderInfo.json`` with this member ``table``."""
+    return {"orderedConsumptionLevel": "QUEUE", "table": table}
 
 
 def table_from_json(content: Any) -> dict[tuple[str, str], dict[int, OrderState]]:

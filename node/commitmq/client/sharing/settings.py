@@ -20,6 +20,7 @@ class ShareOptions(TypedDict, total=False):
     """How a share consumer receives; see :class:`commitmq.ShareConsumer`."""
 
     invisible_s: float
+    ordered: bool
     start: str
     filter: str | MessageSelector
     check_crc: bool
@@ -44,6 +45,7 @@ class ShareSettings:
         group: str,
         *,
         invisible_s: float = 60.0,
+        ordered: bool = False,
         start: str = "earliest",
         filter: str | MessageSelector = "*",
         check_crc: bool = True,
@@ -58,6 +60,9 @@ class ShareSettings:
         validate_group(group)
         self.group = group
         self.invisible_s = checks.seconds("invisible_s", invisible_s)
+        if not isinstance(ordered, bool):
+            raise ValueError(f"ordered must be True or False, not {ordered!r}")
+        self.ordered = ordered
         if start not in ("earliest", "latest"):
             raise ValueError(f"start must be earliest or latest, not {start!r}")
         self.start = start

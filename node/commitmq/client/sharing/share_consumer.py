@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
@@ -16,6 +17,7 @@ from commitmq.client.sharing.settings import RunSettings, ShareOptions, ShareRun
 from commitmq.client.sharing.share_line import ShareLine
 from commitmq.errors import CommitMQError
 from commitmq.semantics.pop import ReceiptHandle
+from commitmq.semantics.retry import DEFAULT_MAX_RETRIES
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -35,6 +37,10 @@ class ShareConsumer:
     of them, and is then invisible to the others for ``invisible_s`` (60). The consumer acknowledges it in that time, or it
     comes back to the group: with ``reconsume_times`` + 1, and as a dead letter of the group after the group's
     ``retryMaxTimes`` (16). Messages of a queue do not come in order.
+
+    With ``ordered`` they do: a queue hands out up to 32 messages, and nothing more until all of them are acknowledged. One
+    that is given back, or whose time is over, comes again in its place, before the messages behind it. All consumers of a
+    group are ordered, or none.
 
     ``start`` says where the group begins in a queue in which it has no offset: ``earliest`` (the default) or ``latest``.
     ``filter`` is a tag expression or a selector. ``check_crc`` compares the CRC of every record. ``timeout_s`` (10) bounds
@@ -61,6 +67,9 @@ class ShareConsumer:
         self._closed = False
         self._engine: ShareEngine | None = None
         self._receiving = threading.Lock()
+        self._attempt = ""
+        """Of an ordered receive whose answer has not come: it is repeated with this, and gets the same messages."""
+        self._max_retries = DEFAULT_MAX_RETRIES
         try:
             self._receiver.connect(self._settings.timeout_s)
         except BaseException:
@@ -98,8 +107,14 @@ class ShareConsumer:
             "start": settings.start,
             **settings.selector.header(),
         }
+        if settings.ordered:
+            self._attempt = self._attempt or uuid.uuid4().hex
+            fields |= {"ordered": True, "attempt": self._attempt}
         asked = time.monotonic()
         answer, frames = self._receiver.request("pop", fields, timeout_s=settings.timeout_s, wait_s=wait_s)
+        if answer["parts"]:
+            self._attempt = ""
+            self._max_retries = answer.get("max_retries", self._max_retries)
         return self._decoded(answer, frames, asked)
 
     def _decoded(self, answer: dict[str, Any], frames: list[Any], asked: float) -> list[Message]:
@@ -127,9 +142,12 @@ class ShareConsumer:
                 part["queue"],
             )
             expires_at = asked + answer["invisible_ms"] / 1000
+            counts = dict(part.get("counts", ()))
             for message in MessageBatch(records).messages():
                 text = str(handle._replace(queue_offset=message.queue_offset))
                 message._receipt = Receipt(self._owner, part["topic"], text, expires_at)
+                if counts:
+                    message.reconsume_times = counts.get(message.queue_offset, 0)
                 if part["stored"] != part["topic"]:
                     message._stored_topic, message.topic = part["stored"], part["topic"]
                 messages.append(message)
@@ -151,7 +169,7 @@ class ShareConsumer:
         """These messages failed: they come back to the group at once, or after ``delay``, seconds or a timedelta.
 
         ``dead``: they become dead letters of the group instead. A delay below 2 s is none. Returns those that came too late,
-        as :meth:`ack`.
+        as :meth:`ack`. An ordered message holds up its queue meanwhile; give back those that were received behind it too.
         """
         delay_s = _seconds("delay", delay)
         many = _listed(messages)
@@ -213,8 +231,9 @@ class ShareConsumer:
         acknowledges a message whose handler ended with None, True or ``ConsumeResult.DONE``; other results and exceptions
         are those of :meth:`commitmq.Consumer.run`. A failed message comes back to the group after ``backoff``: None for
         RocketMQ's delays (10 s, 30 s, 1 min, … 2 h), seconds, a list of seconds, or a function of the retry. While a
-        handler runs, the consumer extends the invisible time. A close waits for the handlers that run, at most
-        ``stop_timeout_s`` (30); what they did not begin is given back at once.
+        handler runs, the consumer extends the invisible time. An ordered consumer runs one handler for each queue at a time; a
+        failed message holds up its queue, and becomes a dead letter after the group's ``retryMaxTimes``. A close waits for the
+        handlers that run, at most ``stop_timeout_s`` (30); what they did not begin is given back at once.
 
         Raises what :meth:`receive` raises, but for a node that is away: that is waited for.
         """
@@ -226,9 +245,10 @@ class ShareConsumer:
         self._serve(engine, ThreadPool(engine, chain, on_error, name=self._settings.group, node=self._node))
 
     def _engine_of(self, settings: RunSettings) -> ShareEngine:
+        from commitmq.client.sharing.ordered_engine import OrderedShareEngine
         from commitmq.client.sharing.share_engine import ShareEngine
 
-        return ShareEngine(_Source(self), settings)
+        return (OrderedShareEngine if self._settings.ordered else ShareEngine)(_Source(self), settings)
 
     def _serve(self, engine: ShareEngine, pool: Any) -> None:
         self._check_open()
@@ -291,6 +311,7 @@ class _Source:
     def __init__(self, consumer: ShareConsumer) -> None:
         settings = consumer._settings
         self.times = (settings.timeout_s, settings.invisible_s)
+        self.max_retries = lambda: consumer._max_retries
         self.take_some = consumer._receive
         self.ack, self.nack, self.extend = consumer.ack, consumer.nack, consumer.extend
 

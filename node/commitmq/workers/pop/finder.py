@@ -12,6 +12,7 @@ from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError, ProtocolE
 from commitmq.format.constants import LMQ_PREFIX, QUEUE_OFFSET_OFFSET, Property
 from commitmq.semantics.pop import MAX_MESSAGES
 from commitmq.semantics.retry import is_retry_topic, pop_retry_topic
+from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.pull_result import PullStatus
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.pop.parked_pops import Pop
@@ -22,8 +23,8 @@ from commitmq.workers.runtime.context import monotonic_ms
 
 _RETRY_FIRST: Final = 0.2
 _MOST_READS: Final = 256
-_MOST_MS: Final = 50
-_MOVES_ON: Final = (
+MOST_MS: Final = 50
+MOVES_ON: Final = (
     PullStatus.NO_MATCHED_MESSAGE,
     PullStatus.OFFSET_TOO_SMALL,
     PullStatus.OFFSET_OVERFLOW_BADLY,
@@ -87,6 +88,8 @@ class Finder:
             if topic.is_memory or topic.is_batch:
                 kind = "is kept in memory" if topic.is_memory else "has queue.type=BatchCQ"
                 raise ProtocolError("INVALID_PARAMETER", f"topic {name!r} {kind}, so its queues cannot be shared")
+            if pop.queue >= 0:
+                self._places.check_queue(name, topic, pop.queue)
 
     def find(self, pop: Pop) -> Found:
         """The messages for ``pop``, at most as many as it wants and its limits allow.
@@ -96,7 +99,7 @@ class Finder:
         share = self._shares.of(pop.group, pop.topics)
         if share.problem:
             raise ProtocolError("NO_PERMISSION", share.problem)
-        found = Found(share, until_ms=monotonic_ms() + _MOST_MS)
+        found = Found(share, until_ms=monotonic_ms() + MOST_MS)
         topics = list(pop.topics)
         self._random.shuffle(topics)
         retry_first = self._random.random() < _RETRY_FIRST
@@ -117,14 +120,18 @@ class Finder:
         place = self._places.place(name, topic)
         if not isinstance(place.queues, QueueReader):
             return
-        queues = [(name, queue) for queue in range(topic.read_queues)]
-        self._shares.load(found.share, queues, self._begin(pop, found.share, place, queues))
+        # (A retry topic is looked into as a whole.)
+        numbers = range(topic.read_queues) if pop.queue < 0 or is_retry_topic(name) else [pop.queue]
+        queues = [(name, queue) for queue in numbers]
+        self._shares.load(found.share, queues, self.begin(pop, found.share, place, queues))
         first = self._random.randrange(len(queues)) if queues else 0
         for key in queues[first:] + queues[:first]:
             while found.count < pop.max_messages and self._of_queue(pop, found, popped, key, place):
                 pass
 
-    def _begin(self, pop: Pop, share: Share, place: Place, queues: list[QueueKey]) -> dict[QueueKey, int]:
+    @staticmethod
+    def begin(pop: Pop, share: Share, place: Place, queues: list[QueueKey]) -> dict[QueueKey, int]:
+        """Where ``share`` begins in those of ``queues`` that it does not know, when it has no offset there."""
         begin = {}
         for key in queues:
             if key not in share.next:
@@ -160,7 +167,7 @@ class Finder:
         if not result.count:
             # After a crash the dispatcher catches up with the log, and the queue seems to end early.
             catches_up = start > result.max_offset and place.bound < self._control.get(Word.RECOVERED_END)
-            if result.status not in _MOVES_ON or result.next_offset == start or catches_up:
+            if result.status not in MOVES_ON or result.next_offset == start or catches_up:
                 return False
             found.moved.setdefault(key, start)
             share.next[key] = result.next_offset
@@ -201,8 +208,12 @@ class Finder:
         return units[mine]
 
     def _offsets(self, units: Any) -> Iterator[int]:
-        for place in units["physical_offset"].tolist():
-            yield int.from_bytes(self._places.log.read(place + QUEUE_OFFSET_OFFSET, 8), "big")
+        return (queue_offset(self._places.log, place) for place in units["physical_offset"].tolist())
+
+
+def queue_offset(log: CommitLog, place: int) -> int:
+    """The queue offset in the record at ``place``."""
+    return int.from_bytes(log.read(place + QUEUE_OFFSET_OFFSET, 8), "big")
 
 
 def take_back(found: Found) -> None:

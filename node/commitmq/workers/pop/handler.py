@@ -15,6 +15,7 @@ from commitmq.semantics.pop_revive import Ack, CheckPoint, CheckPointKey
 from commitmq.semantics.retry import popped_topic
 from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.pop.finder import Finder, Found, Portion, take_back
+from commitmq.workers.pop.ordered_handler import OrderedHandler
 from commitmq.workers.pop.parked_pops import ParkedPops, Pop
 from commitmq.workers.pop.points import Point, Points
 from commitmq.workers.pop.records import Records
@@ -46,15 +47,26 @@ class Handler:
         revival: Revival,
         answers: Answers,
         filters: Filters,
+        ordered: OrderedHandler,
     ) -> None:
         self._limits, self._revive_queues = limits, revive_queues
         self._finder, self._points, self._parked = finder, points, parked
         self._records, self._revival, self._answers, self._filters = records, revival, answers, filters
         self._next_revive_queue = 0
         self._last_pop_ms = 0
+        self._ordered = ordered
         self.turn = Turn()
         self.log_end = 0
         """The end of the log at the beginning of the turn."""
+
+    def mark(self) -> tuple[tuple[int, int, int], tuple[int, int]]:
+        """How much the turn has before a request; :meth:`roll_back` takes away what came since."""
+        return self.turn.mark(), self._ordered.mark()
+
+    def roll_back(self, mark: tuple[tuple[int, int, int], tuple[int, int]]) -> None:
+        """A request has failed half way: it stores nothing, and the others of the turn do not notice."""
+        self.turn.roll_back(mark[0])
+        self._ordered.roll_back(mark[1])
 
     # ------------------------------------------------------------ pop
 
@@ -81,7 +93,7 @@ class Handler:
                 if number and monotonic_ms() >= until_ms:
                     self._parked.look_later(woken[number:])
                     break
-                mark = self.turn.mark()
+                mark = self.mark()
                 try:
                     if not self._serve(pop):
                         tries += 1
@@ -92,7 +104,7 @@ class Handler:
                             continue  # another one of the group may get what this one may not
                         break
                 except (CommitMQError, OSError) as error:
-                    self.turn.roll_back(mark)
+                    self.roll_back(mark)
                     code = error.code if isinstance(error, ProtocolError) else "SYSTEM_ERROR"
                     self._answers.send(pop.client, wire.error(pop.request, code, str(error)))
                     pop.done = True
@@ -106,6 +118,8 @@ class Handler:
     def _serve(self, pop: Pop) -> bool:
         if self._answers.unsent.is_over(pop.client):
             raise ProtocolError("SYSTEM_BUSY", "the client does not read its answers", retry_after_ms=500)
+        if pop.ordered:
+            return self._ordered.serve(pop)
         found = self._finder.find(pop)
         pop.is_cut = found.is_cut
         if not found.portions:
@@ -170,10 +184,14 @@ class Handler:
 
     def ack(self, client: bytes, header: dict[str, Any]) -> None:
         """The messages are done."""
+        receipts = receipts_of(header, self._limits, self._revive_queues, now_ms())
+        if receipts[0].handle.is_ordered:
+            self._ordered.ack(client, header, receipts)
+            return
         live: list[Receipt] = []
         late: list[int] = []
         now = now_ms()
-        for index, one in enumerate(receipts_of(header, self._limits, self._revive_queues, now)):
+        for index, one in enumerate(receipts):
             if self._live(one) is None:
                 late.append(index)
                 if one.key in self._points.by_key or one.handle.expires_ms <= now:
@@ -186,10 +204,14 @@ class Handler:
 
     def nack(self, client: bytes, header: dict[str, Any]) -> None:
         """The messages come back at once, or with ``dead`` are dead letters. Raises WriterLost."""
+        receipts = receipts_of(header, self._limits, self._revive_queues, now_ms())
+        if receipts[0].handle.is_ordered:
+            self._ordered.nack(client, header, receipts)
+            return
         late: list[int] = []
         returns: list[Return] = []
         dead = header.get("dead") is True
-        for index, one in enumerate(receipts_of(header, self._limits, self._revive_queues, now_ms())):
+        for index, one in enumerate(receipts):
             point = self._live(one)
             if point is None:
                 late.append(index)
@@ -215,9 +237,13 @@ class Handler:
     def extend(self, client: bytes, header: dict[str, Any]) -> None:
         """The messages stay invisible for another while, from now on: each gets a new receipt handle."""
         invisible_ms = invisible_of(header, self._limits)
+        receipts = receipts_of(header, self._limits, self._revive_queues, now_ms())
+        if receipts[0].handle.is_ordered:
+            self._ordered.extend(client, header, receipts, invisible_ms)
+            return
         handles: list[str | None] = []
         made: list[tuple[Receipt, Point]] = []
-        for one in receipts_of(header, self._limits, self._revive_queues, now_ms()):
+        for one in receipts:
             old = self._live(one)
             if old is None:
                 handles.append(None)

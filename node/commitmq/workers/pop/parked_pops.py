@@ -30,6 +30,11 @@ class Pop:
     begin_latest: bool
     deadline_ms: int = 0
     done: bool = False
+    ordered: bool = False
+    attempt: str | None = None
+    """A repeated ordered receive has the same, and gets the same messages."""
+    queue: int = -1
+    """The only queue to look into, of the only topic; -1: all."""
     is_cut: bool = False
     """Whether the last look for its messages ended before all queues were looked into."""
 

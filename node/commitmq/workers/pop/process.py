@@ -1,6 +1,6 @@
 """pop: the consumers of a group share queues (RocketMQ's POP; spec 12.6, remoting 5).
 
-Owns       ``commitmq/pop.json``.
+Owns       ``commitmq/pop.json`` and ``config/consumerOrderInfo.json``.
 Reads      CommitLog and ConsumeQueues; dispatcher(0, DISPATCHED), the upper bound of what may be handed out; MIN_OFFSET; the
            topic table.
 Advances   nothing; publishes in AWAITED_UNTIL_MS of its slot whether a receive waits here.
@@ -30,18 +30,20 @@ import zmq
 from commitmq.control import Word, WorkerWord
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
-from commitmq.semantics.pop_revive import REVIVE_TOPIC_PREFIX, revive_topic
-from commitmq.store.metadata.topic_files import TopicReader
+from commitmq.semantics.pop_revive import revive_topic
 from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.pop.finder import Finder
 from commitmq.workers.pop.handler import Handler
+from commitmq.workers.pop.ordered_finder import OrderedFinder
+from commitmq.workers.pop.ordered_handler import OrderedHandler
+from commitmq.workers.pop.orders import OrderKey, Orders
 from commitmq.workers.pop.parked_pops import ParkedPops
 from commitmq.workers.pop.points import Points
 from commitmq.workers.pop.records import Records
 from commitmq.workers.pop.recovery import ProgressFile, read_points
 from commitmq.workers.pop.revival import Revival
-from commitmq.workers.pop.revive_queues import ReviveQueues
-from commitmq.workers.pop.shares import Shares
+from commitmq.workers.pop.revive_queues import ReviveQueues, cluster_of
+from commitmq.workers.pop.shares import Share, Shares
 from commitmq.workers.reader.answers import Answers
 from commitmq.workers.reader.filters import Filters
 from commitmq.workers.reader.places import Places, subscribe
@@ -76,7 +78,7 @@ class Pop:
         self._changes = subscribe(context, "queues-changed")
         self._line = CoordinatorLine(context)
         self._mover = RunMover(context)
-        self._cluster, self._revive_queues_count = self._revive_topic()
+        self._cluster, self._revive_queues_count = cluster_of(context.layout, config)
         self._router, self.endpoints = context.bind_router(context.role)
         context.register(self._router)
         self._answers = Answers(self._router, context.log)
@@ -100,7 +102,15 @@ class Pop:
             self._line, revive_topic(self._cluster), self._revive_queues_count, self._limits.max_groups
         )
         self._revival = Revival(self._context, self._places, self._shares, self._records, self._mover)
-        finder = Finder(self._control, self._places, self._shares, self._points, self._limits.max_bytes)
+        self._orders = Orders(self._context.layout, self._context.log, self._limits.max_ordered_queues)
+        self._orders.load()
+        self._shares.begun_anew = lambda group, key: self._orders.drop(OrderKey(key[0], group, key[1]))
+        sources = self._control, self._places, self._shares
+        finder = Finder(*sources, self._points, self._limits.max_bytes)
+        in_order = OrderedFinder(*sources, self._orders, self._limits.max_bytes)
+        self._ordered = OrderedHandler(
+            in_order, self._orders, self._shares, self._parked, self._revival, self._answers, self._records.broker_name
+        )
         self._handler = Handler(
             self._limits,
             self._revive_queues_count,
@@ -111,6 +121,7 @@ class Pop:
             self._revival,
             self._answers,
             self._filters,
+            self._ordered,
         )
         topic = revive_topic(self._cluster)
         self._queues = ReviveQueues(self._context, self._places, topic, self._points, self._revival)
@@ -120,17 +131,6 @@ class Pop:
             "nack": self._handler.nack,
             "extend": self._handler.extend,
         }
-
-    def _revive_topic(self) -> tuple[str, int]:
-        """The cluster and the number of queues: of the revive topic that the store has, else of the configuration."""
-        table = TopicReader(self._context.layout).everything().topics
-        wanted = revive_topic(self._config.network.cluster_name)
-        if wanted in table:
-            return self._config.network.cluster_name, table[wanted].read_queues
-        for name, topic in sorted(table.items()):
-            if name.startswith(REVIVE_TOPIC_PREFIX):
-                return name.removeprefix(REVIVE_TOPIC_PREFIX), topic.read_queues
-        return self._config.network.cluster_name, self._limits.revive_queues
 
     # ------------------------------------------------------------ after a start, and after the writer's death
 
@@ -173,6 +173,7 @@ class Pop:
     def lost(self) -> None:
         """The writer was lost: the clients ask again."""
         self._handler.turn.lose(self._answers)
+        self._ordered.lose()
         self._context.log.warning("the writer was lost, looking into the log for what was stored")
 
     # ------------------------------------------------------------ one turn
@@ -196,9 +197,11 @@ class Pop:
         now = monotonic_ms()
         if now >= self._sweep_at_ms:
             self._sweep_at_ms = now + _SWEEP_MS
+            self._orders.look_after(now, self._places.topics)
             if self._places.bound() != self._swept:
                 self._swept = self._places.bound()
                 self._parked.wake_all()
+        self._ordered.wake_free()
         self._handler.look_again()
         self._store()
         for pop in self._parked.due(now):
@@ -211,6 +214,12 @@ class Pop:
         if self._handler.turn.steps or self._handler.turn.records:
             self._is_dirty = True
             self._handler.turn.store(self._records, self._mover, self._answers)
+        self._ordered.store(lambda: self._shares.commit([], self._is_in_flight))
+
+    def _is_in_flight(self, share: Share) -> bool:
+        if share.ordered:
+            return self._orders.is_out(share.group, share.topics, now_ms())
+        return self._points.in_flight_of(share.group) > 0
 
     def _look_after_revive_queues(self) -> None:
         if not self._queues.has_queues and self._places.topics.get(revive_topic(self._cluster)) is not None:
@@ -224,9 +233,9 @@ class Pop:
         if self._parked.has_woken:
             return 0
         timeout = _IDLE_MS
-        due = self._points.next_due_ms()
-        if due is not None:
-            timeout = min(timeout, due - now_ms())
+        for due in (self._points.next_due_ms(), self._orders.next_end_ms()):
+            if due is not None:
+                timeout = min(timeout, due - now_ms())
         now = monotonic_ms()
         deadline = self._parked.next_deadline_ms()
         if deadline is not None:
@@ -259,15 +268,14 @@ class Pop:
 
     def _guarded(self, client: bytes, header: dict[str, Any], operation: Callable[..., None]) -> None:
         lost: list[WriterLost] = []
-        turn = self._handler.turn
-        mark = turn.mark()
+        mark = self._handler.mark()
 
         def work() -> None:
             try:
                 try:
                     operation(client, header)
                 except Exception:
-                    turn.roll_back(mark)
+                    self._handler.roll_back(mark)
                     raise
             except WriterLost as error:
                 lost.append(error)
@@ -313,7 +321,7 @@ class Pop:
         self._commit_at_ms = now + self._limits.commit_interval_ms
         log = self._control.get(Word.WRITTEN)
         try:
-            if not self._shares.commit(commits, self._points.in_flight_of):
+            if not self._shares.commit(commits, self._is_in_flight):
                 return
         except ProtocolError as error:
             self._commit_at_ms = now + _AWAY_MS

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from commitmq.config import PopConfig
 from commitmq.errors import InvalidMessageError, ProtocolError
-from commitmq.semantics.pop import ReceiptHandle
+from commitmq.semantics.pop import NORMAL, ReceiptHandle
 from commitmq.semantics.pop_revive import CheckPointKey
 from commitmq.store.metadata.topic_name import validate_group, validate_topic
 from commitmq.workers.pop.parked_pops import Pop
@@ -17,6 +17,7 @@ MOST_INVISIBLE_MS: Final = 2 * 86_400_000 + 3_600_000
 """No delivery is over later from now on: pop.max_invisible_ms is 2 days at most, and the clock may have been set back by an
 hour. The timer takes 3 days."""
 _MAX_TOPICS: Final = 64
+_MAX_ATTEMPT: Final = 128
 _INVALID: Final = "INVALID_PARAMETER"
 
 
@@ -30,9 +31,18 @@ class Receipt(NamedTuple):
 
 def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Filters) -> Pop:
     """The request ``pop``. Raises ProtocolError INVALID_PARAMETER, or FILTER_FAILED for a plugin's failure."""
+    ordered, attempt, queue = header.get("ordered", False), header.get("attempt"), header.get("queue", -1)
+    if type(ordered) is not bool:
+        raise ProtocolError(_INVALID, "ordered must be true or false")
+    if attempt is not None and (type(attempt) is not str or not 0 < len(attempt) <= _MAX_ATTEMPT):
+        raise ProtocolError(_INVALID, f"attempt must be a string of 1 to {_MAX_ATTEMPT} characters")
+    if type(queue) is not int or queue < -1:
+        raise ProtocolError(_INVALID, "queue must be a number, -1 for all queues")
     topics = header.get("topics")
     if type(topics) is not list or not 0 < len(topics) <= _MAX_TOPICS:
         raise ProtocolError(_INVALID, f"topics must be a list of 1 to {_MAX_TOPICS} names")
+    if queue >= 0 and len(topics) > 1:
+        raise ProtocolError(_INVALID, "a queue is one of one topic")
     start = header.get("start", "earliest")
     if start not in ("earliest", "latest"):
         raise ProtocolError(_INVALID, "start must be earliest or latest")
@@ -50,6 +60,9 @@ def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Fi
         wait_ms=min(limits.max_wait_ms, integer_field(header, "wait_ms", 0, 0)),
         wanted=filters.get(kind, expression),
         begin_latest=start == "latest",
+        ordered=ordered,
+        attempt=attempt if ordered else None,
+        queue=queue,
     )
 
 
@@ -66,15 +79,15 @@ def invisible_of(header: dict[str, Any], limits: PopConfig) -> int:
 
 
 def receipts_of(header: dict[str, Any], limits: PopConfig, revive_queues: int, now_ms: int) -> list[Receipt]:
-    """The deliveries of ``receipts``: pairs of the popped topic and a receipt handle. Raises ProtocolError.
+    """The deliveries of ``receipts``: pairs of the popped topic and a receipt handle, all of ordered receives or none of them.
 
-    A handle that this node cannot have made is refused here, before anything is stored: an ack of one that ends in years
-    would be a timer that the timer does not take.
+    Raises ProtocolError. A handle that this node cannot have made is refused here, before anything is stored: an ack of one
+    that ends in years would be a timer that the timer does not take.
     """
     group, pairs = _group(header), header.get("receipts")
     if type(pairs) is not list or not 0 < len(pairs) <= limits.max_acks:
         raise ProtocolError(_INVALID, f"receipts must be a list of 1 to {limits.max_acks} pairs (pop.max_acks)")
-    found = []
+    found: list[Receipt] = []
     for pair in pairs:
         if type(pair) is not list or len(pair) != 2 or type(pair[1]) is not str:
             raise ProtocolError(_INVALID, "each of receipts is a pair: the topic and the receipt handle")
@@ -84,6 +97,8 @@ def receipts_of(header: dict[str, Any], limits: PopConfig, revive_queues: int, n
         except InvalidMessageError as error:
             raise ProtocolError(_INVALID, str(error)) from error
         offset = _offset_of(handle, pair[1], revive_queues, now_ms)
+        if found and handle.is_ordered is not found[0].handle.is_ordered:
+            raise ProtocolError(_INVALID, "the receipts are those of ordered receives, or none of them is")
         key = CheckPointKey(
             handle.topic(popped, group),
             group,
@@ -102,9 +117,12 @@ def _offset_of(handle: ReceiptHandle, text: str, revive_queues: int, now_ms: int
         raise ProtocolError(_INVALID, f"the receipt handle {text!r:.200} names no message")
     numbers = (handle.start_offset, handle.pop_time, handle.queue_id, handle.queue_offset)
     is_ours = min(numbers) >= 0 and max(numbers) < 1 << 62 and handle.invisible_ms > 0
-    # (The limit may have been higher when the handle was made.)
-    is_ours &= 0 <= handle.revive_queue < revive_queues and handle.invisible_ms <= MOST_INVISIBLE_MS
-    is_ours &= handle.expires_ms <= now_ms + MOST_INVISIBLE_MS
+    if handle.is_ordered:
+        is_ours &= handle.flag == NORMAL  # (its times are compared with the state of its queue)
+    else:
+        # (The limit may have been higher when the handle was made.)
+        is_ours &= 0 <= handle.revive_queue < revive_queues and handle.invisible_ms <= MOST_INVISIBLE_MS
+        is_ours &= handle.expires_ms <= now_ms + MOST_INVISIBLE_MS
     if not is_ours:
         raise ProtocolError(_INVALID, f"the receipt handle {text!r:.200} is none of this node")
     return handle.queue_offset

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from commitmq.config import NodeConfig
 from commitmq.control import Word
 from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError
-from commitmq.semantics.pop_revive import REVIVE_GROUP, CheckPointKey
+from commitmq.semantics.pop_revive import REVIVE_GROUP, REVIVE_TOPIC_PREFIX, CheckPointKey, revive_topic
 from commitmq.semantics.revive_round import DuePoint, ReviveRound
+from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata.topic_files import TopicReader
 from commitmq.workers.pop.ack_search import AckSearch
 from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.pop.points import Point, Points
@@ -25,6 +28,18 @@ from commitmq.workers.runtime.coordinator_line import CoordinatorLine
 _UNITS: Final = 2_000
 _LOOK_MS: Final = 500
 _NEVER: Final = -2
+
+
+def cluster_of(layout: StoreLayout, config: NodeConfig) -> tuple[str, int]:
+    """The cluster and the number of queues: of the revive topic that the store has, else of the configuration."""
+    table = TopicReader(layout).everything().topics
+    wanted = revive_topic(config.network.cluster_name)
+    if wanted in table:
+        return config.network.cluster_name, table[wanted].read_queues
+    for name, topic in sorted(table.items()):
+        if name.startswith(REVIVE_TOPIC_PREFIX):
+            return name.removeprefix(REVIVE_TOPIC_PREFIX), topic.read_queues
+    return config.network.cluster_name, config.pop.revive_queues
 
 
 class ReviveQueues:

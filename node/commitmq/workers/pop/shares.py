@@ -7,6 +7,7 @@ committed offset (:mod:`commitmq.workers.pop.recovery`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -39,6 +40,8 @@ class Share:
     """Those of the topics whose offsets these are: a commit for a deleted topic says nothing of the next one of its name."""
     used_ms: int = 0
     renew_ms: int = 0
+    ordered: bool = False
+    """Whether its consumers receive in order; all of them do, or none."""
     problem: str = ""
     """Why the group may not share any more."""
 
@@ -55,6 +58,8 @@ class Shares:
         self._max_groups = max_groups
         self._revive = {"revive": revive, "revive_queues": revive_queues}
         self._shares: dict[str, Share] = {}
+        self.begun_anew: Callable[[str, QueueKey], None] = lambda group, key: None
+        """Called when a queue of a group begins anew: its offset was set back by a person, or its topic was deleted."""
         self.handed_out: dict[tuple[str, str, int], int] = {}
         """Where the check points in the log end, by group, topic and queue; found after a death."""
 
@@ -64,17 +69,23 @@ class Shares:
     def get(self, group: str) -> Share | None:
         return self._shares.get(group)
 
-    def of(self, group: str, topics: list[str]) -> Share:
+    def of(self, group: str, topics: list[str], *, ordered: bool = False) -> Share:
         """The share of ``group``, which pops ``topics``. Raises ProtocolError for a group that may not."""
         now = monotonic_ms()
         share = self._shares.get(group)
+        if share is not None and share.ordered is not ordered:
+            ways = ("in order", "without order") if share.ordered else ("without order", "in order")
+            sentence = (
+                f"the consumers of group {group} receive {ways[0]}, so none can receive {ways[1]}: use another group"
+            )
+            raise ProtocolError("NO_PERMISSION", sentence)
         if share is None or share.problem or not share.topics.issuperset(topics):
             if share is None and len(self._shares) >= self._max_groups:
                 sentence = f"{self._max_groups} groups share queues already (pop.max_groups)"
                 raise ProtocolError("LIMIT_EXCEEDED", sentence, retry_after_ms=5_000)
             answer = self._line.one(self._request(group, topics))
             if share is None:
-                share = self._shares[group] = Share(group)
+                share = self._shares[group] = Share(group, ordered=ordered)
             share.max_retries = int(answer["max_retries"])
             share.topics.update(topics)
             share.renew_ms, share.problem = now + _RENEW_MS, ""
@@ -127,8 +138,11 @@ class Shares:
                     for topic, queue, _ in request["offsets"]:
                         self.handed_out.pop((request["group"], topic, queue), None)
 
-    def commit(self, extra: list[dict[str, Any]], in_flight: Any) -> bool:
-        """Commit what changed, and renew leases; ``extra`` requests of the caller go with it. False: not all succeeded."""
+    def commit(self, extra: list[dict[str, Any]], is_in_flight: Callable[[Share], bool]) -> bool:
+        """Commit what changed, and renew leases; ``extra`` requests of the caller go with it. False: not all succeeded.
+
+        ``is_in_flight``: whether messages of a share are in flight, so that it stays.
+        """
         now = monotonic_ms()
         requests: list[dict[str, Any]] = list(extra)
         shares: list[Share | None] = [None] * len(extra)
@@ -145,7 +159,7 @@ class Shares:
                 fields = {"offsets": offsets, "known": known, "incarnations": made, "partial": True}
                 requests.append({"op": "offset.commit", "group": share.group, **fields})
                 shares.append(share)
-            active = share.used_ms + _IDLE_MS > now or in_flight(share.group)
+            active = share.used_ms + _IDLE_MS > now or is_in_flight(share)
             if not active and not dirty:
                 del self._shares[share.group]
             elif active and share.renew_ms <= now and share.topics:
@@ -207,3 +221,4 @@ class Shares:
         share.next.pop(key, None)
         share.committed.pop(key, None)
         self.handed_out.pop((share.group, *key), None)
+        self.begun_anew(share.group, key)

@@ -63,7 +63,7 @@ def test_messages_that_could_not_come_back_come_back_once(monkeypatch: pytest.Mo
     monkeypatch.setattr(handler_module, "now_ms", lambda: now)
     points, revival = Points(PopConfig()), Revival("orders")
     handler = Handler(
-        PopConfig(), 8, MagicMock(), points, MagicMock(), MagicMock(), revival, MagicMock(), MagicMock()  # type: ignore[arg-type]
+        PopConfig(), 8, MagicMock(), points, MagicMock(), MagicMock(), revival, MagicMock(), MagicMock(), MagicMock()  # type: ignore[arg-type]
     )  # fmt: skip
     points.add(Point(CheckPoint(KEY, 5_000, tuple(range(32))), 1, b"c", 0))
     for _ in range(3):

@@ -117,7 +117,7 @@ def test_a_receipt_names_the_message(records: Records) -> None:
     "receipts",
     [
         None, [], [["orders"]], [["orders", 5]], [[5, HANDLE]], [["or ders", HANDLE]], [["orders", HANDLE]] * 1_025,
-        [["orders", "x"]], [["orders", HANDLE.rpartition(" ")[0]]], [["orders", HANDLE.replace(" 1 0 ", " 999 0 ")]],
+        [["orders", "x"]], [["orders", HANDLE.rpartition(" ")[0]]],
         [["orders", HANDLE.replace(" 1 0 ", " 8 0 ")]], [["orders", "-" + HANDLE]],
         [["orders", HANDLE.replace("60000", "0")]], [["orders", HANDLE.replace("60000", "999999999999")]],
         [["orders", HANDLE.replace("1763800001000", "9" * 30)]],

@@ -56,11 +56,11 @@ def test_a_reset_of_one_queue_leaves_the_others_alone() -> None:
     queues = [("orders", 0), ("orders", 1)]
     shares.load(share, queues, dict.fromkeys(queues, 0))
     share.next = dict.fromkeys(queues, 50)
-    assert shares.commit([], lambda group: 1)
+    assert shares.commit([], lambda share: True)
     assert line.offsets == dict.fromkeys(queues, 50)
     line.offsets["orders", 0] = 10  # a person resets it
     share.next = dict.fromkeys(queues, 80)  # messages were handed out meanwhile
-    assert shares.commit([], lambda group: 1)
+    assert shares.commit([], lambda share: True)
     assert line.offsets == {("orders", 0): 10, ("orders", 1): 80}
     assert share.next == {("orders", 1): 80}
     shares.load(share, queues, dict.fromkeys(queues, 0))
@@ -75,7 +75,7 @@ def test_offsets_of_a_deleted_topic_are_not_those_of_the_next_one_of_its_name() 
     shares.load(share, queues, dict.fromkeys(queues, 0))
     share.next["orders", 0] = 50  # handed out and not committed yet when the topic goes
     line.incarnation = 2
-    assert shares.commit([], lambda group: 1)
+    assert shares.commit([], lambda share: True)
     assert line.offsets == {("orders", 1): 0} or not line.offsets
     with pytest.raises(ProtocolError, match="made anew"):
         share.next["orders", 1] = 7
