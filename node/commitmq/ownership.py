@@ -83,6 +83,7 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("config/delayOffset.json*", Role.SCHEDULE, "how far each delay level is, for RocketMQ"),
     FileOwner("commitmq/schedule.json*", Role.SCHEDULE, "the same, and where deliveries behind it begin in the log"),
     FileOwner("config/timercheck*", Role.TIMER, "how far the timer is, for RocketMQ"),
+    FileOwner("config/timermetrics*", Role.TIMER, "how many messages wait for each topic, for RocketMQ"),
     FileOwner("commitmq/timer.json*", Role.TIMER, "the same, and where deliveries behind it begin in the log"),
     FileOwner("timerwheel*", Role.TIMER, "slots: the chains of timer log units that are due together"),
     FileOwner("timerlog/*", Role.TIMER, "units: the messages that wait for their time"),

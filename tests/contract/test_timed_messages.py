@@ -264,6 +264,9 @@ def test_messages_wait_while_the_node_is_down(tmp_path: Path) -> None:
         time.sleep(1)
         assert (node.store / "timerwheel").stat().st_size == WHEEL_BYTES
         assert {path.stat().st_size for path in (node.store / "timerlog").iterdir()} == {1_040}
+        counts = orjson.loads((node.store / "config" / "timermetrics").read_bytes())["timingCount"]
+        assert counts.keys() == {TOPIC}
+        assert 0 < counts[TOPIC]["count"] <= len(due), "the cancelled one is not counted"
         assert node.start().returncode == 0
         eventually(lambda: len(found(node, b"")) == len(due), "all are delivered", timeout_s=30)
         times = found(node, b"")

@@ -39,6 +39,7 @@ def timer(tmp_path_factory: pytest.TempPathFactory) -> Timer:
     made._files = ProgressFiles(layout)
     made._index = TimerIndex.make_empty(layout, 1_040)
     made._deliveries = SimpleNamespace(left=[], begins_at=list)  # type: ignore[assignment]
+    made._metrics = SimpleNamespace(write_down=lambda: None)  # type: ignore[assignment]
     made._way = SimpleNamespace(report_again=lambda: None)  # type: ignore[assignment]
     made._positions = MoverPositions(made._context, 0, take=made._progress, store=made._store, start=Progress())
     made._again, made._slot, made._changed = None, None, True

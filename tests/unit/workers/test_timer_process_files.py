@@ -6,6 +6,7 @@ restart does; a dictionary is the model. The columns of numbers are compared wit
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 
 from commitmq.format.timer_log import TimerFiller, TimerUnit, decode_unit
 from commitmq.format.timer_wheel import WHEEL_BYTES, decode_slot
+from commitmq.log import get_log
 from commitmq.semantics.timer import TimerRules, slot_index, slot_time
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.property_numbers import longs
 from commitmq.workers.timer.incoming import Incoming, slots_of
 from commitmq.workers.timer.index import TimerIndex
+from commitmq.workers.timer.metrics import TimerMetrics
 from commitmq.workers.timer.progress import Progress, ProgressFiles
 from commitmq.workers.timer.unit_log import DamagedTimerLogError
 
@@ -147,3 +150,58 @@ def test_rocketmqs_positions_count_where_its_version_is_newer(tmp_path: Path) ->
     check[40:48] = b"\0" * 8
     (layout.config / "timercheck").write_bytes(check)
     assert ProgressFiles(layout).load() == Progress(5_000, 7)
+
+
+def metrics_of(layout: StoreLayout, names: dict[int, str]) -> TimerMetrics:
+    layout.config.mkdir(exist_ok=True)
+    return TimerMetrics(layout.config / "timermetrics", get_log("test"), names.get, lambda: START_MS)
+
+
+def test_the_counts_of_topics_follow_from_the_timer_log(tmp_path: Path) -> None:
+    """Also after a death: they are counted anew, without those whose slots have passed."""
+    layout = StoreLayout(tmp_path)
+    index = TimerIndex.make_empty(layout, FILE_BYTES)
+    names = {7: "orders", 8: "parcels"}
+    metrics = metrics_of(layout, names)
+    index.on_add = metrics.add
+    index.add(incoming(12, 0), START_MS + 1000 * np.arange(12), np.zeros(12, np.bool_), START_MS)
+    other = incoming(3, 12)
+    other.topic_hash += 1
+    other.cancels[:] = [False, False, True]
+    index.add(other, np.full(3, START_MS + 9_000), np.zeros(3, np.bool_), START_MS)
+    assert metrics.counts() == {"orders": 12, "parcels": 1}
+    index.flush()
+    again = TimerIndex.open(layout, FILE_BYTES, Progress(START_MS, log_end=index.log.end, is_whole=True))
+    for from_ms, counts in (
+        (START_MS, {"orders": 12, "parcels": 1}),
+        (START_MS + 9_000, {"orders": 3, "parcels": 1}),
+        (START_MS + 10_000, {"orders": 2}),
+    ):
+        units = again.log.waiting(from_ms)
+        metrics = metrics_of(layout, names)
+        metrics.begin(units["topic_hash"].astype(np.int64), again.log.steps(units["magic"].astype(np.int64)))
+        assert metrics.counts() == counts
+
+
+def test_timermetrics_is_rocketmqs(tmp_path: Path) -> None:
+    """One line, as in the store of RocketMQ 5.4.0; the version goes on, and the file of before is kept."""
+    layout = StoreLayout(tmp_path)
+    metrics = metrics_of(layout, {7: "orders"})
+    path = layout.config / "timermetrics"
+    theirs = b'{"dataVersion":{"counter":106,"stateVersion":0,"timestamp":1795339413310},"timingCount":{}}'
+    path.write_bytes(theirs)
+    metrics.write_down()
+    assert path.read_bytes() == theirs, "nothing has changed"
+    metrics.add(np.array([7, 7, 9], np.int64), np.array([1, 1, 1], np.int64))
+    metrics.write_down()
+    data = json.loads(path.read_bytes())
+    assert data["dataVersion"]["counter"] == 107
+    assert data["timingCount"] == {"orders": {"count": 2, "timeStamp": START_MS}}
+    text = b'{"dataVersion":{"counter":107,"stateVersion":0,"timestamp":%d},' % data["dataVersion"]["timestamp"]
+    assert path.read_bytes() == text + b'"timingCount":{"orders":{"count":2,"timeStamp":%d}}}' % START_MS
+    assert path.with_name("timermetrics.bak").read_bytes() == theirs
+    metrics.add(np.array([7], np.int64), np.array([-1], np.int64))
+    metrics.write_down()
+    assert json.loads(path.read_bytes()) == data, "not each time"
+    metrics.write_down(at_once=True)
+    assert json.loads(path.read_bytes())["timingCount"]["orders"]["count"] == 1

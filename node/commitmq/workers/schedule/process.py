@@ -1,12 +1,13 @@
 """schedule: appends delayed messages to their own topics when they are due (spec 12.1).
 
 Owns: ``config/delayOffset.json``, ``commitmq/schedule.json``. Reads: the ConsumeQueue of SCHEDULE_TOPIC_XXXX, the
-CommitLog. Advances: nothing that others read. Sockets: DEALER to the writer. Exit codes: workers.runtime.context.ExitCode.
+CommitLog. Advances: nothing that others read. Sockets: DEALER to the writer and to the coordinator. Exit codes:
+workers.runtime.context.ExitCode.
 
 Invariants
     * A message is never delivered early: it is taken only when its unit's time has come.
     * None is lost: the position of a level passes a message when its copy is in the log, or when the message cannot be
-      delivered, which is reported; the position is written down when that copy is flushed.
+      delivered and is a dead letter; the position is written down when that copy is flushed.
     * None is delivered twice (``schedule.exactly_once``): after a death of this process, of the writer or of the whole
       node, the log says what was delivered (:mod:`commitmq.workers.runtime.moved_before`).
 

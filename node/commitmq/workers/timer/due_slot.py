@@ -32,6 +32,8 @@ class DueSlot:
         self.log = log
         self.cancelled = 0
         self._newest = NO_POSITION
+        self.topics: list[tuple[Integers, Integers]] = []
+        """The hashes of the topics of its units, and the steps of these, as they were taken in."""
         self._rows: Rows = np.empty(0, ROW)
         self._keys: set[bytes] = set()
 
@@ -53,6 +55,7 @@ class DueSlot:
         self._newest = last
         found = units.units(positions)
         magic = found["magic"].astype(np.int64)
+        self.topics.append((found["topic_hash"].astype(np.int64), units.steps(magic)))
         rolls = (magic & MAGIC_ROLL) != 0
         rows = np.zeros(len(found), ROW)
         rows["physical"], rows["size"] = found["physical_offset"], found["record_bytes"]

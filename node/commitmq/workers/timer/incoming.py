@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from commitmq.errors import OffsetOutOfRangeError
+from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError
 from commitmq.format.constants import PREBLANK_SIZE, SYS_FLAG_OFFSET, Property, SysFlag
 from commitmq.format.java import java_string_hash
+from commitmq.format.record import decode_record
 from commitmq.semantics.timer import TIMER_TOPIC, TimerRules
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.property_numbers import longs
@@ -100,6 +101,8 @@ class TimerQueue:
 
     def __init__(self, reader: QueueReader, log: CommitLog, report: Report) -> None:
         self._reader, self._log, self._report = reader, log, report
+        self.topics: dict[int, str] = {}
+        """The topics of the messages so far, by the hashes of their names."""
 
     def bounds(self, bound: int, floor: int) -> tuple[int, int]:
         """(first queue offset, offset behind the last one)."""
@@ -157,7 +160,7 @@ class TimerQueue:
             sizes,
             out,
             exact_due(data, places - base, found, out),
-            _topic_hashes(found),
+            self._topic_hashes(found),
             found.lengths[_DELETES] > 0,
             rolled,
             [_keys_of(found, index) for index in range(len(places))] if with_keys else [],
@@ -165,6 +168,29 @@ class TimerQueue:
         if not good.all():
             part.keep(good)
         return part
+
+    def _topic_hashes(self, found: Found) -> Integers:
+        rows = slice(_TOPIC, _TOPIC + 1)
+        topics = Found(
+            found.data, np.ascontiguousarray(found.starts[rows]), np.ascontiguousarray(found.lengths[rows]), found.whole
+        )
+        numbers, firsts = topics.alike()
+        names = [topics.value(0, first).decode("utf-8", "replace") for first in firsts]
+        hashes = [java_string_hash(name) for name in names]
+        self.topics.update(zip(hashes, names, strict=True))
+        return np.array(hashes, np.int64)[numbers] if len(numbers) else np.empty(0, np.int64)
+
+    def learn_topics(self, units: NDArray[np.void]) -> None:
+        """Take the names of the topics of ``units`` of the timer log from one message of each."""
+        hashes, firsts = np.unique(units["topic_hash"].astype(np.int64), return_index=True)
+        for topic, first in zip(hashes.tolist(), firsts.tolist(), strict=True):
+            if topic not in self.topics:
+                place, size = int(units["physical_offset"][first]), int(units["record_bytes"][first])
+                try:
+                    record = decode_record(self._log.read(place, size), with_body=False)
+                except (OffsetOutOfRangeError, CorruptRecordError, ValueError):
+                    continue
+                self.topics[topic] = record.properties.get(Property.REAL_TOPIC, "")
 
 
 def _keys_of(found: Found, index: int) -> Keys:
@@ -223,16 +249,6 @@ def _store_times(data: NDArray[np.uint8], positions: Integers, whole: NDArray[np
     wide = (data[safe + SYS_FLAG_OFFSET + 3] & SysFlag.BORN_HOST_V6) != 0
     at = safe + _STORE_TIME_AT + np.where(wide, _WIDER, 0)
     return (data[at[:, None] + np.arange(8)].astype(np.uint64) @ _BYTES).astype(np.int64)
-
-
-def _topic_hashes(found: Found) -> Integers:
-    rows = slice(_TOPIC, _TOPIC + 1)
-    topics = Found(
-        found.data, np.ascontiguousarray(found.starts[rows]), np.ascontiguousarray(found.lengths[rows]), found.whole
-    )
-    numbers, firsts = topics.alike()
-    hashes = [java_string_hash(topics.value(0, first).decode("utf-8", "replace")) for first in firsts]
-    return np.array(hashes, np.int64)[numbers] if len(numbers) else np.empty(0, np.int64)
 
 
 def slots_of(out_ms: Integers, write_ms: int, rules: TimerRules) -> tuple[Integers, NDArray[np.bool_]]:

@@ -6,6 +6,8 @@ and their messages are read from the queue again. Where they do not fit together
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +28,8 @@ class TimerIndex:
 
     def __init__(self, wheel: Wheel, log: UnitLog) -> None:
         self.wheel, self.log = wheel, log
+        self.on_add: Callable[[Integers, Integers], None] = lambda _hashes, _steps: None
+        """Told the topics of new units, and their steps."""
 
     @classmethod
     def open(cls, layout: StoreLayout, file_bytes: int, progress: Progress) -> TimerIndex:
@@ -73,8 +77,10 @@ class TimerIndex:
         units["delay_ms"] = slots_ms - write_ms
         units["physical_offset"], units["record_bytes"] = incoming.physical, incoming.sizes
         units["topic_hash"] = incoming.topic_hash
-        units["previous"] = self.wheel.put(slots_ms // PRECISION_MS, positions, self.log.steps(magic))
+        steps = self.log.steps(magic)
+        units["previous"] = self.wheel.put(slots_ms // PRECISION_MS, positions, steps)
         self.log.append(units, positions)
+        self.on_add(incoming.topic_hash, steps)
 
     def newest(self, slot_ms: int) -> int:
         """The position of the newest unit of a slot; NO_POSITION without one."""

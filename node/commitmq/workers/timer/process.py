@@ -1,13 +1,13 @@
 """timer: appends messages to their own topics at the time that their sender named (spec 12.2).
 
-Owns: ``timerwheel``, ``timerlog/``, ``config/timercheck``, ``commitmq/timer.json``. Reads: the ConsumeQueue of
-rmq_sys_wheel_timer, the CommitLog. Advances: nothing that others read. Sockets: DEALER to the writer; doorbell (rung by the
-ConsumeQueue dispatcher). Exit codes: workers.runtime.context.ExitCode.
+Owns: ``timerwheel``, ``timerlog/``, ``config/timercheck``, ``config/timermetrics``, ``commitmq/timer.json``. Reads: the
+ConsumeQueue of rmq_sys_wheel_timer, the CommitLog. Advances: nothing that others read. Sockets: DEALER to the writer and to
+the coordinator; doorbell (rung by the ConsumeQueue dispatcher). Exit codes: workers.runtime.context.ExitCode.
 
 Invariants
     * A message is never delivered early: its slot, and then its own time, must have come.
     * None is lost: a slot is done, and the queue offset passes a message, when the copies are in the log, or when a message
-      cannot be delivered, which is reported; the positions are written down when the log is flushed as far as it was when
+      cannot be delivered and is a dead letter; the positions are written down when the log is flushed as far as it was when
       they were taken. So none speaks of a message or of a place in the log that a power cut takes.
     * None is delivered twice (``timer.exactly_once``): after a death of this process, of the writer or of the whole node,
       the log says what was delivered (:mod:`commitmq.workers.runtime.moved_before`).
@@ -44,6 +44,7 @@ from commitmq.workers.timer.due_slot import ROW, DueSlot, Rows
 from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, TimerQueue, slots_of
 from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.making_again import MakingAgain
+from commitmq.workers.timer.metrics import TimerMetrics
 from commitmq.workers.timer.progress import UNKNOWN, Progress, ProgressFiles
 from commitmq.workers.timer.unit_log import DamagedTimerLogError
 
@@ -97,6 +98,7 @@ class Timer:
             context, self._config.persist_interval_ms, take=self._progress, store=self._store, start=Progress()
         )
         self._changed = False
+        self._metrics = TimerMetrics(layout.config / "timermetrics", context.log, self._queue.topics.get, _clock_ms)
 
     # ------------------------------------------------------------ begin and resume
 
@@ -127,6 +129,12 @@ class Timer:
         if not progress.is_whole:
             self._read_ms = max(progress.read_ms, oldest_ms) // PRECISION_MS * PRECISION_MS
             log = self._make_again(progress, bound, floor, end)
+        units = self._index.log.waiting(self._read_ms)
+        self._queue.learn_topics(units)
+        self._metrics.begin(
+            units["topic_hash"].astype(np.int64), self._index.log.steps(units["magic"].astype(np.int64))
+        )
+        self._index.on_add = self._metrics.add
         self._positions.begin(progress, changed=True)
         self._changed = False
         self._before_ms, self._before_offset = now, self._queue.bounds(bound, floor)[1]
@@ -262,6 +270,8 @@ class Timer:
                 continue
             due = slot.next_due_ms
             if due is None and now >= slot.end_ms:
+                for hashes, steps in slot.topics:
+                    self._metrics.add(hashes, -steps)
                 self._read_ms, self._slot, self._changed, self._next_ms = slot.end_ms, None, True, 0
                 continue
             wait = (slot.end_ms if due is None else due) - _clock_ms()
@@ -285,6 +295,7 @@ class Timer:
     # ------------------------------------------------------------ positions
 
     def _write_down(self) -> None:
+        self._metrics.write_down()
         flushed = self._control.get(Word.FLUSHED)
         if self._changed or flushed - self._positions.written.log >= _FAR_BYTES:
             self._changed = False
@@ -321,6 +332,7 @@ class Timer:
         if self._changed:
             self._positions.note_change()
         self._positions.close()
+        self._metrics.write_down(at_once=True)
         self._way.close()
         self._reader.close()
 

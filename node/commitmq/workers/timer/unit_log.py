@@ -156,6 +156,19 @@ class UnitLog:
             out[mine] = whole[(positions[mine] - base) // UNIT_BYTES]
         return out
 
+    def waiting(self, from_ms: int) -> Units:
+        """All units of slots from ``from_ms`` on, of the whole log."""
+        found = [np.empty(0, UNIT)]
+        for base in self._bases:
+            data = self._mapped(base)
+            assert data is not None
+            size = max(0, min(self.file_bytes, self.end - base)) // UNIT_BYTES * UNIT_BYTES
+            units = data[:size].view(UNIT)
+            good = (units["size"] == UNIT_BYTES) & (units["magic"] & MAGIC_DEFAULT != 0)
+            good &= units["write_ms"] + units["delay_ms"] >= from_ms
+            found.append(units[good])
+        return np.concatenate(found)
+
     def check(self, positions: Integers, slots_ms: Integers) -> None:
         """Raise DamagedTimerLogError unless a unit of the slot ``slots_ms[i]`` lies at each of ``positions``."""
         known = positions >= (self._bases[0] if self._bases else 0)
