@@ -14,11 +14,12 @@ import pytest
 
 from commitmq import Admin, HalfMessage, Producer, SendError, TransactionState
 from delays import everything
+from mover_crashes import QUEUES, TOPIC, dying_node, fired_folder, make_topic, places
 from nodes import Node, eventually, started
 from transactions import QUICK
 
 pytestmark = pytest.mark.timeout(240)
-TOPIC, QUEUES, EACH = "ledger", 2, 24
+EACH = 24
 FIRST = ("transaction.after_commit=kill@3", "transaction.after_renewal=kill@1", "writer.after_append=kill_node@24")
 PLACES = (
     "transaction.begin=kill@1",
@@ -82,9 +83,6 @@ def check(node: Node, wanted: list[bytes]) -> None:
 
 
 def run(node: Node) -> list[bytes]:
-    with Admin(node.address) as admin:
-        admin.topic_create(TOPIC, QUEUES)
-
     def asked(message: HalfMessage) -> TransactionState:
         return decide(message.keys[0])
 
@@ -95,27 +93,18 @@ def run(node: Node) -> list[bytes]:
     return wanted
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        FIRST[0],
-        *(pytest.param(place, marks=pytest.mark.slow) for place in (*FIRST[1:], *PLACES[:3])),
-        *(pytest.param(place, marks=pytest.mark.long) for place in (*PLACES[3:], *LONG)),
-    ],
-)
+@pytest.mark.parametrize("place", places(FIRST, PLACES[:3], (*PLACES[3:], *LONG)))
 def test_each_transaction_ends_once(tmp_path: Path, place: str) -> None:
-    fired = tmp_path / "fired"
-    fired.mkdir()
-    extra = {"COMMITMQ_FAILPOINTS": place, "COMMITMQ_FAILPOINTS_ONCE": str(fired)}
-    with started(Node(tmp_path / "store", *QUICK), **extra) as node:
+    with dying_node(tmp_path, QUICK, place) as node:
         run(node)
-        assert any(fired.iterdir()), f"{place} did not fire"
+        assert any(fired_folder(tmp_path).iterdir()), f"{place} did not fire"
 
 
 @pytest.mark.slow
 def test_positions_that_are_lost_change_nothing(tmp_path: Path) -> None:
     node = Node(tmp_path / "store", *QUICK)
     with started(node):
+        make_topic(node)
         wanted = run(node)
         assert node.stop().returncode == 0
         for name in ("config/consumerOffset.json", "commitmq/offsets.journal"):

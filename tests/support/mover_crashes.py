@@ -1,4 +1,4 @@
-"""What the crash tests of the movers ``schedule`` and ``timer`` share: a death at a named place, then a look at the topic."""
+"""What the crash tests of the movers share: a death at a named place, then a look at the topic."""
 
 from __future__ import annotations
 
