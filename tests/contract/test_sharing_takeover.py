@@ -2,6 +2,7 @@
 
 Method: RocketMQ's own store with pending semantics, whose check points and acks are all overdue by now, mostly in its
 timer; its ``expected.json`` says what must become of each message. The node is also killed before the groups are drained.
+Check points of messages that cannot come back lie before one that can, in the same revive queue.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from commitmq import ShareConsumer
+from commitmq import Admin, Producer, ShareConsumer
+from commitmq.config import NodeConfig
+from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey, revive_topic
 from golden_stores import unpack
-from nodes import Node, started
+from nodes import Node, eventually, start_node, started
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -44,3 +47,41 @@ def test_what_rocketmq_handed_out_comes_back_once(tmp_path: Path, killed: bool) 
                     found.update(str(one.unique_id) for one in many)
                     consumer.ack(many)
             assert found == keys, (group, topic)
+
+
+@pytest.mark.slow
+def test_check_points_whose_messages_cannot_come_back_hold_up_no_others(tmp_path: Path) -> None:
+    revive = revive_topic(NodeConfig().network.cluster_name)
+    popped_ms = time.time_ns() // 1_000_000 - 600_000
+    with start_node(tmp_path) as node, Producer(node.address) as producer, Admin(node.address) as admin:
+        admin.topic_create("here", 1)
+        admin.group_config("closed", {"retryQueueNums": 0})
+        producer.send("here", b"the first")
+        with ShareConsumer("here", group="open", node=node.address) as consumer:
+            (message,) = consumer.receive(1, 5)
+            assert message.ack()
+            keys = [
+                CheckPointKey("nowhere", "open", 0, 0, popped_ms, "b"),
+                CheckPointKey("here", "open", 7, 0, popped_ms, "b"),
+                CheckPointKey("here", "open", 0, 99, popped_ms, "b"),
+                CheckPointKey("here", "closed", 0, 0, popped_ms, "b"),
+                CheckPointKey("here", "open", 0, 0, popped_ms, "b"),
+            ]
+            for key in keys:
+                producer.send(
+                    revive,
+                    CheckPoint(key, 60_000, (0,)).body(),
+                    tags="ck",
+                    queue=2,
+                    deliver_at=popped_ms + 59_000,
+                )
+            (again,) = consumer.receive(1, 30)
+            assert (again.body, again.reconsume_times) == (b"the first", 1)
+            assert again.ack()
+        eventually(lambda: node.row("pop")["info"].get("left_out") == 3, "three are reported")
+        assert node.row("pop")["info"]["put_off"] == 1
+        admin.group_config("closed", {"retryQueueNums": 1})
+        with ShareConsumer("here", group="closed", node=node.address, start="latest") as consumer:
+            (again,) = consumer.receive(1, 40)
+            assert (again.body, again.reconsume_times) == (b"the first", 1)
+            assert again.ack()

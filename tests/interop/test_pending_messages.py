@@ -161,6 +161,81 @@ def test_we_revive_what_rocketmqs_consumer_left(end: str, tmp_path: Path, rocket
     assert_given_out(found, [b"%d" % number for number in range(8)], end)
 
 
+IN_ORDER = "walkers"
+
+
+@ENDS
+def test_rocketmq_goes_on_with_a_queue_that_our_consumer_receives_in_order(
+    end: str, tmp_path: Path, rocketmq_broker: OpenBroker
+) -> None:
+    root = tmp_path / "store"
+    sent = [b"%d" % number for number in range(8)]
+    with NodeProcess(root, "network.cluster_name=C", "network.broker_name=b0", "topics.default_queues=1") as node:
+        with Producer(node.address) as producer:
+            for body in sent:
+                producer.send(SHARED, body)
+        with ShareConsumer(
+            SHARED, group=IN_ORDER, node=node.address, invisible_s=INVISIBLE_S, ordered=True
+        ) as consumer:
+            many = consumer.receive(6, 5)
+            popped = time.monotonic()
+            assert [one.body for one in many] == sent[:6]
+            assert consumer.ack([many[0], many[2]]) == []
+        leave(node, end)
+    with rocketmq_broker(root) as broker:
+        found: list[dict[str, Any]] = []
+        while not found and time.monotonic() < popped + 60:
+            found = broker.ask("pop", IN_ORDER, SHARED, 60_000, 32, "ordered")
+        assert time.monotonic() > popped + INVISIBLE_S - 1, "RocketMQ gives it out early"
+        given = [bytes.fromhex(one["body_hex"]) for one in found]
+        assert given == (sent[1:] if end == "stop" else sent[-len(given) :]), (
+            "RocketMQ gives out what was acked behind a gap"
+        )
+        assert len(given) >= 7
+        assert [one["reconsume_times"] for one in found][-7:] == [1] * 5 + [0] * 2
+        for one in found:
+            place = (one["queue_id"], one["queue_offset"], one["properties"]["POP_CK"])
+            assert broker.ask("ack", IN_ORDER, SHARED, *place)
+        assert broker.ask("pop", IN_ORDER, SHARED, 60_000, 32, "ordered") == []
+        broker.kill()
+
+
+@ENDS
+def test_we_go_on_with_a_queue_that_rocketmqs_consumer_receives_in_order(
+    end: str, tmp_path: Path, rocketmq_broker: OpenBroker
+) -> None:
+    root = tmp_path / "store"
+    sent = [b"%d" % number for number in range(8)]
+    with rocketmq_broker(root, defaultTopicQueueNums=1) as broker:
+        for body in sent:
+            broker.ask("send", SHARED, body.decode())
+        many = broker.ask("pop", IN_ORDER, SHARED, INVISIBLE_S * 1000, 6, "ordered")
+        popped = time.monotonic()
+        assert [bytes.fromhex(one["body_hex"]) for one in many] == sent[:6]
+        for one in (many[0], many[2]):
+            place = (one["queue_id"], one["queue_offset"], one["properties"]["POP_CK"])
+            assert broker.ask("ack", IN_ORDER, SHARED, *place)
+        if end == "kill":
+            broker.kill()
+    with (
+        NodeProcess(root, "network.cluster_name=C", "network.broker_name=b0") as node,
+        ShareConsumer(SHARED, group=IN_ORDER, node=node.address, ordered=True) as consumer,
+    ):
+        found = consumer.receive(32, 30)
+        if end == "stop":
+            assert time.monotonic() > popped + INVISIBLE_S - 0.5
+            assert [(one.body, one.reconsume_times) for one in found] == [
+                (sent[number], int(number < 6)) for number in (1, 3, 4, 5, 6, 7)
+            ]
+        else:  # RocketMQ's files may be some seconds old
+            assert [one.body for one in found if one.body != sent[2]][-6:] == [
+                sent[number] for number in (1, 3, 4, 5, 6, 7)
+            ]
+        assert consumer.ack(found) == []
+        assert consumer.receive(32, 1) == []
+        leave(node, end)
+
+
 SENDERS = "senders"
 OPEN = [b"open %d" % number for number in range(4)]
 

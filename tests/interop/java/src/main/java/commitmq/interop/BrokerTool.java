@@ -46,7 +46,7 @@ import org.apache.rocketmq.store.queue.ConsumeQueueInterface;
  *   half GROUP TOPIC BODY STATE         a transactional send whose local transaction ends in STATE (commit, rollback, unknown)
  *   decide GROUP STATE                  a producer of GROUP that answers check-backs with STATE
  *   asked GROUP                         the bodies of the messages that it was asked about
- *   pop GROUP TOPIC INVISIBLE_MS MAX    messages with their receipt handles (property POP_CK)
+ *   pop GROUP TOPIC INVISIBLE_MS MAX [ordered]    messages with their receipt handles (property POP_CK)
  *   ack GROUP TOPIC QUEUE OFFSET HANDLE
  *   quit                                shut down in order
  * </pre>
@@ -159,7 +159,8 @@ public final class BrokerTool {
                 return clients.asked(words[1]);
             case "pop":
                 List<Object> popped = new ArrayList<>();
-                for (MessageExt message : clients.pop(words[1], words[2], Long.parseLong(words[3]), Integer.parseInt(words[4]))) {
+                long invisibleMs = Long.parseLong(words[3]);
+                for (MessageExt message : clients.pop(words[1], words[2], invisibleMs, Integer.parseInt(words[4]), words.length > 5)) {
                     popped.add(JSON.parseObject(json.line(message)));
                 }
                 return popped;

@@ -65,7 +65,7 @@ final class Clients {
         return asked.getOrDefault(group, List.of());
     }
 
-    List<MessageExt> pop(String group, String topic, long invisibleMs, int most) throws Exception {
+    List<MessageExt> pop(String group, String topic, long invisibleMs, int most, boolean ordered) throws Exception {
         PopMessageRequestHeader header = new PopMessageRequestHeader();
         header.setConsumerGroup(group);
         header.setTopic(topic);
@@ -77,6 +77,7 @@ final class Clients {
         header.setInitMode(1); // from the least offset on
         header.setExpType("TAG");
         header.setExp("*");
+        header.setOrder(ordered);
         CompletableFuture<PopResult> done = new CompletableFuture<>();
         api().popMessageAsync(BROKER, address, header, TIMEOUT_MS, new PopCallback() {
             @Override
