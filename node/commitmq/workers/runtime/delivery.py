@@ -75,11 +75,10 @@ class Delivery:
             return one_by_one(one)  # one of them is not as it should be
         why = f"{put.code}: {put.sentence}"
         if one.topic == UNDELIVERED_TOPIC and put.code != "TOPIC_NOT_EXIST":
-            for each in one_by_one(one):
-                self.report(f"{why}; its unique key is {unique_key(each)}", None)
-            return []
+            return self._left_out(one, why)
         try:
-            self._make_topic()
+            if not self._make_topic() and one.topic == UNDELIVERED_TOPIC:
+                return self._left_out(one, why)
             letter = one if one.topic == UNDELIVERED_TOPIC else self._letter(one)
         except ProtocolError:  # the coordinator is away
             return [one]
@@ -97,12 +96,17 @@ class Delivery:
         aim = Target(UNDELIVERED_TOPIC.encode(), 0, ":" in config.network.store_host, has_crc)
         return MovedRun(UNDELIVERED_TOPIC, 0, readdress(one.run.data, starts_of(one.run), aim), one.born_v6)
 
-    def _make_topic(self) -> None:
-        """Raises ProtocolError when the coordinator does not answer."""
+    def _left_out(self, one: MovedRun, why: str) -> list[MovedRun]:
+        for each in one_by_one(one):
+            self.report(f"{why}; its unique key is {unique_key(each)}", None)
+        return []
+
+    def _make_topic(self) -> bool:
+        """Whether the topic of dead letters is there, as it should be. Raises ProtocolError when it may be made later."""
         (answer,) = self._line.ask([{"op": "topic.create", "topic": UNDELIVERED_TOPIC, "queues": 1}])
         if not answer.get("ok") and "retry_after_ms" in answer:
             raise ProtocolError(str(answer.get("code")), str(answer.get("error")))
-        # (Another refusal says that the topic is there, with other settings.)
+        return bool(answer.get("ok"))
 
     def _tell(self, why: str, one: MovedRun) -> None:
         self._reports += 1
