@@ -31,6 +31,9 @@ TOPIC = "well-behaved"
 LARGE_MESSAGES = 1_000
 SHORT_S, LONG_S, QUIET_S = 3.0, 60.0, 20.0
 PAUSE_S = 0.01
+COMMITS = 100
+MOST_OF_QUESTIONS = {"supervisor": 0.35, "coordinator": 0.4}
+"""Of a processor, for each process's loop: what its questions may take, and a tenth and more for its other work."""
 
 
 def private_bytes(pid: int) -> int:
@@ -40,6 +43,11 @@ def private_bytes(pid: int) -> int:
     except OSError:
         return 0
     return (int(resident) - int(shared)) * 4_096
+
+
+def loop_seconds(pid: int) -> float:
+    """Processor time of a process's first thread, which runs its loop."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 class Watched:
@@ -147,6 +155,48 @@ def test_a_request_without_end_is_ended_behind_others_of_the_same_port(node: Nod
     with Watched(node) as watched, attacked_at(endpoints, "empty_frames_without_end"):
         time.sleep(SHORT_S)
     check_unharmed(node, watched)
+
+
+@pytest.mark.slow
+def test_questions_without_end_take_a_share_of_a_processor(node: Node) -> None:
+    # The supervisor used 0.7 of one and the coordinator 0.5, which the processes that carry messages need.
+    pids = node.pids()
+    with attacked(node, "lists_never_read"):
+        time.sleep(1)
+        before = {role: loop_seconds(pids[role]) for role in MOST_OF_QUESTIONS}
+        began = time.monotonic()
+        time.sleep(SHORT_S)
+        seconds = time.monotonic() - began
+        shares = {role: (loop_seconds(pids[role]) - used) / seconds for role, used in before.items()}
+    too_large = {role: share for role, share in shares.items() if share > MOST_OF_QUESTIONS[role]}
+    assert not too_large
+
+
+def commit_seconds(node: Node) -> float:
+    """The median of what a commit takes."""
+    took: list[float] = []
+    with (
+        Producer(node.address) as producer,
+        Consumer([TOPIC], group="commits", node=node.address, auto_commit=False) as consumer,
+    ):
+        for _ in range(COMMITS):
+            producer.send(TOPIC, b"x")
+            assert eventually(lambda: consumer.poll(timeout_s=0.5), "a message")
+            began = time.monotonic()
+            consumer.commit()
+            took.append(time.monotonic() - began)
+            time.sleep(PAUSE_S)
+    return percentile(took, 0.5)
+
+
+@pytest.mark.slow
+def test_a_commit_does_not_wait_for_questions(node: Node) -> None:
+    # It took ten times as long: its turn went on with questions for 10 ms, and the process then rested twice as long.
+    quiet = commit_seconds(node)
+    with attacked(node, "lists_never_read"):
+        time.sleep(1)
+        loud = commit_seconds(node)
+    assert loud <= 6 * quiet, f"{loud * 1_000:.1f} ms, {quiet * 1_000:.1f} ms without it"
 
 
 @pytest.mark.long

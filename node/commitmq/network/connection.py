@@ -28,12 +28,14 @@ _BYTES_A_SECOND: Final = 64
 
 
 class Connection:
-    """The counts of one connection. The receiving thread sets ``handled`` and ``identity``, the gate sets the rest.
+    """The counts of one connection. The receiving thread sets ``handled``, ``identity``, ``sends_long``, ``ending`` and
+    ``hurried``, the gate sets the rest.
 
     In bytes: ``received`` in all, ``grown`` since the look before, ``pending`` of them not handled, and ``unfinished``
     of those known to belong to an incomplete request. ``ended``: the gate has shut the connection down. ``closed``:
     libzmq has closed it, and requests from it may still wait to be handled. ``gone``: the peer has closed it. libzmq
-    closes it when it has read everything.
+    closes it when it has read everything. ``sends_long``: it has sent a long header. ``ending``: its end was asked for,
+    and its further requests are dropped. ``hurried``: one came, so it is ended at once.
 
     The connection has a descriptor of its own. Otherwise bytes that came just before libzmq closed the other descriptor
     would not be counted.
@@ -50,12 +52,15 @@ class Connection:
         "closed",
         "descriptor",
         "ended",
+        "ending",
         "gone",
         "grown",
         "handled",
+        "hurried",
         "identity",
         "pending",
         "received",
+        "sends_long",
         "unfinished",
     )
 
@@ -69,6 +74,7 @@ class Connection:
         self.grown = 0
         self.pending = 0
         self.unfinished = 0
+        self.sends_long = self.ending = self.hurried = False
         self.ended = False
         self.closed = False
         self.gone = False

@@ -45,6 +45,7 @@ from commitmq.log import Log
 from commitmq.network import routing_ids
 from commitmq.network.connection import Connection
 from commitmq.network.descriptors import affordable_connections
+from commitmq.network.endings import Ending, Endings
 from commitmq.network.growth import Growth
 
 _LOOK_S: Final = 0.025
@@ -57,11 +58,9 @@ _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _ARMED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 _GONE: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _NEWCOMER_S: Final = 1.0
-_ANSWER_S: Final = 0.1  # within this time the I/O thread sends an answer
 _SCAN: Final = 1_000
 # libzmq may give out automatic ids before the gate has learnt of their connections.
 _UNHEARD: Final = 4_096
-_LOG_INTERVAL_S: Final = 1.0
 
 
 class Gate:
@@ -74,6 +73,8 @@ class Gate:
     ) -> None:
         self._config = config
         self._log = log
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.endings = Endings(log, self._wake)
         self._max_request_bytes = max_request_bytes
         # With every configuration one connection must be able to send the longest request.
         self._max_pending_bytes = max(config.max_pending_bytes, 2 * max_request_bytes)
@@ -84,7 +85,6 @@ class Gate:
         self.peers: dict[bytes, Connection] = {}
         self.looks = 0
         self.is_empty = True
-        self.ended: Counter[str] = Counter()
         self.departed: deque[bytes] = deque(maxlen=_UNHEARD)  # ids of ended connections; the process may empty it
         self._connections: dict[int, Connection] = {}
         self._watched: dict[int, Connection] = {}
@@ -97,8 +97,6 @@ class Gate:
         self._held: set[Connection] = set()
         self._of_client: Counter[str] = Counter()
         self._silent: deque[Connection] = deque()
-        self._to_end: deque[tuple[float, Connection, str, str]] = deque()
-        self._next_line_s = 0.0
         self._accepted, self._seen_looks, self._counting_s = 0, -1, 0.0
         self._growth = Growth()
         address = f"inproc://gate-{id(self)}"
@@ -106,7 +104,6 @@ class Gate:
         self._monitor: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.RCVHWM, 0)  # a monitor whose queue is full stops the I/O thread
         self._monitor.connect(address)
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._arrivals = select.epoll()
         # libzmq's signal to the receiving thread: a message flushed to an empty queue sets it.
         self._signals = select.poll()
@@ -158,10 +155,10 @@ class Gate:
         return identity in self._leaving if found is None else found.gone
 
     def end(self, connection: Connection, bound: str, why: str) -> None:
-        """Let the gate end ``connection`` a moment later, after the peer got its answer."""
-        self._to_end.append((time.monotonic() + _ANSWER_S, connection, bound, why))
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake, 1)
+        """Let the gate end ``connection`` a moment later, after the peer got its answer. Its further requests must be
+        dropped, and reported to ``endings.drop``.
+        """
+        self.endings.ask(connection, bound, why)
 
     def stop(self, router: zmq.Socket[bytes]) -> None:
         """End the thread; before ``router`` is closed."""
@@ -203,6 +200,8 @@ class Gate:
                 if look_at is None:
                     poller.register(arrivals, select.POLLIN)
             self._end_silent(now)
+            while (ending := self.endings.hurried()) is not None:
+                self._end_asked(ending)
             due = [at for at in (look_at, self._silent_due_s()) if at is not None]
             timeout_ms = max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
             for descriptor, _ in poller.poll(timeout_ms):
@@ -241,7 +240,7 @@ class Gate:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 connection.refuse()
-                self._tell_end(connection, "max_connections", "no descriptor is left to guard it")
+                self._tell_end(Ending(connection, "max_connections", "no descriptor is left to guard it"))
             return
         self._watched[own] = connection
         self._of_client[connection.client] += 1
@@ -299,17 +298,16 @@ class Gate:
         if connection.ended:
             return
         connection.end()
-        self._tell_end(connection, bound, why)
+        self._tell_end(Ending(connection, bound, why))
 
-    def _tell_end(self, connection: Connection, bound: str, why: str) -> None:
-        self.ended[bound] += 1
-        now = time.monotonic()
-        self._growth.trim_soon(now)
-        if now >= self._next_line_s:
-            # One line a second: a client that breaks a bound a thousand times must not fill the log.
-            self._next_line_s = now + _LOG_INTERVAL_S
-            client, in_all = connection.client, self.ended.total()
-            self._log.warning("connection ended", bound=bound, why=why, client=client, in_all=in_all)
+    def _end_asked(self, ending: Ending) -> None:
+        one, bound, why = ending
+        # The descriptor may have been unknown when the receiving thread asked for the end; of a closed one it is free.
+        self._end(one if one.closed else self._connections.get(one.descriptor, one), bound, why)
+
+    def _tell_end(self, ending: Ending) -> None:
+        self._growth.trim_soon(time.monotonic())
+        self.endings.tell(ending)
 
     # ------------------------------------------------------------ connections without a request
 
@@ -329,10 +327,8 @@ class Gate:
 
     def _look(self, now: float) -> bool:
         """Count the new bytes, and end connections that hold too much. False when nothing came and nothing is held."""
-        while self._to_end and self._to_end[0][0] <= now:
-            _, one, bound, why = self._to_end.popleft()
-            # The descriptor may have been unknown when the receiving thread asked for the end; of a closed one it is free.
-            self._end(one if one.closed else self._connections.get(one.descriptor, one), bound, why)
+        while (ending := self.endings.due(now)) is not None:
+            self._end_asked(ending)
         began = time.thread_time()
         arrived = self._arrivals.poll(0, max(1, len(self._connections)))
         active = {own: self._watched[own] for own, _ in arrived if own in self._watched}
@@ -361,7 +357,7 @@ class Gate:
         self._bound_requests()
         self._bound_pending()
         self._bound_growth(now)
-        return bool(active or self._held or self._to_end or self._growth.trim_s)
+        return bool(active or self._held or self.endings or self._growth.trim_s)
 
     def _count_left(self) -> None:
         if not self._left:

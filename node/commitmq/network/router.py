@@ -2,7 +2,8 @@
 
 Its limits: the bytes of a frame (libzmq ends the connection that sends a larger one), 64 whole requests waiting per
 connection, the frames of one request, waiting answers, and the bounds of :mod:`.gate`. Requests with long headers wait for
-shorter ones, see :mod:`.long_requests`.
+shorter ones, see :mod:`.long_requests`; one that names no operation is refused unread. Requests of a connection that is
+about to be ended are dropped.
 
 ``ROUTER_HANDOVER`` is on: a connection that comes with the id of another one takes its place. With it off, libzmq would
 ignore the newcomer and keep its messages for ever, also after it has gone (4 connections and 60 requests of 1 MB each:
@@ -50,12 +51,16 @@ class Router(zmq.Socket[bytes]):
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """The next request: routing id, header, payload. A request that is refused because of its sender's id is never
         returned. A request that only needs an answer is not returned when its peer has gone.
+
+        Frames of a connection that has sent a long header are copied when they are returned, because the line may drop
+        them.
         """
         gate, line = self.gate, self.line
         if line.began_ns:
             line.settle()
         while True:
             if line.waiting and (long := self.take_long()) is not None:
+                long = _copied(long)
                 if self._is_over(long):
                     continue
                 return long
@@ -66,33 +71,47 @@ class Router(zmq.Socket[bytes]):
                 raise
             gate.is_empty = False
             connection = gate.peers.get(identity)
+            copies = connection is not None and not connection.sends_long
+            first: Any = self.recv(flags, copy=copies)
+            frames = [identity, first]
             if connection is None:
-                first = self.recv(flags, copy=False)
                 connection = self.meet(identity, first)
-                frames: list[bytes] = [identity, first.bytes]
-            else:
-                frames = [identity, self.recv(flags)]
             while self.getsockopt(zmq.RCVMORE):
                 if len(frames) > MAX_FRAMES:
                     self.skip_rest(identity, connection)
                     break
-                frames.append(self.recv(flags))
+                frames.append(self.recv(flags, copy=copies))
             if connection is None:
                 continue
             size = sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames)
             connection.handled += size
             if connection.gone and self.only_answers:
                 continue
-            if (size > LONG_HEADER_BYTES or line.waiting) and self.must_wait(frames, size, connection):
+            is_plain = size <= LONG_HEADER_BYTES and not line.waiting and not connection.ending
+            if not is_plain and self.sets_aside(frames, size, connection):
                 continue
+            if not copies:
+                frames = _copied(frames)
             if self._is_over(frames):
                 continue
             return frames
 
-    def must_wait(self, request: list[Any], size: int, connection: Connection) -> bool:
-        """Whether ``request``, ``[routing id, header, …]``, waits in the line. Ask for large ones, and while any waits."""
+    def sets_aside(self, request: list[Any], size: int, connection: Connection) -> bool:
+        """Whether ``request``, ``[routing id, header, …]``, is not handled now: it waits in the line, was refused unread,
+        or comes from an ``ending`` connection. Ask for large ones, for those connections, and while any waits.
+        """
         line = self.line
-        if not self.has_line or (len(request[1]) <= LONG_HEADER_BYTES and not line.holds(request[0])):
+        if connection.ending:
+            self.gate.endings.drop(connection)
+            return True
+        if not self.has_line:
+            return False
+        if len(request[1]) > LONG_HEADER_BYTES:
+            connection.sends_long = True
+            if wire.names_no_operation(request[1]):
+                self._refuse_unread(request[0], connection)
+                return True
+        elif not line.holds(request[0]):
             return False
         line.add(request, size, connection)
         while line.total_bytes > MAX_BYTES and line.waiting > 1:
@@ -104,10 +123,15 @@ class Router(zmq.Socket[bytes]):
     def take_long(self) -> list[Any] | None:
         """The next request of the line whose time has come."""
         line = self.line
-        if self.only_answers:
-            while (owner := line.next_owner()) is not None and owner.gone:
-                line.drop_next()
+        while (owner := line.next_owner()) is not None and (owner.ending or (owner.gone and self.only_answers)):
+            line.drop_next()
         return line.take()
+
+    def _refuse_unread(self, identity: bytes, connection: Connection) -> None:
+        """Refuse a long header that names no operation, and end its connection: its further ones would cost the same."""
+        with contextlib.suppress(zmq.ZMQError):
+            super().send_multipart([identity, wire.error(None, "UNKNOWN_OP", wire.NO_OPERATION)], zmq.NOBLOCK)
+        self.gate.end(connection, "operation", wire.NO_OPERATION)
 
     def _is_over(self, request: list[Any]) -> bool:
         if not len(self.unsent) or not self.unsent.is_over(request[0]):
@@ -161,6 +185,10 @@ class Router(zmq.Socket[bytes]):
             self.gate.stop(self)
             del self.gate
         super().close(linger)
+
+
+def _copied(request: list[Any]) -> list[bytes]:
+    return [one if type(one) is bytes else one.bytes for one in request]
 
 
 def open_router(

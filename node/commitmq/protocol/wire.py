@@ -5,6 +5,7 @@ The protocol itself is described in PROTOCOL.md beside this file. This module mu
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import orjson
@@ -23,6 +24,13 @@ PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
 MAX_SENTENCE_CHARACTERS = 2_000
 _LONGEST_OPERATION: Final = 64
+NO_OPERATION: Final = f"no operation has a name of more than {_LONGEST_OPERATION} characters; the connection is ended"
+# A header whose op comes first, or behind short fields, and is longer than any name; a character has four bytes at most.
+_LOOKED_AT: Final = 1_024
+_FIELD: Final = rb'\s*"[^"\\]{1,32}"\s*:\s*(?:-?\d{1,20}|"[^"\\]{0,64}")\s*,'
+_TOO_LONG_A_NAME: Final = re.compile(
+    rb'\s*\{(?:%s){0,6}\s*"op"\s*:\s*"[^"\\]{%d}' % (_FIELD, 4 * _LONGEST_OPERATION + 1)
+)
 
 
 def pack(header: dict[str, Any]) -> bytes:
@@ -56,6 +64,13 @@ def parse_request(frame: bytes) -> dict[str, Any]:
     if type(header.get("id")) is not int:
         raise ProtocolError("BAD_HEADER", "the header needs id, an integer that the answer repeats")
     return header
+
+
+def names_no_operation(header: Any) -> bool:
+    """Whether ``header``, an object with a buffer, has an ``op`` that is longer than any operation's name. Only its
+    beginning is looked at, so false says nothing.
+    """
+    return _TOO_LONG_A_NAME.match(memoryview(header)[:_LOOKED_AT]) is not None
 
 
 def too_long(size_bytes: int) -> str:

@@ -19,15 +19,14 @@ from commitmq.errors import CommitMQError, ProtocolError
 from commitmq.log import Log
 from commitmq.network import ports
 from commitmq.network.router import open_router
+from commitmq.network.share_of_time import ShareOfTime
 from commitmq.protocol import wire
 
 _MAX_REQUESTS_A_TURN = 256
 _WAITING_ANSWERS = 1_000
 _MAX_HEADER_BYTES = 64 * 1024
 _MAX_TURN_NS = 5_000_000
-# The supervisor rests for this many times a turn that ended at its limit: requests get at most a fifth of its time, and
-# of a processor that the other processes need. Unread requests wait in the connections of their clients.
-_REST = 4
+_SHARE = 0.2  # of a processor that the other processes need
 _SHARED = "status"  # its answer takes milliseconds, and depends on nothing in the request
 _READ_ONLY = ("metadata", "status")  # nobody misses one whose client has gone
 _PORT_PATIENCE_MS = 500
@@ -50,6 +49,7 @@ class AdminSocket:
         self._context = zmq.Context(io_threads=1)
         self._handlers = handlers
         self._log = log
+        self._share = ShareOfTime(_SHARE)
         try:
             self.socket, self.endpoints = open_router(
                 self._context,
@@ -70,31 +70,29 @@ class AdminSocket:
             raise CommitMQError(f"cannot listen on {address}: {error.strerror}") from error
 
     def serve(self) -> float:
-        """Answer the requests that have arrived, up to a limit. Returns the seconds to rest before the next call.
+        """Answer the requests that have arrived, up to a limit. Returns the seconds to rest before the next call, so that
+        requests take no more than their share of a processor.
 
         Those for the status come last, and share one answer, which was made after the last of them arrived.
         """
-        began_ns = now_ns = time.monotonic_ns()
+        began_s = time.thread_time()
+        end_ns = time.monotonic_ns() + _MAX_TURN_NS
         shared: list[tuple[bytes, int]] = []
-        is_drained = False
         for _ in range(_MAX_REQUESTS_A_TURN):
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                is_drained = True
                 break
             if len(frames) < 2:
                 continue  # only an identity: there is nothing to answer and no id to repeat
             answer = self._answer(frames[0], frames[1], len(frames) - 2, shared)
             if answer is not None:
                 self.send(frames[0], answer)
-            now_ns = time.monotonic_ns()
-            if now_ns >= began_ns + _MAX_TURN_NS:
+            if time.monotonic_ns() >= end_ns:
                 break
         if shared:
             self._answer_shared(shared)
-            now_ns = time.monotonic_ns()
-        return 0.0 if is_drained else _REST * min(now_ns - began_ns, _MAX_TURN_NS) / 1e9
+        return self._share.spend(time.thread_time() - began_s)
 
     def _answer_shared(self, requests: list[tuple[bytes, int]]) -> None:
         first_peer, first = requests[0]

@@ -31,6 +31,7 @@ from commitmq.coordination.answers import Answer
 from commitmq.coordination.seats import Seats
 from commitmq.coordination.service import LISTS, READ_ONLY, RETRY_MS, Service, TopicNews
 from commitmq.errors import ProtocolError, StoreError
+from commitmq.network.share_of_time import ShareOfTime
 from commitmq.protocol import wire
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 
@@ -44,12 +45,14 @@ _GRACE_MS = 500
 # A turn ends when no request waits or at one of these limits, which bound its memory and the wait of its first answer.
 _TURN_REQUESTS = 512
 _TURN_BYTES = 4 * 1024 * 1024
-_TURN_NS = 10_000_000
-# A turn that changes nothing has no sync that many requests should share.
-_READING_TURN_NS = 1_000_000
+# The time of a turn for each kind of request. Only changes share a sync. Many questions end a turn early, so that a commit
+# among them gets its answer.
+_QUESTION, _OF_SESSIONS, _CHANGE = range(3)
+_TURN_NS = (250_000, 1_000_000, 10_000_000)
+_SHARE_OF_QUESTIONS = 0.25  # of a processor; refusals are questions too
 # Clients that wait for their answers leave a turn that ends with no request waiting. Clients that ask on and on do not:
-# after two turns in a row that ended at a limit this process rests for this many times a turn, so that others get the
-# processor.
+# after two turns in a row that other requests than questions brought to a limit this process rests for this many times a
+# turn, so that others get the processor.
 _REST = 2
 _LONGEST_REST_S = 0.04
 # The socket takes its clients in turns, so a client that sends without a pause delays the requests of others by less
@@ -101,6 +104,7 @@ class Coordinator:
         self._encoded: dict[int, tuple[int, bytes]] = {}
         self._full_turns = 0  # in a row
         self._rest_s = 0.0
+        self._share = ShareOfTime(_SHARE_OF_QUESTIONS)
         self._delete_timeout_ms = context.config.topics.delete_timeout_ms
         self._router, self._endpoints = context.bind_router(ROLE)
         context.register(self._router)
@@ -111,7 +115,7 @@ class Coordinator:
         context.ready(endpoints=self._endpoints, topics=len(self._service.topics.table.topics))
         self._log.info("ready", topics=len(self._service.topics.table.topics), endpoints=",".join(self._endpoints))
         while not context.stopping:
-            if self._full_turns > 1:
+            if self._rest_s:
                 time.sleep(self._rest_s)
             context.wait(self._timeout_ms())
             self._turn()
@@ -142,33 +146,39 @@ class Coordinator:
             self._no_expiry_before_ms = now_ms + _GRACE_MS
         self._last_turn_ms = now_ms
         self._service.mend(now_ms)
-        began_ns = time.monotonic_ns()
-        end_ns = began_ns + _READING_TURN_NS
-        while len(answers) < _TURN_REQUESTS and taken_bytes < _TURN_BYTES and time.monotonic_ns() < end_ns:
+        began_s, began_ns = time.thread_time(), time.monotonic_ns()
+        spent_ns, before_ns, kind = [0, 0, 0], began_ns, _QUESTION
+        while len(answers) < _TURN_REQUESTS and taken_bytes < _TURN_BYTES and spent_ns[kind] < _TURN_NS[kind]:
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 drained = True
                 break
             taken_bytes += sum(map(len, frames))
-            identity, answer = self._handle(frames, has_left=self._router.gate.has_left(frames[0]))
+            identity, answer, kind = self._handle(frames, has_left=self._router.gate.has_left(frames[0]))
             if answer is not None:
                 answers.append((frames[0], identity, answer))
-                if isinstance(answer, Answer) and answer.needs is not None:
-                    end_ns = began_ns + _TURN_NS
+            now_ns = time.monotonic_ns()
+            spent_ns[kind] += now_ns - before_ns
+            before_ns = now_ns
         departed = self._router.gate.departed
         self._seats.ended((departed.popleft() for _ in range(len(departed))), now_ms)
-        self._full_turns = 0 if drained else self._full_turns + 1
+        is_full = not drained and 2 * spent_ns[_QUESTION] <= sum(spent_ns)
+        self._full_turns = self._full_turns + 1 if is_full else 0
         calm = now_ms >= self._no_expiry_before_ms
         self._service.tick(now_ms, expire_ms=(now_ms if drained else now_ms - _FLOODED_MS) if calm else None)
         self._end_turn(answers)
         self._service.write_snapshots(now_ms)
-        self._rest_s = min(_REST * (time.monotonic_ns() - began_ns) / 1e9, _LONGEST_REST_S)
+        turn_s = (time.monotonic_ns() - began_ns) / 1e9
+        self._rest_s = min(_REST * turn_s, _LONGEST_REST_S) if self._full_turns > 1 else 0.0
+        if spent_ns[_QUESTION]:
+            used_s = (time.thread_time() - began_s) * spent_ns[_QUESTION] / sum(spent_ns)
+            self._rest_s = max(self._rest_s, self._share.spend(used_s))
         return bool(answers)
 
-    def _handle(self, frames: list[bytes], *, has_left: bool) -> tuple[int | None, Answer | bytes | None]:
-        """One request's id and its answer, or the bytes of its refusal; no answer for a peer that has left, where the
-        request would change nothing. ``frames`` begin with the peer's id. No content of a request raises here.
+    def _handle(self, frames: list[bytes], *, has_left: bool) -> tuple[int | None, Answer | bytes | None, int]:
+        """One request's id, its answer or the bytes of its refusal, and its kind; no answer for a peer that has left, where
+        the request would change nothing. ``frames`` begin with the peer's id. No content of a request raises here.
         """
         peer, frames = frames[0], frames[1:]
         header_frame = frames[0] if frames else b""
@@ -181,24 +191,26 @@ class Coordinator:
                     "INVALID_PARAMETER", f"{header['op']} takes no payload, but {len(frames) - 1} frames came"
                 )
             if has_left and header["op"] in READ_ONLY:
-                return identity, None
+                return identity, None, _QUESTION
             if header["op"] in LISTS:
                 key = orjson.dumps({**header, "id": 0})
                 if key not in self._lists:
                     self._lists[key] = self._service.handle(header, monotonic_ms())
-                return identity, self._lists[key]
+                return identity, self._lists[key], _QUESTION
             answer = self._service.handle(header, monotonic_ms())
             if header["op"] in _OF_MEMBERS and not has_left:
                 self._seats.take(peer, header["group"], header["member"])
-            return identity, answer
+            kind = _CHANGE if answer.needs is not None else _QUESTION if header["op"] in READ_ONLY else _OF_SESSIONS
+            return identity, answer, kind
         except ProtocolError as error:
             identity = wire.request_id(header_frame) if identity is None else identity
-            return identity, _refusal(identity, error)
+            return identity, _refusal(identity, error), _QUESTION
         except StoreError as error:
-            return identity, _not_available(identity, error)
+            return identity, _not_available(identity, error), _QUESTION
         except Exception as error:
             self._log.exception("a request failed", error=repr(error))
-            return identity, wire.error(identity, "SYSTEM_ERROR", f"the coordinator failed on this request: {error!r}")
+            sentence = f"the coordinator failed on this request: {error!r}"
+            return identity, wire.error(identity, "SYSTEM_ERROR", sentence), _QUESTION
 
     def _end_turn(self, answers: list[tuple[bytes, int | None, Answer | bytes]]) -> None:
         service = self._service

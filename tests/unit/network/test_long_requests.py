@@ -5,6 +5,7 @@ Method: the line with a clock that the test moves; then a real ROUTER with peers
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -182,3 +183,78 @@ def test_the_bytes_of_the_line_are_bounded(opened: tuple[Router, list[str]], mon
 
         assert eventually(ended, "the connection that holds the most is ended")
         assert not ordinary.is_ended()
+
+
+def test_a_header_that_names_no_operation_is_refused_unread(opened: tuple[Router, list[str]]) -> None:
+    router, endpoints = opened
+    with RawPeer(endpoints[0]) as hostile, RawPeer(endpoints[0]) as ordinary:
+        hostile.send(wire.pack({"op": "x" * LONG_HEADER_BYTES, "id": 1}))
+        hostile.socket.setblocking(False)
+        answer = bytearray()
+
+        def answered() -> bool:
+            assert _received(router) is None
+            with contextlib.suppress(BlockingIOError):
+                answer.extend(hostile.socket.recv(4_096))
+            return len(answer) > 2
+
+        assert eventually(answered, "the refusal comes before the end")
+        assert wire.parse_answer(bytes(answer[2:]))["code"] == "UNKNOWN_OP"
+        assert eventually(hostile.is_ended, "the connection is ended")
+        assert router.line.waiting == 0
+        ordinary.send(_long(2))
+        assert eventually(lambda: _received(router) == 2, "a long header of another connection is handled")
+        assert not ordinary.is_ended()
+
+
+def test_requests_after_the_one_that_ends_a_connection_are_dropped_and_end_it_at_once(
+    opened: tuple[Router, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commitmq.network.endings._ANSWER_S", 60.0)
+    router, endpoints = opened
+    with RawPeer(endpoints[0]) as hostile:
+        hostile.send(wire.pack({"op": "x" * LONG_HEADER_BYTES, "id": 1}))
+        assert eventually(lambda: _received(router) is None and len(router.gate.endings) == 1, "its end is asked for")
+        hostile.send(wire.pack({"op": "x", "id": 2}))
+
+        def ended() -> bool:
+            assert _received(router) is None
+            return hostile.is_ended()
+
+        assert eventually(ended, "the connection is ended at once")
+
+
+def test_waiting_requests_of_a_connection_that_ends_are_forgotten(opened: tuple[Router, list[str]]) -> None:
+    router, endpoints = opened
+    with RawPeer(endpoints[0]) as hostile:
+        hostile.send(_long(1))
+        assert eventually(lambda: _received(router) == 1, "the first is taken")
+        _make_rest(router)
+        hostile.send(_long(2))
+        assert eventually(lambda: _waits(router, 1), "the second waits")
+        hostile.send(wire.pack({"op": "x" * LONG_HEADER_BYTES, "id": 3}))
+        router.line.stop_resting()
+
+        def ended() -> bool:
+            # Its second request may be taken before the third one has come.
+            assert _received(router) in (None, 2)
+            return hostile.is_ended()
+
+        assert eventually(ended, "the connection is ended")
+        assert router.line.waiting == 0
+
+
+def test_a_long_request_is_not_copied_while_it_waits(opened: tuple[Router, list[str]]) -> None:
+    router, endpoints = opened
+    with RawPeer(endpoints[0]) as peer:
+        peer.send(_long(1))
+        assert eventually(lambda: _received(router) == 1, "the first is taken")
+        _make_rest(router)
+        peer.send(_long(2))
+        assert eventually(lambda: _waits(router, 1), "the second waits")
+        (waiting,) = router.line._peers.values()
+        assert isinstance(waiting.requests[0][0][1], zmq.Frame)
+        router.line.stop_resting()
+        frames = router.recv_multipart(zmq.NOBLOCK)
+        assert [type(one) for one in frames] == [bytes, bytes]
+        assert frames[1] == _long(2)

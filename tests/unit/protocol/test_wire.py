@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import orjson
 import pytest
+import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +76,26 @@ def test_refusals_become_their_errors() -> None:
 def test_the_name_of_no_operation_is_shown_shortened() -> None:
     header = wire.parse_request(wire.pack({"op": "x" * 800_000, "id": 3}))
     assert header == {"v": 1, "op": "x" * 64 + "…", "id": 3}
+
+
+@pytest.mark.parametrize(
+    ("header", "names_none"),
+    [
+        (wire.pack({"op": "x" * 800_000, "id": 3}), True),
+        (wire.pack({"op": "x" * 257, "id": 3}), True),
+        (b' { "id" : -3 , "more":"y" , "op" : "' + b"x" * 300, True),
+        (wire.pack({"op": "x" * 256, "id": 3}), False),  # perhaps 64 characters of four bytes each
+        (wire.pack({"op": "\N{GRINNING FACE}" * 64, "id": 3}), False),
+        (wire.pack({"op": "group.join", "id": 3, "topics": ["x" * 300] * 1_000}), False),
+        (wire.pack({"id": 3, "more": '"op":"' + "x" * 300, "op": "pull"}), False),
+        (wire.pack({"id": 3, "more": {"op": "x" * 300}, "op": "pull"}), False),
+        (b"", False),
+        (b"x" * 60_000, False),
+    ],
+)
+def test_a_header_that_names_no_operation(header: bytes, names_none: bool) -> None:
+    assert wire.names_no_operation(header) is names_none
+    assert wire.names_no_operation(zmq.Frame(header)) is names_none
 
 
 def test_an_answer_again_has_another_id() -> None:

@@ -1,4 +1,5 @@
-"""Goal: requests for the status that wait at once share one answer, and others do not wait for it.
+"""Goal: requests for the status that wait at once share one answer, and others do not wait for it;
+requests have a share of a processor.
 
 Method: the admin socket with handlers of the test, called by hand, and peers over plain sockets.
 """
@@ -17,9 +18,11 @@ import zmq
 
 from commitmq.config import NodeConfig
 from commitmq.log import get_log
+from commitmq.network.share_of_time import BURST_S
 from commitmq.protocol import wire
 from commitmq.supervision.admin_socket import AdminSocket, Answer
 from nodes import eventually
+from zmtp import RawPeer
 
 _PEERS = 20
 
@@ -77,3 +80,22 @@ def test_requests_for_the_status_share_an_answer(admin: _Admin) -> None:
         for peer in peers:
             peer.close()
         context.destroy(linger=0)
+
+
+def test_a_turn_that_leaves_nothing_waiting_is_counted_too(tmp_path: Path) -> None:
+    # A client that asks one question after the other took a whole processor.
+    def answer(_peer: bytes, header: dict[str, Any]) -> Answer:
+        end_s = time.thread_time() + 2 * BURST_S
+        while time.thread_time() < end_s:
+            pass
+        return wire.ok(header["id"])
+
+    admin = AdminSocket(NodeConfig(), f"ipc://{tmp_path}/a.ipc", 0, {"metadata": answer}, get_log("test"))
+    try:
+        assert admin.serve() == 0.0
+        with RawPeer(admin.endpoints[0]) as peer:
+            peer.send(wire.pack({"op": "metadata", "id": 1}))
+            assert admin.socket.poll(5_000)
+            assert admin.serve() > 0.0
+    finally:
+        admin.close(linger_ms=0)

@@ -159,8 +159,8 @@ class Writer:
                 if connection is None:
                     continue
                 connection.handled += (size := sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames))
-                may_wait = line.waiting or len(frames[0]) > LONG_HEADER_BYTES
-                if may_wait and router.must_wait([identity, *frames], size, connection):
+                is_plain = not line.waiting and not connection.ending and len(frames[0]) <= LONG_HEADER_BYTES
+                if not is_plain and router.sets_aside([identity, *frames], size, connection):
                     continue
             answer = self._handle(identity, frames)
             if isinstance(answer, PendingAck):
