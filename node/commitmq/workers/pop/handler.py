@@ -100,7 +100,8 @@ class Handler:
                         if pop.is_cut:
                             self._parked.look_later(woken[number:])
                             break
-                        if tries < _MOST_TRIES and (pop.wanted is not None or self._points.is_full(pop.client)):
+                        is_special = pop.wanted is not None or pop.queue >= 0 or self._points.is_full(pop.client)
+                        if tries < _MOST_TRIES and is_special:
                             continue  # another one of the group may get what this one may not
                         break
                 except (CommitMQError, OSError) as error:

@@ -23,7 +23,7 @@ from commitmq.workers.pop import handler as handler_module
 from commitmq.workers.pop import revive_queues as revive_module
 from commitmq.workers.pop.finder import Finder
 from commitmq.workers.pop.handler import Handler
-from commitmq.workers.pop.parked_pops import Pop
+from commitmq.workers.pop.parked_pops import ParkedPops, Pop
 from commitmq.workers.pop.points import Point, Points
 from commitmq.workers.pop.process import Pop as Process
 from commitmq.workers.pop.records import Records
@@ -236,3 +236,19 @@ def test_a_request_that_fails_half_way_stores_nothing() -> None:
     turn.claimed[KEY, 41] = None
     turn.roll_back(mark)
     assert (len(turn.records), turn.steps, list(turn.claimed)) == (1, [], [(KEY, 40)])
+
+
+def test_a_receive_of_one_queue_holds_up_none_of_another() -> None:
+    parked, served = ParkedPops(10), MagicMock()
+    handler = Handler(
+        PopConfig(), 8, MagicMock(), Points(PopConfig()), parked, MagicMock(), MagicMock(), MagicMock(), MagicMock(), served
+    )  # fmt: skip
+    handler._answers.unsent.is_over.return_value = False  # type: ignore[attr-defined]
+    served.serve.side_effect = lambda pop: pop.queue == 1
+    pops = [Pop(b"c", n, "g", ["orders"], 32, 5_000, 9, None, False, ordered=True, queue=n) for n in range(3)]
+    for pop in pops:
+        parked.add(pop, 0)
+    parked.wake("orders")
+    handler.look_again()
+    assert parked.all() == [pops[0], pops[2]]
+    assert not parked.has_woken
