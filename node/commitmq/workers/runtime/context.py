@@ -1,12 +1,10 @@
 """The common part of every worker process: its context, its lifeline to the supervisor, and one way to wait.
 
 A worker module has ``ROLE`` and ``run(context)``; ``run`` returns when it has drained after ``context.stopping`` became
-true. The forkserver calls :func:`main`, which holds the role's lock, sets up logging and maps every end of a worker to
-a named exit code.
+true. The forkserver calls :func:`main`, which holds the role's lock and maps every end of a worker to an exit code.
 
 The lifeline is one end of a Unix socket pair; the supervisor holds the other. ``stop`` on it asks the worker to drain.
-End of file means the supervisor is dead: the worker then exits at once, without draining, because a new supervisor may
-already be waiting for its lock, and recovery is made for exactly that.
+End of file means the supervisor is dead: the worker then exits at once, because a new one may wait for its lock.
 """
 
 from __future__ import annotations
@@ -61,7 +59,6 @@ _HEARTBEAT, _ASLEEP = int(WorkerWord.HEARTBEAT_MS), int(WorkerWord.ASLEEP)
 _POLL_MS, _IDLE_POLL_MS = 100, 500
 _IDLE_AFTER_MS = 1000
 _NAP_MS = 5  # waits up to this long are naps, which only urgent rings end; a caller may declare a longer wait a nap
-
 # One slot of the control block per role. Dispatchers other than the ConsumeQueue's have DISPATCHER_BASE plus their
 # dispatcher slot. Plugins' workers follow from WORKER_BASE on; the supervisor assigns their slots.
 DISPATCHER_BASE = 30
@@ -157,6 +154,11 @@ class WorkerContext:
         """``commitmq/workers/NAME`` under the store, for files of a plugin's worker; it creates the folder at first use."""
         return self.layout.own / "workers" / self.role.removeprefix("worker-")
 
+    @property
+    def admin_ipc(self) -> str:
+        """The same for processes of this host."""
+        return str(read_node_file(self.layout)["admin"][1])
+
     def ringer(self, role: str) -> Ringer:
         """A Ringer that wakes the worker of ``role``."""
         return Ringer(self.layout.doorbell(role), self.control, role_slot(role))
@@ -218,7 +220,7 @@ class WorkerContext:
         self._tell({"event": "info", **info})
 
     def tell_item(self, name: str, item: dict[str, Any] | str) -> None:
-        """Report one item of the list ``name`` to the supervisor; for lists that may be too long for one message."""
+        """Report one item of the list ``name``; for lists that may be too long for one message."""
         self._tell({"event": "item", "list": name, "item": item})
 
     def _tell(self, message: dict[str, Any]) -> None:
@@ -244,7 +246,7 @@ class WorkerContext:
         ``unless`` is evaluated after this worker has published ASLEEP: true means there is work already, and the wait
         becomes a look. That closes the race with a peer that moved a position but saw this worker awake. ``nap``: only
         urgent rings end this wait, however long it is. Returns the sockets (and descriptors) to look at; one may turn
-        out to have nothing, so read with NOBLOCK. Handles the lifeline itself; raises SupervisorGone at its end.
+        out to have nothing, so read with NOBLOCK. Raises SupervisorGone at the lifeline's end.
         """
         control = self.control
         control.put_worker(self.slot, _HEARTBEAT, monotonic_ms())
@@ -336,8 +338,7 @@ def main(
     """Run one worker from lock to exit code. Called in the forked child; never raises."""
     from commitmq.errors import StoreError
 
-    # Ctrl-C goes to the whole terminal group, a service manager's SIGTERM to the whole control group. Only the
-    # supervisor acts on them, or workers would end before they were asked to drain.
+    # Ctrl-C and a service manager's SIGTERM go to the whole group. Only the supervisor acts on them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log = get_log(role)

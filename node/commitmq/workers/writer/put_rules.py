@@ -49,11 +49,15 @@ class PutRules:
         self._timer = TimerRule(config.timer, layout.root / "timerwheel")
 
     def place(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
-        """Where ``run``, which carries special properties, is stored, and in which bytes.
+        """Where ``run``, which carries special properties, is stored, and in which bytes. Its born hosts stay if they did.
 
         Raises Refusal for a run of several destinations or a property without a meaning, MessageIllegalError when a
         rewritten record would break a limit.
         """
+        placed = self._placed(run, topic, queue_id)
+        return replace(placed, run=replace(placed.run, moved=True)) if run.moved else placed
+
+    def _placed(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
         if run.special & _TRANSACTION and (half := self._half(run, topic, queue_id)) is not None:
             return half
         if run.special & _DELAY:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from commitmq.workers.writer.born_hosts import BornHosts, peer_address
 from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
 from commitmq.workers.writer.patient_append import PatientAppend
 from commitmq.workers.writer.producers import Numbered, Producers, ProducersUnusableError, numbered
-from commitmq.workers.writer.put_rules import Placed, PutRules
+from commitmq.workers.writer.put_rules import PutRules
 from commitmq.workers.writer.recalls import LATE_RECALL, Recalls
 from commitmq.workers.writer.send_answers import PendingAck, SendAnswers
 from commitmq.workers.writer.send_backs import SendBacks
@@ -237,15 +236,10 @@ class SendRequests:
         self, identity: Peer, header: dict[str, Any], topic: str, queue_id: int, run: CheckedRun, host: bytes, ack: str
     ) -> bytes | PendingAck:
         """Store messages with special properties where they wait; the answer names that place too."""
-        placed = self._place(run, topic, queue_id)
+        placed = self._rules.place(run, topic, queue_id)
         number, done = self._store_run(placed.topic, placed.queue_id, placed.run, host)
         where = {} if placed.topic == topic else {"stored_topic": placed.topic, "stored_queue": placed.queue_id}
         return self._answers.acknowledged(identity, header, topic, queue_id, number, run.count, done, ack, where)
-
-    def _place(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
-        """Where messages with special properties are stored. Raises Refusal, MessageIllegalError."""
-        placed = self._rules.place(run, topic, queue_id)
-        return replace(placed, run=replace(placed.run, moved=True)) if run.moved else placed
 
     def _keeps_hosts(self, header: dict[str, Any], name: str, frame: zmq.Frame | Payload) -> bool:
         """True for a run of one of the node's own movers or gateways. ``header[name]``, 4 or 6, says how its born hosts

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from commitmq.errors import ProtocolError, StoreError
+from commitmq.plugin import WorkerContext
 from commitmq.protocol import wire
-from commitmq.supervision.node_files import read_node_file
-from commitmq.workers.runtime.context import WorkerContext
 from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError, NodeLine
 
 _TIMEOUT_S: Final = 5.0
@@ -83,7 +82,7 @@ class Node:
     def _admin(self) -> str:
         """The name of the supervisor's socket, which each life of the node has of its own. Raises ProtocolError."""
         try:
-            endpoint = str(read_node_file(self.layout)["admin"][1])
+            endpoint = self._context.admin_ipc
         except (StoreError, KeyError, IndexError) as error:
             raise ProtocolError(SERVICE_NOT_AVAILABLE, f"the supervisor cannot be reached: {error}") from error
         return endpoint.rpartition("/")[2].removesuffix(".ipc")
