@@ -53,11 +53,10 @@ class ExitCode(IntEnum):
     RESTART = 79  # the worker asks for a new process: a person changed something that only a new process sees
 
 
-# Plain ints, because every message uses them and an enum's look-ups and operators are slow.
+# Plain ints: every message uses them, and an enum's operators are slow.
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _HEARTBEAT, _ASLEEP = int(WorkerWord.HEARTBEAT_MS), int(WorkerWord.ASLEEP)
-_POLL_MS, _IDLE_POLL_MS = 100, 500
-_IDLE_AFTER_MS = 1000
+_POLL_MS, _IDLE_POLL_MS, _IDLE_AFTER_MS = 100, 500, 1000
 _NAP_MS = 5  # waits up to this long are naps, which only urgent rings end; a caller may declare a longer wait a nap
 # One slot of the control block per role. Dispatchers other than the ConsumeQueue's have DISPATCHER_BASE plus their
 # dispatcher slot. Plugins' workers follow from WORKER_BASE on; the supervisor assigns their slots.
@@ -211,7 +210,7 @@ class WorkerContext:
         self._asked_routers = [one for one in self._asked_routers if one is not sock]
 
     def ready(self, **info: Any) -> None:
-        """Report to the supervisor that this worker serves. ``info`` (endpoints …) becomes part of its status."""
+        """Report that this worker serves. ``info`` (endpoints …) becomes part of its status."""
         self.control.put_worker(self.slot, WorkerWord.STATE, WorkerState.READY)
         self._tell({"event": "ready", **info})
 
@@ -230,7 +229,7 @@ class WorkerContext:
             raise SupervisorGone from error
 
     def heartbeat(self) -> None:
-        """Show the supervisor that this loop turns. :meth:`wait` does it by itself."""
+        """Show the supervisor that this loop turns, as :meth:`wait` does."""
         self.control.put_worker(self.slot, WorkerWord.HEARTBEAT_MS, monotonic_ms())
 
     @property
