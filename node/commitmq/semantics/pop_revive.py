@@ -135,10 +135,25 @@ class CheckPoint:
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidMessageError(f"no check point: {body[:200]!r}") from error
 
-    def acked(self, offset: int) -> CheckPoint:
-        """This check point with the message at ``offset`` marked; the same for an offset it does not have."""
-        offsets = self.offsets
-        return replace(self, bits=self.bits | 1 << offsets.index(offset)) if offset in offsets else self
+    def acked(self, *offsets: int) -> CheckPoint:
+        """This check point with the messages at ``offsets`` marked; the same for offsets that it does not have."""
+        bits = self.bits
+        for offset in offsets:
+            index = self._index(offset)
+            bits |= 1 << index if index >= 0 else 0
+        return self if bits == self.bits else replace(self, bits=bits)
+
+    def is_left(self, offset: int) -> bool:
+        """Whether ``offset`` is one of :meth:`left`."""
+        index = self._index(offset)
+        return index >= 0 and not self.bits >> index & 1
+
+    def _index(self, offset: int) -> int:
+        """The place of the message at ``offset`` among all; -1 for an offset that it does not have."""
+        delta = offset - self.key.start_offset
+        if self.deltas:
+            return self.deltas.index(delta) if delta in self.deltas else -1
+        return delta if 0 <= delta < self.count else -1
 
     def left(self) -> list[int]:
         """Offsets of the messages that are not acked."""

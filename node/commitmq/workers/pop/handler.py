@@ -279,10 +279,13 @@ class Handler:
 
     def _settle(self, receipts: list[Receipt]) -> None:
         """Their acks are stored."""
+        by_key: dict[CheckPointKey, list[int]] = {}
         for one in receipts:
-            point = self._points.has(one.key, one.offset)
+            by_key.setdefault(one.key, []).append(one.offset)
+        for key, offsets in by_key.items():
+            point = self._points.by_key.get(key)
             if point is not None:
-                self._points.settle(point, one.offset)
+                self._points.settle(point, *offsets)
 
     def _acknowledge(self, receipts: list[Receipt]) -> None:
         """Acks of ``receipts``: one for each check point."""
@@ -322,8 +325,7 @@ class Handler:
         key, invisible_ms = point.check_point.key, point.check_point.invisible_ms
         ack = Ack(key, offsets[0]) if len(offsets) == 1 else Ack(key, offsets=tuple(offsets))
         self.turn.records.append(self._records.ack(ack, invisible_ms, point.revive_queue, now_ms()))
-        for offset in offsets:
-            self._points.settle(point, offset)
+        self._points.settle(point, *offsets)
         popped = popped_topic(key.topic, key.group)
         self._parked.wake(topic_of_flag(popped, key.group, 1))
 

@@ -90,13 +90,14 @@ class Points:
         self._done.pop(point, None)
         self._count(point, -point.open)
 
-    def settle(self, point: Point, offset: int) -> None:
-        """The message at ``offset`` is acked, or was copied to the retry topic."""
-        left = len(point.check_point.left())
-        point.check_point = point.check_point.acked(offset)
-        if len(point.check_point.left()) == left or self.by_key.get(point.check_point.key) is not point:
+    def settle(self, point: Point, *offsets: int) -> None:
+        """The messages at ``offsets`` are acked, or were copied to the retry topic."""
+        before = point.check_point
+        point.check_point = before.acked(*offsets)
+        done = (point.check_point.bits ^ before.bits).bit_count()
+        if not done or self.by_key.get(before.key) is not point:
             return
-        self._count(point, -1)
+        self._count(point, -done)
         if not point.open:
             self._done[point] = None
             if len(self._done) > MAX_DONE:
@@ -105,7 +106,7 @@ class Points:
     def has(self, key: CheckPointKey, offset: int) -> Point | None:
         """The check point under whose key the message at ``offset`` is in flight."""
         point = self.by_key.get(key)
-        return point if point is not None and offset in point.check_point.left() else None
+        return point if point is not None and point.check_point.is_left(offset) else None
 
     def due(self, now_ms: int, most: int) -> list[Point]:
         """Take out up to ``most`` whose time has come and that have messages left."""

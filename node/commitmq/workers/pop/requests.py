@@ -19,6 +19,7 @@ hour. The timer takes 3 days."""
 _MAX_TOPICS: Final = 64
 _MAX_ATTEMPT: Final = 128
 _INVALID: Final = "INVALID_PARAMETER"
+_OFFSET_DIGITS: Final = 18  # of any offset below 1 << 59
 
 
 class Receipt(NamedTuple):
@@ -88,27 +89,36 @@ def receipts_of(header: dict[str, Any], limits: PopConfig, revive_queues: int, n
     if type(pairs) is not list or not 0 < len(pairs) <= limits.max_acks:
         raise ProtocolError(_INVALID, f"receipts must be a list of 1 to {limits.max_acks} pairs (pop.max_acks)")
     found: list[Receipt] = []
+    firsts: dict[tuple[str, str], Receipt] = {}
     for pair in pairs:
-        if type(pair) is not list or len(pair) != 2 or type(pair[1]) is not str:
+        if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str or type(pair[1]) is not str:
             raise ProtocolError(_INVALID, "each of receipts is a pair: the topic and the receipt handle")
-        popped = _topic(pair[0])
-        try:
-            handle = ReceiptHandle.parse(pair[1])
-        except InvalidMessageError as error:
-            raise ProtocolError(_INVALID, str(error)) from error
-        offset = _offset_of(handle, pair[1], revive_queues, now_ms)
-        if found and handle.is_ordered is not found[0].handle.is_ordered:
+        delivery, _, number = pair[1].rpartition(" ")
+        # The receipts of one delivery differ in their last parts only.
+        first = firsts.get((pair[0], delivery))
+        if first is not None and number.isascii() and number.isdigit() and len(number) <= _OFFSET_DIGITS:
+            offset = int(number)
+            found.append(Receipt(first.key, offset, first.handle._replace(queue_offset=offset)))
+            continue
+        receipt = firsts[pair[0], delivery] = _receipt(pair[0], pair[1], group, revive_queues, now_ms)
+        if found and receipt.handle.is_ordered is not found[0].handle.is_ordered:
             raise ProtocolError(_INVALID, "the receipts are those of ordered receives, or none of them is")
-        key = CheckPointKey(
-            handle.topic(popped, group),
-            group,
-            handle.queue_id,
-            handle.start_offset,
-            handle.pop_time,
-            handle.broker_name,
-        )
-        found.append(Receipt(key, offset, handle))
+        found.append(receipt)
     return found
+
+
+def _receipt(topic: str, text: str, group: str, revive_queues: int, now_ms: int) -> Receipt:
+    """The delivery of a receipt handle. Raises ProtocolError."""
+    popped = _topic(topic)
+    try:
+        handle = ReceiptHandle.parse(text)
+    except InvalidMessageError as error:
+        raise ProtocolError(_INVALID, str(error)) from error
+    offset = _offset_of(handle, text, revive_queues, now_ms)
+    key = CheckPointKey(
+        handle.topic(popped, group), group, handle.queue_id, handle.start_offset, handle.pop_time, handle.broker_name
+    )
+    return Receipt(key, offset, handle)
 
 
 def _offset_of(handle: ReceiptHandle, text: str, revive_queues: int, now_ms: int) -> int:
