@@ -144,6 +144,9 @@ def test_acks_mark_messages_by_their_index() -> None:
     assert POINT.acked(45).bits == 0b100
     assert POINT.acked(45).acked(40).left() == [41]
     assert POINT.acked(42) == POINT, "an offset that the pop did not hand out"
+    assert POINT.acked(40, 42, 45) == POINT.acked(45).acked(40)
+    for one in (POINT, POINT.acked(41), replace(POINT, deltas=(), count=3), replace(POINT, deltas=(), count=3, bits=2)):
+        assert [offset for offset in range(30, 60) if one.is_left(offset)] == one.left()
 
 
 def test_a_check_point_without_distances_has_consecutive_messages() -> None:

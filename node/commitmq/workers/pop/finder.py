@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,6 +22,7 @@ from commitmq.workers.pop.shares import QueueKey, Share, Shares
 from commitmq.workers.reader.places import Place, Places
 from commitmq.workers.runtime.context import monotonic_ms
 
+_LONG: Final = struct.Struct(">q")
 _RETRY_FIRST: Final = 0.2
 _MOST_READS: Final = 256
 MOST_MS: Final = 50
@@ -208,7 +210,14 @@ class Finder:
         return units[mine]
 
     def _offsets(self, units: Any) -> Iterator[int]:
-        return (queue_offset(self._places.log, place) for place in units["physical_offset"].tolist())
+        log = self._places.log
+        base = end = 0
+        for place in units["physical_offset"].tolist():
+            if not base <= place < end:
+                base = place - place % log.segment_bytes
+                end = base + log.segment_bytes
+                segment = log.read(base, log.segment_bytes)
+            yield _LONG.unpack_from(segment, place - base + QUEUE_OFFSET_OFFSET)[0]
 
 
 def queue_offset(log: CommitLog, place: int) -> int:

@@ -56,6 +56,8 @@ _LEAD_MS: Final = CANCEL_MARGIN_MS - 50
 _NEVER_MS: Final = 1 << 62
 _TAKEN: Final = 16_384  # messages put into the wheel at once
 _MOST_TAKEN: Final = 8  # times, before what is due gets its turn
+_REST_MS: Final = 5  # behind a delivery: what is due meanwhile shares the next one
+_TAKE_REST_MS: Final = 20  # behind a turn that only took messages in, unless something is due before
 _MAX_MAPPED: Final = 4
 _FAR_BYTES: Final = 64 << 20  # an idle timer writes its position in the log each so many bytes
 
@@ -94,6 +96,8 @@ class Timer:
         """What was written before this position is taken in. Slots until this time miss no cancellation."""
         self._sample = (0, 0)
         """The next ``_safe_ms``, once ``_taken_to`` has reached a position."""
+        self.rest_ms = 0
+        """How long to leave messages that come behind the last turn, so that they share the next one."""
         self._positions: MoverPositions[Progress] = MoverPositions(
             context, self._config.persist_interval_ms, take=self._progress, store=self._store, start=Progress()
         )
@@ -179,6 +183,7 @@ class Timer:
 
     def turn(self) -> float:
         """Take in what came and deliver what is due; returns how long to wait, in ms. Raises WriterLost."""
+        self.rest_ms = 0
         self._expired.release()
         self._now_ms = max(self._now_ms, _clock_ms())  # a clock that is set back closes no slot a second time
         if not self._deliveries.try_again():
@@ -217,7 +222,7 @@ class Timer:
             if again is not None:
                 again.keep_waiting(messages)
             self._put(messages)
-            self._offset = messages.behind
+            self._offset, self.rest_ms = messages.behind, _TAKE_REST_MS
             self._taken_to = int(messages.physical[-1]) if len(messages) else self._taken_to
             self._changed = True
             if again is not None and self._offset >= again.until:
@@ -262,7 +267,7 @@ class Timer:
             slot.take_in(self._index.newest(slot.slot_ms), self._index.log, self._records)
             rows = slot.take(_clock_ms(), self._config.batch_messages, self._records)
             if len(rows):
-                self._changed = True
+                self._changed, self.rest_ms = True, _REST_MS
                 self._deliveries.put(rows)
                 self._context.heartbeat()
                 if self._deliveries.left or self._context.stopping:
@@ -367,6 +372,10 @@ def run(context: WorkerContext) -> None:
             lost = True
             context.wait(_DISTRUST_MS)
             continue
-        context.wait(pause_ms, unless=timer.has_news)
+        if pause_ms and timer.rest_ms:
+            # Ends before the next message is due, but for the short one.
+            context.wait(max(_REST_MS, min(pause_ms, timer.rest_ms)), nap=True)
+        else:
+            context.wait(pause_ms, unless=timer.has_news)
     if not lost:
         timer.close()

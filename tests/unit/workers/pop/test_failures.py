@@ -102,7 +102,8 @@ class Queues(QueueReader):
 class Places:
     def __init__(self) -> None:
         self.topics = MagicMock(get=lambda name: SimpleNamespace(read_queues=2) if name == "orders" else None)
-        self.log = SimpleNamespace(read=lambda place, size: ((place - 20) // 100).to_bytes(8, "big"))
+        data = b"".join(bytes(20) + number.to_bytes(8, "big") + bytes(72) for number in range(4))
+        self.log = SimpleNamespace(segment_bytes=len(data), read=lambda place, size: data[place : place + size])
         self._place = SimpleNamespace(queues=Queues(), bound=1 << 40, floor=0)
 
     def place(self, name: str, topic: Any) -> Any:

@@ -60,6 +60,17 @@ def test_a_settled_message_counts_no_more() -> None:
     assert points.log() is None
 
 
+def test_messages_settled_together_count_each_once() -> None:
+    points = Points(LIMITS)
+    one = point(count=4)
+    points.add(one)
+    points.settle(one, 41)
+    points.settle(one, 40, 41, 42, 42, 99)
+    assert (points.open, one.check_point.left()) == (1, [43])
+    points.settle(one, 43)
+    assert points.open == 0
+
+
 def test_what_is_due_comes_in_its_time_and_not_when_it_is_done() -> None:
     points = Points(LIMITS)
     late, early, done = (

@@ -113,6 +113,18 @@ def test_a_receipt_names_the_message(records: Records) -> None:
     assert back.key.topic == "%RETRY%g_orders"
 
 
+def test_receipts_of_one_delivery_are_taken_as_each_by_itself() -> None:
+    delivery = HANDLE.rpartition(" ")[0]
+    texts = [f"{delivery} {number}" for number in ("41", "42", "043", "99")]
+    pairs = [["orders", text] for text in (*texts, texts[0].replace("1 0 b0", "1 1 b0"))] + [["other", texts[0]]]
+    found = receipts_of(header(receipts=pairs), LIMITS, 8, KEY.pop_time)
+    assert found == [receipts_of(header(receipts=[pair]), LIMITS, 8, KEY.pop_time)[0] for pair in pairs]
+    for bad in ("", "-1", "x", "9" * 30, "9" * 5_000, "\u0661"):
+        receipts = [["orders", HANDLE], ["orders", f"{delivery} {bad}"]]
+        with pytest.raises(ProtocolError):
+            receipts_of(header(receipts=receipts), LIMITS, 8, KEY.pop_time)
+
+
 @pytest.mark.parametrize(
     "receipts",
     [
