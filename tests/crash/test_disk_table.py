@@ -165,6 +165,8 @@ def life(tmp_path: Path, actions: dict[str, str], number: int, *, starts: int = 
     extra = {"COMMITMQ_FAILPOINTS": points, "COMMITMQ_FAILPOINTS_ONCE": str(fired)}
     said = Said()
     node = Node(tmp_path / "store", *(f"{name}={str(value).lower()}" for name, value in EXPIRING.items()))
+    # A start may meet ten deaths, and the keeper waits longer before each next supervisor: 60 s in all.
+    node.command_timeout_s = 180.0
 
     def missing() -> set[str]:
         return actions.keys() - {one.name.replace("%", "/", 1) for one in fired.iterdir()}
