@@ -1,13 +1,17 @@
-"""Goal: rates of ``[flow]`` refuse with a code, a reason and a time; clients wait, lose nothing and keep the order.
+"""Goal: rates and time limits of ``[flow]`` refuse with code, reason and time; clients wait, lose nothing and keep the order.
 
-Method: a node with small rates, requests at the level of the protocol, and the clients.
+Method: a node with small rates, another whose append is held up by a failpoint, requests at the level of the protocol, and the
+clients.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -123,3 +127,61 @@ def test_pulls_of_a_group_keep_its_rate_and_status_shows_what_was_refused(node: 
     assert refused["reader-0"] > 0
     assert refused["writer"] > 0
     assert f"writer {refused['writer']}" in commitmq("status", "--node", node.address).stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("flow.send_queue_wait_ms=200", "waited longer than 200 ms for the writer"),
+        ("flow.page_cache_busy_ms=200", r"an append took 1\d\d\d ms"),
+    ],
+)
+def test_sends_behind_a_long_append_are_refused_and_later_ones_are_not(
+    tmp_path: Path, setting: str, reason: str
+) -> None:
+    slow = {"COMMITMQ_FAILPOINTS": "writer/writer.before_append=delay:1200ms@3-3"}
+    with (
+        start_node(tmp_path, setting, "topics.default_queues=1", **slow) as node,
+        Peer(node) as first,
+        Peer(node) as second,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        name = topic(node, "t")
+        assert first.append(name, [b"0"], [0])["ok"]
+        assert second.append(name, [b"1"], [0])["ok"]
+        time.sleep(0.5)  # the gate learns what belongs to handshakes
+        long = threads.submit(first.append, name, [b"2"], [0])
+        time.sleep(0.3)
+        refused = threads.submit(second.append, name, [b"3"], [0]).result()
+        assert long.result()["ok"]
+        assert (refused["ok"], refused["code"], refused["outcome"]) == (False, "SYSTEM_BUSY", "not_stored")
+        assert refused["retry_after_ms"] == 200
+        assert re.search(reason, refused["error"])
+        time.sleep(0.3)
+        for number in range(4, 50):
+            assert first.append(name, [b"%d" % number], [0])["ok"]
+        assert bodies(node, name) == [b"%d" % number for number in (0, 1, 2, *range(4, 50))]
+        with Admin(node.address) as admin:
+            assert [row["refused"] for row in admin.status()["processes"] if row["role"] == "writer"] == [1]
+
+
+def test_producers_wait_behind_a_long_append(tmp_path: Path) -> None:
+    slow = {"COMMITMQ_FAILPOINTS": "writer/writer.before_append=delay:800ms@3-4"}
+    limits = ("flow.send_queue_wait_ms=100", "flow.page_cache_busy_ms=100", "topics.default_queues=1")
+    with start_node(tmp_path, *limits, **slow) as node, ThreadPoolExecutor(4) as threads:
+        name = topic(node, "t")
+
+        def send(sender: int) -> None:
+            with Producer(node.address, ack="memory", timeout_s=30) as producer:
+                for number in range(20):
+                    producer.send(name, b"%d %d" % (sender, number), queue=0)
+                    time.sleep(0.02)
+
+        for sent in [threads.submit(send, sender) for sender in range(4)]:
+            sent.result()
+        found = bodies(node, name)
+        for sender in range(4):
+            own = [body for body in found if body.startswith(b"%d " % sender)]
+            assert own == [b"%d %d" % (sender, number) for number in range(20)]
+        with Admin(node.address) as admin:
+            assert [row["refused"] for row in admin.status()["processes"] if row["role"] == "writer"][0] > 0

@@ -224,6 +224,8 @@ class FlowConfig:
     topic_pull_bytes_per_s: int = _key(0, 0, 1 << 50)
     group_pull_messages_per_s: int = _key(0, 0, 1 << 40)
     group_pull_bytes_per_s: int = _key(0, 0, 1 << 50)
+    send_queue_wait_ms: int = _key(0, 0, 60_000)
+    page_cache_busy_ms: int = _key(0, 0, 60_000)
     max_buckets: int = _key(10_000, 1, 1_000_000)
 
 

@@ -10,10 +10,12 @@ the bytes of the requests that it has handled. The difference is in libzmq: wait
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import struct
 import time
+from collections import deque
 from typing import Final
 
 # linux/socket.h, and the offset of tcpi_bytes_received in struct tcp_info (since Linux 4.1).
@@ -25,6 +27,9 @@ _PEEK_SPAN: Final = 1 << 30
 # The bytes a peer may send besides requests: greeting and handshake once, and heartbeats.
 _HANDSHAKE_BYTES: Final = 1_024
 _BYTES_A_SECOND: Final = 64
+_QUIET_S: Final = 1.0
+# ``handled`` counts 9 bytes for each frame's head, and the id. Less may have come.
+_HEADS_BYTES: Final = 32
 
 
 class Connection:
@@ -35,16 +40,21 @@ class Connection:
     of those known to belong to an incomplete request. ``ended``: the gate has shut the connection down. ``closed``:
     libzmq has closed it, and requests from it may still wait to be handled. ``gone``: the peer has closed it. libzmq
     closes it when it has read everything. ``sends_long``: it has sent a long header. ``ending``: its end was asked for,
-    and its further requests are dropped. ``hurried``: one came, so it is ended at once.
+    and its further requests are dropped. ``hurried``: one came, so it is ended at once. ``late_below``: requests that
+    end below this count of ``handled`` bytes waited longer than the limit of :meth:`judge`.
 
     The connection has a descriptor of its own. Otherwise bytes that came just before libzmq closed the other descriptor
     would not be counted.
     """
 
     __slots__ = (
+        "_handled_at_look",
         "_is_unix",
         "_left",
         "_left_before_renewal",
+        "_marks",
+        "_others",
+        "_others_at_s",
         "_received_before",
         "_socket",
         "accepted_s",
@@ -58,6 +68,7 @@ class Connection:
         "handled",
         "hurried",
         "identity",
+        "late_below",
         "pending",
         "received",
         "sends_long",
@@ -78,7 +89,14 @@ class Connection:
         self.ended = False
         self.closed = False
         self.gone = False
+        self.late_below = -2 * _HEADS_BYTES
         self._received_before = 0
+        self._handled_at_look = 0
+        self._marks: deque[tuple[float, int]] = deque()  # when, and how many bytes of requests had come by then
+        self._others = float(
+            _HANDSHAKE_BYTES
+        )  # bytes beside requests at the time of the next: never fewer than there were
+        self._others_at_s = self.accepted_s
         self._is_unix = False
         # SO_PEEK_OFF at the last look, and at the look that set it again.
         self._left = self._left_before_renewal = _PEEK_BASE
@@ -125,6 +143,7 @@ class Connection:
     def look(self) -> None:
         """Count the bytes since the last look. Raises OSError when the kernel gives no count."""
         assert self._socket is not None
+        self._handled_at_look = self.handled  # before the count: what is handled has come
         if self._is_unix:
             left = self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF)
             self.grown = self._left - left
@@ -149,8 +168,9 @@ class Connection:
         if self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) > left:
             self._left, self._left_before_renewal = _PEEK_BASE, left
 
-    def judge(self, now_s: float, *, all_taken: bool) -> None:
-        """Compute ``pending`` and ``unfinished``. Call it at each look, whether bytes have come or not.
+    def judge(self, now_s: float, *, all_taken: bool, wait_limit_s: float = 0.0) -> None:
+        """Compute ``pending`` and ``unfinished``, and with a ``wait_limit_s`` also ``late_below``. Call it at each look,
+        whether bytes have come or not.
 
         ``all_taken``: since the last call the receiving thread found nothing left. So bytes that had come before and
         are not handled belong to an incomplete request.
@@ -160,13 +180,50 @@ class Connection:
         self.pending = max(0, self.received - over)
         self.unfinished = max(0, self._received_before - over) if all_taken else 0
         self._received_before = self.received
+        if wait_limit_s:
+            self._note_wait(now_s, wait_limit_s)
+
+    def sample(self, now_s: float) -> int:
+        """Learn from the last :meth:`look` how many bytes beside requests have come; returns what is known now.
+
+        At a look they are at most what came less what was handled before. Between two such samples handshakes and heartbeats
+        add few bytes, fewer than a request has.
+        """
+        known = self._others + math.ceil(max(0.0, _BYTES_A_SECOND * (now_s - self._others_at_s - _QUIET_S)))
+        most = self.received - self._handled_at_look
+        if most <= known:
+            self._others, self._others_at_s, known = most, now_s, most
+        return known
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether nothing was handled since the last :meth:`look`."""
+        return self.handled == self._handled_at_look
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the request that was handled last waited longer than the limit of :meth:`judge`."""
+        return self.handled - _HEADS_BYTES <= self.late_below
+
+    def _note_wait(self, now_s: float, limit_s: float) -> None:
+        """Note what waits since ``now_s``, the time of the last :meth:`look`, and what has waited longer than ``limit_s``."""
+        come = self.received - self.sample(now_s)
+        marks, handled = self._marks, self.handled
+        if come > handled and (not marks or come > marks[-1][1]):
+            marks.append((now_s, come))
+        while marks and marks[0][1] <= handled:
+            marks.popleft()
+        while len(marks) > 1 and marks[1][0] <= now_s - limit_s:
+            marks.popleft()
+        if marks and marks[0][0] <= now_s - limit_s:
+            self.late_below = marks[0][1]
 
     @property
     def is_held(self) -> bool:
         """Whether bytes of this connection wait. libzmq drops an incomplete request when its connection has ended."""
         if self.closed:
             return self.pending > self.unfinished
-        return self.pending > 0 and not self.ended
+        return (self.pending > 0 or bool(self._marks)) and not self.ended
 
     def end(self) -> None:
         """Shut the connection down. libzmq then drops the incomplete request and the descriptor. Only this object's own

@@ -23,6 +23,11 @@ The threads: the I/O thread only reads and writes. The receiving thread publishe
 time). The gate's thread does the rest. It sleeps while nothing comes, and looks every 25 ms while bytes come: each
 connection wakes it once, and that look arms it again (``EPOLLONESHOT``). A connection that libzmq has closed is looked
 at once more.
+
+With a limit for the time that requests wait (:meth:`Gate.limit_waits`), the thread also wakes by itself, and looks at all
+connections while the receiving thread is behind: what libzmq reads at once makes no event.
+
+This module has more than 400 lines because all of it is the state of this one thread.
 """
 
 from __future__ import annotations
@@ -58,6 +63,7 @@ _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _ARMED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 _GONE: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _NEWCOMER_S: Final = 1.0
+_LOOKS_A_LIMIT: Final = 4
 _SCAN: Final = 1_000
 # libzmq may give out automatic ids before the gate has learnt of their connections.
 _UNHEARD: Final = 4_096
@@ -83,8 +89,8 @@ class Gate:
         # Set by the receiving thread: connections with a request, by routing id; how often it found nothing left, and
         # whether it did the last time.
         self.peers: dict[bytes, Connection] = {}
-        self.looks = 0
-        self.is_empty = True
+        self.looks, self.is_empty = 0, True
+        self._wait_limit_s = 0.0
         self.departed: deque[bytes] = deque(maxlen=_UNHEARD)  # ids of ended connections; the process may empty it
         self._connections: dict[int, Connection] = {}
         self._watched: dict[int, Connection] = {}
@@ -160,6 +166,12 @@ class Gate:
         """
         self.endings.ask(connection, bound, why)
 
+    def limit_waits(self, limit_s: float) -> None:
+        """From now on ``late_below`` of each connection tells which of its requests have waited longer than ``limit_s``."""
+        self._wait_limit_s = limit_s
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
     def stop(self, router: zmq.Socket[bytes]) -> None:
         """End the thread; before ``router`` is closed."""
         with contextlib.suppress(zmq.ZMQError):
@@ -190,10 +202,16 @@ class Gate:
             poller.register(descriptor, select.POLLIN)
         look_at: float | None = None
         rest_s = _LOOK_S
+        behind_at = 0.0
         while not self._stopping:
             # The monitor's descriptor only reports changes: read until nothing is left, before each sleep.
             self._hear()
             now = time.monotonic()
+            if self._wait_limit_s and now >= behind_at:
+                behind_at = now + self._wait_limit_s / _LOOKS_A_LIMIT
+                if self._sees_waiting(now) and look_at is None:
+                    look_at = now
+                    poller.unregister(arrivals)
             if look_at is not None and now >= look_at:
                 look_at = now + rest_s if self._look(now) else None
                 rest_s = min(max(_LOOK_S, _REST * self._counting_s), _LONGEST_REST_S)
@@ -202,7 +220,7 @@ class Gate:
             self._end_silent(now)
             while (ending := self.endings.hurried()) is not None:
                 self._end_asked(ending)
-            due = [at for at in (look_at, self._silent_due_s()) if at is not None]
+            due = [at for at in (look_at, self._silent_due_s(), self._wait_limit_s and behind_at) if at]
             timeout_ms = max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
             for descriptor, _ in poller.poll(timeout_ms):
                 if descriptor == self._wake:
@@ -351,13 +369,25 @@ class Gate:
         self._seen_looks = looks
         self._held.update(active.values())
         for connection in self._held:
-            connection.judge(now, all_taken=all_taken)
+            connection.judge(now, all_taken=all_taken, wait_limit_s=self._wait_limit_s)
         self._held = {one for one in self._held if one.is_held}
         self._count_left()
         self._bound_requests()
         self._bound_pending()
         self._bound_growth(now)
         return bool(active or self._held or self.endings or self._growth.trim_s)
+
+    def _sees_waiting(self, now: float) -> bool:
+        """Whether the receiving thread is behind; then all connections are to be looked at."""
+        if not self.is_empty or self._signals.poll(0):
+            self._held.update(self._watched.values())
+            return True
+        for connection in self._watched.values():
+            if not connection.is_sampled:
+                with contextlib.suppress(OSError):
+                    connection.look()
+                    connection.sample(now)
+        return False
 
     def _count_left(self) -> None:
         if not self._left:

@@ -1,4 +1,4 @@
-"""Flow control of a process that serves clients: the rates of ``[flow]``, and how many requests were refused by them.
+"""Flow control of a process that serves clients: the rates of ``[flow]``, and how many requests ``[flow]`` refused.
 
 A refusal has the code ``SYSTEM_BUSY``, the reason, and ``retry_after_ms``; nothing is stored or read then. The work is per
 request, never per message; with all rates off there is none.
@@ -29,12 +29,23 @@ class FlowRefusedError(Exception):
         self.retry_after_ms = retry_after_ms
 
 
+class Refusals:
+    """Counts what a process refused; its predecessor's refusals count too."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._control, self._slot = context.control, context.slot
+
+    def count(self) -> None:
+        """One more."""
+        refused = self._control.worker(self._slot, WorkerWord.REFUSED)
+        self._control.put_worker(self._slot, WorkerWord.REFUSED, refused + 1)
+
+
 class Flow:
     """The rates of one process."""
 
     def __init__(self, context: WorkerContext, kinds: tuple[tuple[str, int, int], ...]) -> None:
-        self._control, self._slot = context.control, context.slot
-        self._refused = context.control.worker(context.slot, WorkerWord.REFUSED)  # a predecessor's refusals count too
+        self._refusals = Refusals(context)
         limit = context.config.flow.max_buckets
         self._rates = [Rates(kind, messages, size, limit) for kind, messages, size in kinds]
 
@@ -68,8 +79,7 @@ class Flow:
         now_s = time.monotonic()
         for rates, name in zip(self._rates, names, strict=True):
             if name is not None and rates.is_bounded and (wait_ms := rates.wait_ms(_short(name), now_s)):
-                self._refused += 1
-                self._control.put_worker(self._slot, WorkerWord.REFUSED, self._refused)
+                self._refusals.count()
                 shown = "of this connection" if rates.kind == "client" else repr(name)
                 raise FlowRefusedError(f"{rates.sentence(shown)} ([flow])", wait_ms)
 

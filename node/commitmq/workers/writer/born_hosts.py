@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Final
+from typing import Any, Final
 
 import zmq
 
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host
 from commitmq.workers.writer.local_sockets import Payload, Peer
+from commitmq.workers.writer.send_checks import Refusal
 
 _MAX_KNOWN_PEERS: Final = 65_536
 
@@ -45,3 +46,16 @@ def peer_address(frame: zmq.Frame | Payload) -> str | None:
         return None
     mapped = getattr(address, "ipv4_mapped", None)
     return str(mapped or address)
+
+
+def keeps_hosts(header: dict[str, Any], name: str, frame: zmq.Frame | Payload) -> bool:
+    """True for a run of one of the node's own movers or gateways. ``header[name]``, 4 or 6, says how its born hosts
+    are laid out.
+
+    They come over ipc, whose sockets are in a folder that only the node's account may enter. Raises Refusal.
+    """
+    if peer_address(frame) is not None or "producer_id" in header:
+        raise Refusal("NO_PERMISSION", f"only a process of this node may append with {name}")
+    if header[name] not in (4, 6):
+        raise Refusal("INVALID_PARAMETER", f"{name} must be 4 or 6")
+    return True

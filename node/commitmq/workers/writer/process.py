@@ -101,6 +101,7 @@ class Writer:
             self._producers,
             topics=self._topics,
             local_socket=self.local.path,
+            gate=self.router.gate,
         )
         self._unknown = UnknownTopics(context, self._topics)
         context.register(self._news.socket, quiet=True)
@@ -121,9 +122,7 @@ class Writer:
         """Handle ``local`` requests and those that have arrived over ZeroMQ, up to a turn's limits; True when there may
         be more.
         """
-        budget = _TURN_BYTES
-        before = self.appender.position
-        wanted = 0
+        before, wanted, budget = self.appender.position, 0, _TURN_BYTES
         answer: bytes | PendingAck | None
         for number, parts in local:
             answer = self._handle(number, parts)
@@ -179,6 +178,8 @@ class Writer:
             self._control.put(_FLUSH_WANTED, wanted)
         if self.appender.position != before:
             self._wake_followers(urgent=bool(wanted))
+        if self.requests.busy is not None:
+            self.requests.busy.end_turn(more=more)
         return more
 
     def _sync_alone(self) -> bool:

@@ -207,3 +207,11 @@ def integer(header: dict[str, Any], key: str, default: int, low: int, high: int)
     if type(value) is not int or not low <= value <= high:
         raise Refusal("INVALID_PARAMETER", f"{key} must be an integer from {low} to {high}")
     return value
+
+
+def unnumbered() -> Refusal:
+    """The refusal of a message of an idempotent producer that the node would copy."""
+    return Refusal(
+        "MESSAGE_ILLEGAL",
+        "a delayed message, or one of a transaction, cannot come from an idempotent producer: its copy is no repetition",
+    )

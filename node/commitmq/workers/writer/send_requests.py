@@ -18,6 +18,7 @@ from commitmq import failpoints
 from commitmq.control import Word
 from commitmq.format.constants import Property
 from commitmq.format.producer_mark import mark_of
+from commitmq.network.gate import Gate
 from commitmq.protocol import wire
 from commitmq.store.log.append import Appended, CommitLogAppender
 from commitmq.store.log.inner_batch import count_messages
@@ -26,7 +27,8 @@ from commitmq.store.producers.producer_table import SequenceRefusedError
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.flow import Flow, FlowRefusedError
 from commitmq.workers.runtime.topic_view import TopicViews
-from commitmq.workers.writer.born_hosts import BornHosts, peer_address
+from commitmq.workers.writer.born_hosts import BornHosts, keeps_hosts, peer_address
+from commitmq.workers.writer.busy_sends import BusySends
 from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
 from commitmq.workers.writer.patient_append import PatientAppend
 from commitmq.workers.writer.producers import Numbered, Producers, ProducersUnusableError, numbered
@@ -34,7 +36,7 @@ from commitmq.workers.writer.put_rules import PutRules
 from commitmq.workers.writer.recalls import LATE_RECALL, Recalls
 from commitmq.workers.writer.send_answers import PendingAck, SendAnswers
 from commitmq.workers.writer.send_backs import SendBacks
-from commitmq.workers.writer.send_checks import FORBIDDEN, Refusal, SendChecks, integer
+from commitmq.workers.writer.send_checks import FORBIDDEN, Refusal, SendChecks, integer, unnumbered
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError, batch_properties
 
 _PERSISTED_RETRY_MS = 200
@@ -60,9 +62,11 @@ class SendRequests:
         *,
         topics: TopicViews | None = None,
         local_socket: Path | None = None,
+        gate: Gate | None = None,
     ) -> None:
         """``producers``: the table of idempotent producers; None where idempotent sends are refused. ``topics``: the topic
         table, where messages can be sent back. ``local_socket``: the path in the answer to ``hello``.
+        ``gate``: that of the port, where sends may come too late.
         """
         self._checks = checks
         self._answers = SendAnswers(context, appender, producers)
@@ -71,12 +75,15 @@ class SendRequests:
         self._control = context.control
         self._appender = appender
         self._offsets = offsets
-        self._stored = PatientAppend(context, publish).store
+        patient = PatientAppend(context, publish)
+        self.busy = None if gate is None else BusySends.of(context, gate)
+        self._stored = patient.store if self.busy is None else self.busy.timed(patient.store)
         self._config = context.config
         self._rules = PutRules(appender, context.config, context.layout)
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
         self._recalls = None if topics is None else Recalls(context, self._rules)
         self._flow = Flow.of_sends(context)
+        self._is_guarded = self._flow is not None or self.busy is not None
         self._born_hosts = BornHosts()
         self._further = FurtherQueues(context.config, offsets)
         self._max_run_bytes = context.config.commit_log.max_run_bytes
@@ -107,8 +114,8 @@ class SendRequests:
     def send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         """Handle one ``send``, ``append`` or ``batch``. Returns the answer, or a PendingAck that waits for the flush."""
         try:
-            if self._flow is not None and header["op"] not in ("send_back", "recall") and "moved" not in header:
-                return self._within_rates(self._flow, identity, header, frames)
+            if self._is_guarded and header["op"] not in ("send_back", "recall") and "moved" not in header:
+                return self._within_limits(identity, header, frames)
             return self._handled(identity, header, frames)
         except SpecialSendError as refusal:
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored")
@@ -130,12 +137,15 @@ class SendRequests:
             return self._recall(identity, header, frames)
         return self._send_batch(identity, header, frames)
 
-    def _within_rates(self, flow: Flow, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
-        """Handle a request of a client, if the rates of ``[flow]`` let it pass. Raises Refusal and others."""
+    def _within_limits(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
+        """Handle a request of a client, if ``[flow]`` lets it pass. Raises Refusal and others."""
         topic = header.get("topic")
-        if type(topic) is not str:
-            return self._handled(identity, header, frames)
+        flow = self._flow
         try:
+            if self.busy is not None:
+                self.busy.admit(identity)
+            if flow is None or type(topic) is not str:
+                return self._handled(identity, header, frames)
             flow.admit(identity, topic)
         except FlowRefusedError as refusal:
             raise Refusal(refusal.code, refusal.sentence, refusal.retry_after_ms) from refusal
@@ -184,7 +194,7 @@ class SendRequests:
             )
         if sender is not None:
             if properties and not _SPECIAL.isdisjoint(properties):
-                raise _unnumbered()
+                raise unnumbered()
             if self._stored_before(sender, topic, queue_id, 1):
                 return self._answers.repeated(identity, header, topic, queue_id, sender, 1, 1, None, ack)
             number, done = self._store_record(topic, queue_id, record, len(host))
@@ -208,8 +218,8 @@ class SendRequests:
             )
         count = integer(header, "count", -1, -1, 1 << 31)
         host = self._born_hosts.of(identity, frames[1])
-        moved = "moved" in header and self._keeps_hosts(header, "moved", frames[1])
-        forwarded = "forwarded" in header and self._keeps_hosts(header, "forwarded", frames[1])
+        moved = "moved" in header and keeps_hosts(header, "moved", frames[1])
+        forwarded = "forwarded" in header and keeps_hosts(header, "forwarded", frames[1])
         sender = self._numbered(header) if "producer_id" in header else None
         run = self._appender.check_run(
             frames[1].buffer,
@@ -225,7 +235,7 @@ class SendRequests:
             raise Refusal("MESSAGE_ILLEGAL", f"the header says {count} records, the run holds {run.count}")
         if run.special:
             if sender is not None:
-                raise _unnumbered()
+                raise unnumbered()
             return self._store_special(identity, header, topic, queue_id, run, host, ack)
         if sender is not None:
             return self._append_numbered(identity, header, topic, queue_id, sender, run, host, ack)
@@ -240,18 +250,6 @@ class SendRequests:
         number, done = self._store_run(placed.topic, placed.queue_id, placed.run, host)
         where = {} if placed.topic == topic else {"stored_topic": placed.topic, "stored_queue": placed.queue_id}
         return self._answers.acknowledged(identity, header, topic, queue_id, number, run.count, done, ack, where)
-
-    def _keeps_hosts(self, header: dict[str, Any], name: str, frame: zmq.Frame | Payload) -> bool:
-        """True for a run of one of the node's own movers or gateways. ``header[name]``, 4 or 6, says how its born hosts
-        are laid out.
-
-        They come over ipc, whose sockets are in a folder that only the node's account may enter. Raises Refusal.
-        """
-        if peer_address(frame) is not None or "producer_id" in header:
-            raise Refusal("NO_PERMISSION", f"only a process of this node may append with {name}")
-        if header[name] not in (4, 6):
-            raise Refusal("INVALID_PARAMETER", f"{name} must be 4 or 6")
-        return True
 
     def _append_numbered(
         self,
@@ -390,10 +388,3 @@ class SendRequests:
         self._producers.note(sender, topic, queue_id, before, queue_offset, done)
         if failpoints.ACTIVE:
             failpoints.hit("writer.before_answer")
-
-
-def _unnumbered() -> Refusal:
-    return Refusal(
-        "MESSAGE_ILLEGAL",
-        "a delayed message, or one of a transaction, cannot come from an idempotent producer: its copy is no repetition",
-    )
