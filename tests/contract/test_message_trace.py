@@ -10,22 +10,34 @@ import json
 import time
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from commitmq import Admin, AsyncConsumer, AsyncProducer, Consumer, ConsumeResult, Message, Producer
+from commitmq import (
+    Admin,
+    AsyncConsumer,
+    AsyncProducer,
+    Consumer,
+    ConsumeResult,
+    HalfMessage,
+    Message,
+    Producer,
+    TransactionState,
+)
 from commitmq.cli.trace import trace as show_trace
 from commitmq.client.tracing import MAX_ENTRIES, Tracer, trace_messages
 from commitmq.semantics import trace
 from nodes import Node, commitmq, eventually, start_node
 
 pytestmark = pytest.mark.timeout(120)
+ASKING = ("transaction.timeout_ms=300", "transaction.check_interval_ms=300")
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with start_node(tmp_path_factory.mktemp("trace"), "topics.default_queues=2") as made:
+    with start_node(tmp_path_factory.mktemp("trace"), "topics.default_queues=2", *ASKING) as made:
         yield made
 
 
@@ -112,6 +124,46 @@ def test_handlers_of_asyncio_are_traced(node: Node) -> None:
 
     asyncio.run(consume())
     assert [one["record"] for one in story(node, sent.unique_id)] == ["Pub", "SubBefore", "SubAfter"]
+
+
+def test_the_ends_of_transactions_are_traced(node: Node) -> None:
+    def ends(unique_id: str) -> list[tuple[object, ...]]:
+        found = [one for one in story(node, unique_id) if one["record"] == "EndTransaction"]
+        names = ("state", "from_check", "group", "topic", "tags", "keys", "message_type", "transaction_id")
+        return [tuple(one[name] for name in names) for one in found]
+
+    def check(message: HalfMessage) -> TransactionState:
+        return TransactionState.COMMIT
+
+    fields: dict[str, Any] = {"tags": "TagA", "keys": ["k1"]}
+    told = ("payers", "paid", "TagA", "k1", 2)
+    with Producer(node.address, trace=True, group="payers", transaction_listener=check) as producer:
+        with producer.transaction("paid", b"1", **fields) as committed:
+            pass
+        with producer.transaction("paid", Message(b"2", **fields)) as rolled_back:
+            rolled_back.rollback()
+        with producer.transaction("paid", b"3", **fields) as later:
+            later.unknown()
+        eventually(lambda: len(ends(later.unique_id)) == 2, "the node has asked")
+    assert ends(committed.unique_id) == [("COMMIT_MESSAGE", False, *told, committed.unique_id)]
+    assert ends(rolled_back.unique_id) == [("ROLLBACK_MESSAGE", False, *told, rolled_back.unique_id)]
+    assert sorted(ends(later.unique_id)) == [
+        ("COMMIT_MESSAGE", True, *told, later.unique_id),
+        ("UNKNOW", False, *told, later.unique_id),
+    ]
+    (half,) = (one for one in story(node, committed.unique_id) if one["record"] == "Pub")
+    assert half["message_type"] == trace.MessageType.HALF
+    assert "state=COMMIT_MESSAGE" in commitmq("trace", committed.unique_id, "--node", node.address).stdout
+
+
+def test_the_end_of_a_transaction_of_asyncio_is_traced(node: Node) -> None:
+    async def pay() -> str:
+        producer = AsyncProducer(node.address, trace=True, group="aio-payers")
+        async with producer, producer.transaction("paid", b"4") as transaction:
+            pass
+        return transaction.unique_id
+
+    assert [one["record"] for one in story(node, asyncio.run(pay()))] == ["Pub", "EndTransaction"]
 
 
 def test_a_trace_is_not_traced_and_an_untraced_producer_writes_none(node: Node) -> None:

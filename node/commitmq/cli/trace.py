@@ -85,7 +85,7 @@ def _row(one: TraceRecord) -> tuple[Any, ...]:
     names = {
         "Pub": ("topic", "tags", "keys", "offset_message_id"),
         "SubBefore": ("retry_times",),
-        "EndTransaction": ("state",),
+        "EndTransaction": ("state", "topic", "from_check"),
     }
     details = [f"{name}={value}" for name in names.get(one.kind, ()) if (value := getattr(one, name)) not in (None, "")]
     return shown, one.kind, one.group or "", getattr(one, "cost_ms", ""), outcome, " ".join(details)

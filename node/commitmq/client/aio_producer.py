@@ -190,7 +190,9 @@ class AsyncProducer:
 
         group = self._producer._transaction_group()
         limit = self._producer._limit(fields.get("timeout_s"))
-        return AsyncTransaction(group, limit, partial(self._send_half, topic, body, fields))
+        return AsyncTransaction(
+            group, limit, partial(self._send_half, topic, body, fields), partial(content_for_listener, body, fields)
+        )
 
     async def send_in_transaction(
         self, topic: str, body: bytes | Message, argument: Any = None, **fields: Unpack[MessageOptions]

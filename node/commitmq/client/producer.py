@@ -171,7 +171,7 @@ class Producer(BatchProducer, TransactionProducer, RequestProducer, CancellingPr
         if group is not None:
             from commitmq.client.transactions.group import TransactionGroup
 
-            self._transactions = TransactionGroup(node, group, transaction_listener)
+            self._transactions = TransactionGroup(node, group, transaction_listener, self._tracer)
         elif transaction_listener is not None:
             raise ValueError("transaction_listener needs a group: the node asks any producer of the group")
         self._pid = self._lanes.pid

@@ -264,6 +264,8 @@ class ProducerBase:
         if self._sequences is not None:
             raise InvalidMessageError("an idempotent producer's messages cannot go to further queues")
         self._check_may_wait()
+        if self._lanes.routes.is_memory(check_topic(topic), min(deadline, time.monotonic() + 1.0)):
+            raise InvalidMessageError(f"topic {topic!r} is kept in memory: its messages cannot go to further queues")
         if isinstance(body, Message):
             check_alone(tags, keys, properties, sharding_key, None, flag)
             body, own, flag = content_of(body)

@@ -32,7 +32,9 @@ class TransactionProducer(ProducerBase):
 
         group = self._transaction_group()
         limit = self._limit(fields.get("timeout_s"))
-        return Transaction(group, limit, partial(self._send_half, topic, body, fields))
+        return Transaction(
+            group, limit, partial(self._send_half, topic, body, fields), partial(content_for_listener, body, fields)
+        )
 
     def send_in_transaction(
         self, topic: str, body: bytes | Message, argument: Any = None, **fields: Unpack[MessageOptions]

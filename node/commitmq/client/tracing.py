@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple, Protocol, Self
 
@@ -25,6 +25,7 @@ from commitmq.format.constants import KEY_SEPARATOR, Property
 from commitmq.format.message_id import parse_offset_message_id
 from commitmq.log import get_log
 from commitmq.semantics import trace
+from commitmq.semantics.transaction import HALF_TOPIC
 
 MAX_ENTRIES: Final = 2_048
 """RocketMQ's asyncTraceDispatcher keeps at most so many."""
@@ -34,6 +35,7 @@ DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
 _GATHER_S: Final = 0.1
 _SEND_S: Final = 5.0
 _MESSAGES_A_BATCH: Final = 100
+_STATES: Final = {"commit": "COMMIT_MESSAGE", "rollback": "ROLLBACK_MESSAGE", "unknown": "UNKNOW"}
 
 _log = get_log("trace")
 _numbers = count(1)
@@ -83,6 +85,38 @@ class Tracer:
         """The node has stored a request that left at ``began_s`` (monotonic). Never blocks, never raises."""
         if topic != trace.TRACE_TOPIC:
             self._add(_Stored(topic, fields, data, answer, int((time.monotonic() - began_s) * 1000)), len(data))
+
+    def ended(
+        self,
+        group: str,
+        topic: str,
+        unique_id: str,
+        properties: Mapping[str, str],
+        state: str,
+        *,
+        msg_id: str | None = None,
+        from_check: bool = False,
+    ) -> None:
+        """The transaction of the message with these ``properties`` has ended. ``state``: commit, rollback or unknown.
+
+        ``msg_id`` is the offset message id of the half message. Never blocks, never raises.
+        """
+        self.record(
+            trace.EndTransactionTrace(
+                timestamp=_now_ms(),
+                region=REGION,
+                group=group,
+                topic=topic,
+                message_id=unique_id,
+                tags=properties.get(Property.TAGS),
+                keys=properties.get(Property.KEYS),
+                store_host=_host_of(msg_id),
+                message_type=trace.MessageType.COMMIT,
+                transaction_id=unique_id,
+                state=_STATES[state],
+                from_check=from_check,
+            )
+        )
 
     def record(self, record: trace.TraceRecord) -> None:
         """Write a record. Never blocks, never raises."""
@@ -196,10 +230,9 @@ def _records(entry: _Entry) -> Iterator[trace.TraceRecord]:
 def _pub(
     entry: _Stored, properties: dict[str, str], body_bytes: int, msg_id: str | None, born_timestamp: int
 ) -> trace.Pub:
-    host = None
-    if entry.answer.get("msg_id"):
-        found = parse_offset_message_id(entry.answer["msg_id"])[0]
-        host = f"{found.ip}:{found.port}"
+    kind = trace.MessageType.DELAY if entry.answer.get("stored_topic") else trace.MessageType.NORMAL
+    if entry.answer.get("stored_topic") == HALF_TOPIC:
+        kind = trace.MessageType.HALF
     return trace.Pub(
         timestamp=born_timestamp,
         region=REGION,
@@ -208,12 +241,20 @@ def _pub(
         message_id=properties.get(Property.UNIQUE_KEY),
         tags=properties.get(Property.TAGS),
         keys=properties.get(Property.KEYS),
-        store_host=host,
+        store_host=_host_of(entry.answer.get("msg_id")),
         body_bytes=body_bytes,
         cost_ms=entry.cost_ms,
-        message_type=trace.MessageType.DELAY if entry.answer.get("stored_topic") else trace.MessageType.NORMAL,
+        message_type=kind,
         offset_message_id=msg_id,
     )
+
+
+def _host_of(msg_id: str | None) -> str | None:
+    """``ip:port`` of the node that stored a message."""
+    if not msg_id:
+        return None
+    found = parse_offset_message_id(msg_id)[0]
+    return f"{found.ip}:{found.port}"
 
 
 # ---------------------------------------------------------------- handlers

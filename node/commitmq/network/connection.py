@@ -93,9 +93,7 @@ class Connection:
         self._received_before = 0
         self._handled_at_look = 0
         self._marks: deque[tuple[float, int]] = deque()  # when, and how many bytes of requests had come by then
-        self._others = float(
-            _HANDSHAKE_BYTES
-        )  # bytes beside requests at the time of the next: never fewer than there were
+        self._others = _HANDSHAKE_BYTES  # bytes beside requests, at the time of the next
         self._others_at_s = self.accepted_s
         self._is_unix = False
         # SO_PEEK_OFF at the last look, and at the look that set it again.

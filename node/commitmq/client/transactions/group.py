@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commitmq.client.results import SendResult
 from commitmq.client.sending.asked import Asked
@@ -19,14 +19,24 @@ from commitmq.format.constants import Property
 from commitmq.protocol.zmq_context import check_fork
 from commitmq.store.metadata.topic_name import validate_group
 
+if TYPE_CHECKING:
+    from commitmq.client.tracing import Tracer
+
+
+Content = Callable[[], tuple[bytes, Mapping[str, str]]]
+"""Body and properties of a transaction's message."""
+
 
 class TransactionGroup:
-    """``listener`` answers for transactions of the group; with one the producer registers at once."""
+    """``listener`` answers for transactions of the group; with one the producer registers at once. ``tracer``: tells of
+    ends.
+    """
 
-    def __init__(self, node: str | None, group: str, listener: Listener | None) -> None:
+    def __init__(self, node: str | None, group: str, listener: Listener | None, tracer: Tracer | None = None) -> None:
         """Raises InvalidMessageError for a bad name, TypeError for a listener that cannot check."""
         validate_group(group)
         self.group = group
+        self._tracer = tracer
         self.listener = listener
         self.checks = Checks(_check_of(listener), self._reply)
         self._link = TransactionLink(node, group, self.checks.ask)
@@ -48,6 +58,12 @@ class TransactionGroup:
     def end(self, half: SendResult, state: TransactionState, deadline: float) -> Future[dict[str, Any]]:
         """Tell the node how the transaction of ``half`` ends."""
         return self._end(half.queue_offset, half.physical_offset, state, deadline)
+
+    def trace_end(self, half: SendResult, content: Content, state: TransactionState) -> None:
+        """The transaction of ``half`` has ended so: a record of the trace, if there is one."""
+        if self._tracer is not None:
+            _, properties = content()
+            self._tracer.ended(self.group, half.topic, half.unique_id, properties, state.value, msg_id=half.msg_id)
 
     def check_executes(self) -> None:
         """Raise InvalidMessageError unless the listener has ``execute``."""
@@ -73,10 +89,17 @@ class TransactionGroup:
         self._link.close(timeout_s)
 
     def _reply(self, question: Question, state: TransactionState) -> None:
-        unique_id = question.message.unique_id
         deadline = time.monotonic() + 3.0  # a later question comes anyway
         sent = self._end(question.queue_offset, question.physical_offset, state, deadline, from_check=True)
-        sent.add_done_callback(lambda done: None if done.exception() else self.checks.settle(unique_id))
+        sent.add_done_callback(lambda done: None if done.exception() else self._replied(question, state))
+
+    def _replied(self, question: Question, state: TransactionState) -> None:
+        message = question.message
+        self.checks.settle(message.unique_id)
+        if self._tracer is not None:
+            self._tracer.ended(
+                self.group, message.topic, message.unique_id, message.properties, state.value, from_check=True
+            )
 
     def _end(
         self, queue_offset: int, physical_offset: int, state: TransactionState, deadline: float, **more: Any

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from commitmq.client.results import SendResult
-from commitmq.client.transactions.group import TransactionGroup
+from commitmq.client.transactions.group import Content, TransactionGroup
 from commitmq.client.transactions.half_message import TransactionState
 from commitmq.errors import CommitMQError
 from commitmq.log import get_log
@@ -21,8 +21,9 @@ _log = get_log("producer")
 class _Ending:
     """What both kinds share: the half message, and that the first decision counts."""
 
-    def __init__(self, group: TransactionGroup, timeout_s: float) -> None:
+    def __init__(self, group: TransactionGroup, timeout_s: float, content: Content) -> None:
         self._group = group
+        self._content = content
         self._timeout_s = timeout_s
         self._half: SendResult | None = None
         self.state: TransactionState | None = None
@@ -44,7 +45,11 @@ class _Ending:
 
     def unknown(self) -> None:
         """Leave the transaction open: the node asks a producer of the group later."""
-        self._decide(TransactionState.UNKNOWN)
+        if self.state is None:
+            self._decide(TransactionState.UNKNOWN)
+            self._group.trace_end(self.half, self._content, TransactionState.UNKNOWN)
+        else:
+            self._decide(TransactionState.UNKNOWN)
 
     def _begun(self, half: SendResult) -> None:
         self._half = half
@@ -66,6 +71,7 @@ class _Ending:
         self._group.checks.settle(self.unique_id)
         if state is TransactionState.COMMIT:
             self.committed = committed_result(self.half, answer)
+        self._group.trace_end(self.half, self._content, state)
 
 
 class Transaction(_Ending):
@@ -79,8 +85,10 @@ class Transaction(_Ending):
     transaction without an end, so a program that must not lose one gives its producer a ``transaction_listener``.
     """
 
-    def __init__(self, group: TransactionGroup, timeout_s: float, send: Callable[[], SendResult]) -> None:
-        super().__init__(group, timeout_s)
+    def __init__(
+        self, group: TransactionGroup, timeout_s: float, send: Callable[[], SendResult], content: Content
+    ) -> None:
+        super().__init__(group, timeout_s, content)
         self._send = send
 
     def commit(self) -> SendResult:
@@ -116,9 +124,13 @@ class AsyncTransaction(_Ending):
     """:class:`Transaction` for asyncio: ``async with producer.transaction(topic, body) as transaction``."""
 
     def __init__(
-        self, group: TransactionGroup, timeout_s: float, send: Callable[[], asyncio.Future[SendResult]]
+        self,
+        group: TransactionGroup,
+        timeout_s: float,
+        send: Callable[[], asyncio.Future[SendResult]],
+        content: Content,
     ) -> None:
-        super().__init__(group, timeout_s)
+        super().__init__(group, timeout_s, content)
         self._send = send
 
     async def commit(self) -> SendResult:

@@ -147,7 +147,7 @@ def test_the_cost_of_a_turn_does_not_grow_with_what_is_pending() -> None:
 def test_a_forked_child_does_not_wait_for_the_parents_thread() -> None:
     group = TransactionGroup("tcp://127.0.0.1:1", "group", None)
     half = SendResult("orders", 0, 1, 2, 3, "", "id", "flushed")
-    transaction = Transaction(group, 60, lambda: half)
+    transaction = Transaction(group, 60, lambda: half, lambda: (b"", {}))
     with pytest.raises(ZeroDivisionError), transaction:
         child = os.fork()
         if not child:
