@@ -24,7 +24,7 @@ from commitmq.semantics.pop_order import OrderState, table_from_json
 from commitmq.store.metadata import json_config
 from delays import everything
 from golden_stores import unpack
-from nodes import Node, start_node, started
+from nodes import Node, eventually, start_node, started
 
 pytestmark = pytest.mark.timeout(120)
 INVISIBLE_S = 2.0
@@ -43,7 +43,14 @@ def fill(node: Node, topic: str, count: int, queues: int = 1) -> list[bytes]:
     with Producer(node.address) as producer:
         for queue in range(queues):
             producer.send_batch(topic, many, queue=queue)
+    wait_until_readable(node, topic, count * queues)
     return many
+
+
+def wait_until_readable(node: Node, topic: str, count: int) -> None:
+    """A flushed message is readable a moment later."""
+    with Admin(node.address) as admin:
+        eventually(lambda: sum(one.max for one in admin.offsets(topic)) == count, "all can be read")
 
 
 def sharer(node: Node, topic: str, invisible_s: float = 60, group: str = "") -> ShareConsumer:
@@ -198,6 +205,7 @@ def test_a_filter_passes_over_messages(node: Node) -> None:
     with Producer(node.address) as producer:
         for number in range(20):
             producer.send("mixed", b"%d" % number, tags="even" if number % 2 == 0 else "odd")
+    wait_until_readable(node, "mixed", 20)
     with ShareConsumer("mixed", group="evens", node=node.address, filter="even", ordered=True) as consumer:
         first = consumer.receive(4, 5)
         assert bodies(first) == [0, 2, 4, 6]
@@ -342,7 +350,7 @@ def test_what_rocketmq_handed_out_in_order_goes_on(tmp_path: Path) -> None:
     assert {one["topic"] for one in expected if "order" in one["kind"] and "pop" in one["kind"]} <= {"PendingPopOrder"}
     found: dict[int, list[int]] = {}
     with (
-        started(Node.bare(golden.root)) as node,
+        started(Node.bare(golden.root, "network.port=0")) as node,
         ShareConsumer("PendingPopOrder", group="Pending_popfifo", node=node.address, ordered=True) as consumer,
     ):
         while many := consumer.receive(32, 3 if found else 20):

@@ -34,7 +34,7 @@ def test_what_rocketmq_handed_out_comes_back_once(tmp_path: Path, killed: bool) 
         if one["must"] in ("redeliver-at", "deliver-to-group"):
             counter[one["uniq_key"]] += 1
     assert sum(one.total() for one in wanted.values()) == 43
-    with started(Node.bare(golden.root)) as node:
+    with started(Node.bare(golden.root, "network.port=0")) as node:
         if killed:
             time.sleep(2.5)  # messages are coming back
             node.kill_all()
