@@ -38,6 +38,8 @@ import org.apache.rocketmq.store.queue.ConsumeQueueInterface;
  *   BrokerTool ROOT [--set key=value]...      (keys of broker.conf)
  * </pre>
  *
+ * With the key namesrvAddr the broker and the clients use that name server, and none is started.
+ *
  * Each command is words with tabs between. Each answer is one line of JSON: {"ok": …} or {"failed": "…"}.
  * <pre>
  *   read TOPIC                          the messages of each queue of the topic that are visible now
@@ -48,6 +50,7 @@ import org.apache.rocketmq.store.queue.ConsumeQueueInterface;
  *   asked GROUP                         the bodies of the messages that it was asked about
  *   pop GROUP TOPIC INVISIBLE_MS MAX [ordered]    messages with their receipt handles (property POP_CK)
  *   ack GROUP TOPIC QUEUE OFFSET HANDLE
+ *   names                               the address of the name server
  *   quit                                shut down in order
  * </pre>
  */
@@ -56,27 +59,20 @@ public final class BrokerTool {
     private static final int READY_MS = 60_000;
 
     private final MessageJson json = new MessageJson();
+    /** Null when the name server is another program. */
     private final NamesrvController names;
     private final BrokerController broker;
     private final Clients clients;
 
     private BrokerTool(Path root, Properties settings) throws Exception {
-        NettyServerConfig namesNet = new NettyServerConfig();
-        int namesPort = freePort();
-        namesNet.setListenPort(namesPort);
-        namesNet.setBindAddress("127.0.0.1");
-        NamesrvConfig namesConfig = new NamesrvConfig();
-        namesConfig.setKvConfigPath(root.resolveSibling(root.getFileName() + ".kv.json").toString());
-        names = new NamesrvController(namesConfig, namesNet);
-        require(names.initialize(), "the name server does not initialise");
-        names.start();
-
         BrokerConfig config = new BrokerConfig();
+        int namesPort = freePort();
+        config.setNamesrvAddr("127.0.0.1:" + namesPort);
+        names = settings.containsKey("namesrvAddr") ? null : startNames(root, namesPort);
         config.setBrokerName("b0");
         config.setBrokerClusterName("C");
         config.setBrokerIP1("127.0.0.1");
         config.setBrokerIP2("127.0.0.1");
-        config.setNamesrvAddr("127.0.0.1:" + namesPort);
         config.setTransactionCheckInterval(1_000);
         config.setTransactionTimeOut(1_000);
         MessageStoreConfig store = new MessageStoreConfig();
@@ -96,7 +92,19 @@ public final class BrokerTool {
         broker.start();
         awaitDispatch();
         awaitRoute();
-        clients = new Clients("127.0.0.1:" + namesPort, "127.0.0.1:" + net.getListenPort());
+        clients = new Clients(config.getNamesrvAddr(), "127.0.0.1:" + net.getListenPort());
+    }
+
+    private static NamesrvController startNames(Path root, int port) throws Exception {
+        NettyServerConfig net = new NettyServerConfig();
+        net.setListenPort(port);
+        net.setBindAddress("127.0.0.1");
+        NamesrvConfig config = new NamesrvConfig();
+        config.setKvConfigPath(root.resolveSibling(root.getFileName() + ".kv.json").toString());
+        NamesrvController names = new NamesrvController(config, net);
+        require(names.initialize(), "the name server does not initialise");
+        names.start();
+        return names;
     }
 
     public static void main(String[] arguments) {
@@ -166,10 +174,14 @@ public final class BrokerTool {
                 return popped;
             case "ack":
                 return clients.ack(words[1], words[2], Integer.parseInt(words[3]), Long.parseLong(words[4]), words[5]);
+            case "names":
+                return broker.getBrokerConfig().getNamesrvAddr();
             case "quit":
                 clients.close();
                 broker.shutdown();
-                names.shutdown();
+                if (names != null) {
+                    names.shutdown();
+                }
                 return true;
             default:
                 throw new IllegalArgumentException("unknown command " + words[0]);
@@ -212,10 +224,18 @@ public final class BrokerTool {
     /** Clients find a topic only after the broker has told the name server of it. */
     private void awaitRoute() throws InterruptedException {
         long deadline = System.currentTimeMillis() + READY_MS;
-        while (names.getRouteInfoManager().pickupTopicRouteData("TBW102") == null) {
+        while (!hasRoute()) {
             require(System.currentTimeMillis() < deadline, "the broker does not register with the name server");
             broker.registerBrokerAll(true, false, true);
             Thread.sleep(100);
+        }
+    }
+
+    private boolean hasRoute() {
+        try {
+            return broker.getBrokerOuterAPI().getTopicRouteInfoFromNameServer("TBW102", READY_MS) != null;
+        } catch (Exception error) {
+            return false;
         }
     }
 
