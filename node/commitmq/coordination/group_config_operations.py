@@ -1,11 +1,18 @@
-"""The operation ``group.config``: the settings of a group in ``subscriptionGroup.json``, under RocketMQ's names."""
+"""The operations on settings of groups in ``subscriptionGroup.json``, under RocketMQ's names.
+
+``group.config`` shows and changes them, ``group.configs`` lists those of all groups, ``group.delete`` forgets them, and
+``group.forbid`` says which topics a group must not read.
+"""
 
 from __future__ import annotations
+
+from bisect import bisect_right
 
 from commitmq.coordination import requests
 from commitmq.coordination.answers import Answer, Operations
 from commitmq.coordination.group_settings import check_name
 from commitmq.coordination.groups import Groups
+from commitmq.coordination.listing import MAX_ENTRIES
 from commitmq.coordination.requests import Header
 from commitmq.errors import ProtocolError
 from commitmq.log import get_log
@@ -17,7 +24,12 @@ class GroupConfigOperations:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._log = get_log("coordinator")
-        self.operations: Operations = {"group.config": self._config}
+        self.operations: Operations = {
+            "group.config": self._config,
+            "group.configs": self._configs,
+            "group.delete": self._delete,
+            "group.forbid": self._forbid,
+        }
 
     def _config(self, header: Header, now_ms: int) -> Answer:
         """Without ``set`` the settings of a group that exists. With it they are changed, and a group may be made so; the
@@ -38,3 +50,39 @@ class GroupConfigOperations:
         self._log.info("group configured", group=name, **{str(key)[:100]: value for key, value in changes.items()})
         fields = {"config": self._groups.config_of(name).to_json()}
         return Answer(lambda: fields, "groups")
+
+    def _configs(self, header: Header, now_ms: int) -> Answer:
+        """A page of the settings of all groups, by name, with what each must not read, and the version of them all."""
+        after, limit = requests.optional_text(header, "after") or "", requests.limit(header, MAX_ENTRIES)
+        table = self._groups.table
+        names = sorted(table.groups)
+        at = bisect_right(names, after)
+        page = names[at : at + limit]
+        fields = {
+            "configs": [table.groups[name].to_json() for name in page],
+            "forbidden": {name: table.forbidden[name] for name in page if name in table.forbidden},
+            "version": table.version.to_json(),
+            "next": page[-1] if at + limit < len(names) else None,
+        }
+        return Answer(lambda: fields)
+
+    def _delete(self, header: Header, now_ms: int) -> Answer:
+        """The settings of a group go. Members stay; whoever joins makes the group again."""
+        name = requests.text(header, "group")
+        check_name(name)
+        deleted = self._groups.unwritten.remove(self._groups.table, name)
+        if deleted:
+            self._log.info("group deleted", group=name)
+        return Answer(lambda: {"deleted": deleted}, "groups" if self._groups.is_configured else None)
+
+    def _forbid(self, header: Header, now_ms: int) -> Answer:
+        """Without ``readable`` only the answer."""
+        name, topic = requests.text(header, "group"), requests.text(header, "topic")
+        check_name(name)
+        if "readable" in header:
+            readable = requests.flag(header, "readable")
+            self._groups.use(name, consuming=False)
+            bits = self._groups.unwritten.forbid(self._groups.table, name, topic, readable=readable)
+            return Answer(lambda: {"forbidden": bits}, "groups")
+        known = self._groups.table.forbidden.get(name) or {}
+        return Answer(lambda: {"forbidden": int(known.get(topic, 0))})

@@ -20,6 +20,21 @@ class UnwrittenSettings:
         """``before``: None for a group that did not exist."""
         self._before.setdefault(name, before)
 
+    def remove(self, table: GroupTable, name: str) -> bool:
+        """Forget the settings of a group; whoever uses it makes it again. False when there were none."""
+        known = table.groups.get(name)
+        if known is None:
+            return False
+        table.remove(name)
+        self.note(name, known)
+        return True
+
+    def forbid(self, table: GroupTable, name: str, topic: str, *, readable: bool) -> int:
+        """Say whether an existing group may read ``topic``. Returns its bits of ``forbiddenTable``."""
+        bits = table.forbid(name, topic, readable=readable)
+        self.note(name, table.groups[name])
+        return bits
+
     def clear(self) -> None:
         """The file has them."""
         self._before.clear()

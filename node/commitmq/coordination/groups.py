@@ -72,7 +72,7 @@ class Groups:
         self._written_version = replace(table.version)
         self._unprepared = iter(list(table.groups.items()))
         self._pace = Pace(config.offsets_interval_ms)
-        self._unwritten = UnwrittenSettings()
+        self.unwritten = UnwrittenSettings()
 
     @classmethod
     def load(
@@ -136,12 +136,12 @@ class Groups:
         group = changed(name, known, changes)
         if group != known:
             self._put(group)
-            self._unwritten.note(name, known)
+            self.unwritten.note(name, known)
 
     @property
     def is_configured(self) -> bool:
         """Whether settings wait for :meth:`write`."""
-        return bool(self._unwritten)
+        return bool(self.unwritten)
 
     def config_of(self, name: str) -> GroupConfig:
         """The settings of a group that is in use; see :meth:`use`."""
@@ -295,16 +295,16 @@ class Groups:
         # some, and the first file waits for the last of them.
         some = list(itertools.islice(self._unprepared, _PREPARED_AT_ONCE))
         self.table.prepare(some)
-        if not at_once and not self._unwritten and (some or not self._pace.is_due(now_ms)):
+        if not at_once and not self.unwritten and (some or not self._pace.is_due(now_ms)):
             return
         try:
             with self._pace:
                 self.table.persist(self._path)
         except StoreError:
-            for name in self._unwritten.take_back(self.table):
+            for name in self.unwritten.take_back(self.table):
                 self._names.remove(name)
             raise
-        self._unwritten.clear()
+        self.unwritten.clear()
         self._written_version = replace(self.table.version)
 
     def write_members(self) -> None:

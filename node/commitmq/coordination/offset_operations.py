@@ -1,4 +1,4 @@
-"""The operations on committed offsets: ``offset.commit`` and ``offset.fetch``."""
+"""The operations on committed offsets: ``offset.commit``, ``offset.fetch`` and ``offset.forget``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ class OffsetOperations:
 
     def __init__(self, offsets: GroupOffsets, groups: Groups, topics: Topics, ends: QueueEnds) -> None:
         self._offsets, self._groups, self._topics, self._ends = offsets, groups, topics, ends
-        self.operations: Operations = {"offset.commit": self._commit, "offset.fetch": self._fetch}
+        self.operations: Operations = {
+            "offset.commit": self._commit,
+            "offset.fetch": self._fetch,
+            "offset.forget": self._forget,
+        }
 
     def _commit(self, header: Header, now_ms: int) -> Answer:
         group, member = requests.text(header, "group"), requests.optional_text(header, "member")
@@ -95,3 +99,10 @@ class OffsetOperations:
                 "incarnations": self._topics.incarnations({topic for topic, _ in queues}),
             }
         )
+
+    def _forget(self, header: Header, now_ms: int) -> Answer:
+        """An administrator deletes the group with its offsets."""
+        group = requests.text(header, "group")
+        check_name(group)
+        self._offsets.stage_forget(group)
+        return Answer(dict, "offsets")

@@ -33,7 +33,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.consumer_offsets import ConsumerOffsets, journal_path, load_snapshot
 from commitmq.store.metadata.journal import Replay
-from commitmq.store.metadata.offsets_journal import Change, DropTopic, OffsetsJournal, SetOffsets
+from commitmq.store.metadata.offsets_journal import Change, DropGroup, DropTopic, OffsetsJournal, SetOffsets
 
 NONE = -1  # the answer of fetch for a queue without a committed offset
 COMMITS_A_VERSION = 500  # RocketMQ's consumerOffsetUpdateVersionStep (spec 1.4)
@@ -57,6 +57,8 @@ def replay(table: ConsumerOffsets, journal: Replay[Change], snapshot: str) -> No
 def _apply(table: ConsumerOffsets, change: Change) -> None:
     if isinstance(change, DropTopic):
         table.remove_topic(change.topic)
+    elif isinstance(change, DropGroup):
+        table.remove_group(change.group)
     else:
         for queue, offset in change.offsets:
             table.put(change.group, change.topic, queue, offset)
@@ -180,6 +182,13 @@ class GroupOffsets:
         self._staged.append(DropTopic(topic))
         for key in [*((topic, group) for group in self.table.groups_of(topic)), *self._overlay]:
             if key[0] == topic:
+                self._overlay[key] = {}
+
+    def stage_forget(self, group: str) -> None:
+        """Stage that ``group`` has no offsets any more."""
+        self._staged.append(DropGroup(group))
+        for key in [*((topic, group) for topic in self.table.topics_of(group)), *self._overlay]:
+            if key[1] == group:
                 self._overlay[key] = {}
 
     def sync(self) -> None:

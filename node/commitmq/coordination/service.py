@@ -41,7 +41,7 @@ from commitmq.supervision.node_files import node_life
 
 RETRY_MS = 500
 READ_ONLY = frozenset(
-    ("topic.list", "topic.describe", "group.list", "group.describe", "group.positions", "offset.fetch")
+    ("topic.list", "topic.describe", "group.list", "group.describe", "group.positions", "group.configs", "offset.fetch")
 )
 """Operations without an effect: nobody misses one whose client has gone."""
 LISTS = frozenset(("topic.list", "group.list", "group.positions"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, DispatcherWord, Word
@@ -62,13 +63,15 @@ class TopicOperations:
         attributes = requests.mapping(header, "attributes")
         if attributes and attributes.get(STORAGE_TYPE) == STORAGE_MEMORY and not self._memory_enabled:
             raise ProtocolError("INVALID_PARAMETER", "this node serves no memory topics: memory.enable is off")
+        queues = requests.optional_integer(header, "queues", 1, topic_rules.MAX_QUEUES)
         created = self._topics.create(
             name,
-            requests.optional_integer(header, "queues", 1, topic_rules.MAX_QUEUES),
+            queues,
             perm=6 if perm is None else perm,
             attributes=attributes,
             update=requests.flag(header, "update"),
             incarnation=requests.optional_integer(header, "incarnation", 0, _MAX_INCARNATION),
+            further=_further(header),
         )
         topic = self._topics.get(name)
         return Answer(lambda: {"created": created, "topic": describe(topic)}, self._needed(name))
@@ -113,3 +116,20 @@ class TopicOperations:
             "topics",
             (name, ending),
         )
+
+
+def _further(header: Header) -> dict[str, Any]:
+    """What RocketMQ's tools set of a topic beside the rest: only the fields that the request has."""
+    found: dict[str, Any] = {}
+    for field in ("read_queues", "write_queues"):
+        if (count := requests.optional_integer(header, field, 1, topic_rules.MAX_QUEUES)) is not None:
+            found[field] = count
+    if "order" in header:
+        found["order"] = requests.flag(header, "order")
+    if (flags := requests.optional_integer(header, "sys_flag", 0, topic_rules.MAX_SYS_FLAG)) is not None:
+        found["sys_flag"] = flags
+    if (kind := requests.optional_text(header, "filter_type")) is not None:
+        if kind not in topic_rules.FILTER_TYPES:
+            raise requests.refuse("filter_type", f"one of {', '.join(topic_rules.FILTER_TYPES)}", kind)
+        found["filter_type"] = kind
+    return found

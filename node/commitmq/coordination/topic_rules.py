@@ -18,6 +18,8 @@ from commitmq.store.metadata.topic_name import is_send_forbidden, validate_topic
 
 MAX_QUEUES: Final = 4_096  # of one topic; an assignment of all its queues must fit a header
 PERM_LIMIT: Final = 8  # RocketMQ's valid permissions are below its priority bit (spec 1.4)
+MAX_SYS_FLAG: Final = (1 << 31) - 1
+FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 TRANSACTION_TOPICS: Final = (HALF_TOPIC, OP_TOPIC, DISCARD_TOPIC)
 """RocketMQ makes them when it starts; here they are made before the first transaction."""
 _SYSTEM_PREFIX: Final = "rmq_sys_"
@@ -30,9 +32,7 @@ _ATTRIBUTES: Final[Mapping[str, frozenset[str] | None]] = {
     STORAGE_TYPE: frozenset({"log", STORAGE_MEMORY}),
     "queue.type": frozenset({QUEUE_TYPE_SIMPLE, QUEUE_TYPE_BATCH}),
     "cleanup.policy": frozenset({"DELETE"}),
-    # (Delayed and transactional messages would be refused, so a topic for them would promise what the node does not
-    # do.)
-    "message.type": frozenset({"UNSPECIFIED", "NORMAL", "FIFO"}),
+    "message.type": frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION"}),
     "reserve.time": None,
 }
 # How and where a topic's messages are kept cannot change later: fixed when the topic is created, with these defaults.
@@ -86,3 +86,14 @@ def check_combination(attributes: Mapping[str, str]) -> None:
         for name, kept in _KEPT_IN_MEMORY.items():
             if attributes.get(name, kept[0]) not in kept:
                 raise ProtocolError("INVALID_PARAMETER", f"a memory topic cannot have {name}={attributes[name]}")
+
+
+def check_fixed(topic: str, had: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """ProtocolError INVALID_PARAMETER when ``wanted`` changes an attribute that cannot change."""
+    for key, default in FIXED_ATTRIBUTES.items():
+        if wanted.get(key, default) != had.get(key, default):
+            raise ProtocolError(
+                "INVALID_PARAMETER",
+                f"attribute {key} of topic {topic} is {had.get(key, default)} and cannot change;"
+                " delete the topic and make it again",
+            )

@@ -22,6 +22,7 @@ from commitmq.coordination.topic_rules import (
     PERM_LIMIT,
     check_attributes,
     check_combination,
+    check_fixed,
     check_name,
     is_system,
 )
@@ -209,8 +210,11 @@ class Topics:
         attributes: Mapping[str, str] | None = None,
         update: bool = False,
         incarnation: int | None = None,
+        further: Mapping[str, Any] | None = None,
     ) -> bool:
         """Create a topic; False when it exists with the same settings.
+
+        ``further``: other fields of :class:`TopicConfig` by name, that RocketMQ's tools set; the rest stay as they are.
 
         With ``update`` an existing topic gets the settings: more or fewer queues, permission, attributes. The
         attributes that cannot change (``storage.type``, ``queue.type``, ``cleanup.policy``) stay when they are not
@@ -226,7 +230,7 @@ class Topics:
             raise ProtocolError(
                 "INVALID_PARAMETER", f"perm={perm} must be a sum of 4 (read), 2 (write) and 1 (inherit)"
             )
-        wanted = dict(attributes or {})
+        wanted, more = dict(attributes or {}), dict(further or {})
         existing = self.table.topics.get(name)
         # An attribute that RocketMQ gave a topic may stay.
         had = {} if existing is None else existing.attributes
@@ -240,9 +244,10 @@ class Topics:
         if incarnation is not None and (known is None or known.incarnation != incarnation):
             raise ProtocolError("TOPIC_NOT_EXIST", f"the topic {name} of incarnation {incarnation} was deleted")
         if known is None:
-            self._put(TopicConfig(name, queues, queues, perm, wanted))
+            self._put(replace(TopicConfig(name, queues, queues, perm, wanted), **more))
             return True
-        if (known.read_queues, known.write_queues, known.perm, known.settings) == (queues, queues, perm, wanted):
+        changed = replace(known, **{"read_queues": queues, "write_queues": queues, "perm": perm, **more})
+        if changed == known and known.settings == wanted:
             return False
         if not update:
             raise ProtocolError(
@@ -252,17 +257,11 @@ class Topics:
                 f"perm {known.perm}, attributes {known.settings}",
             )
         wanted = {**{key: known.attributes[key] for key in FIXED_ATTRIBUTES if key in known.attributes}, **wanted}
-        for key, default in FIXED_ATTRIBUTES.items():
-            if wanted.get(key, default) != known.attributes.get(key, default):
-                raise ProtocolError(
-                    "INVALID_PARAMETER",
-                    f"attribute {key} of topic {name} is {known.attributes.get(key, default)} and cannot change;"
-                    " delete the topic and make it again",
-                )
+        check_fixed(name, known.attributes, wanted)
         check_combination(wanted)
         if STORAGE_CREATED in known.attributes:
             wanted[STORAGE_CREATED] = known.attributes[STORAGE_CREATED]
-        self._put(replace(known, read_queues=queues, write_queues=queues, perm=perm, attributes=wanted))
+        self._put(replace(changed, attributes=wanted))
         return True
 
     def make_own(self, names: Iterable[str]) -> None:

@@ -376,7 +376,7 @@ def test_a_topics_file_of_rocketmq_is_served_unchanged_in_meaning(
         assert after["dataVersion"]["counter"] == before["dataVersion"]["counter"] + 1
 
 
-@pytest.mark.parametrize("kind", ["DELAY", "TRANSACTION", "MIXED"])
+@pytest.mark.parametrize("kind", ["MIXED", "BROADCAST"])
 def test_a_topic_for_messages_that_nobody_takes_is_refused(kind: str, layout: StoreLayout) -> None:
     """But a topic that RocketMQ made so can be updated all the same."""
     topics = _load(layout)

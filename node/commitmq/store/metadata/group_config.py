@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from commitmq.errors import StoreError
 from commitmq.store.metadata import json_config
@@ -27,6 +27,9 @@ _DEFAULTS: dict[str, Any] = {
     "whichBrokerWhenConsumeSlowly": 1,
 }
 
+FORBIDDEN_READ: Final = 1 << 2
+"""The bit of ``forbiddenTable`` for a topic that a group must not read."""
+
 # The settings that can be changed, and the values that each may have: true and false, or a range.
 _MOST = (1 << 31) - 1
 SETTABLE: dict[str, range | None] = {
@@ -42,6 +45,8 @@ SETTABLE: dict[str, range | None] = {
     "retryQueueNums": range(1_025),
     "whichBrokerWhenConsumeSlowly": range(_MOST),
 }
+_OBJECTS: Final = ("attributes", "groupRetryPolicy")
+"""Settings that are objects; the node keeps them for RocketMQ's tools, and no process of it reads them."""
 
 
 @dataclass(slots=True)
@@ -74,6 +79,10 @@ class GroupConfig:
     def changed(self, changes: dict[str, Any]) -> GroupConfig:
         """A copy with other settings; the rest stays as it is. Raises ValueError for a setting or a value that is none."""
         for name, value in changes.items():
+            if name in _OBJECTS:
+                if type(value) is not dict:
+                    raise ValueError(f"{name} must be an object, not {value!r:.100}")
+                continue
             if name not in SETTABLE:
                 raise ValueError(
                     f"there is no setting {name!r:.100} to change; there are {', '.join(sorted(SETTABLE))}"
@@ -137,9 +146,24 @@ class GroupTable:
         self.version.advance()
 
     def remove(self, name: str) -> None:
-        """Remove a group; counts as one change if it existed."""
+        """Remove a group, and what it must not read; counts as one change if it existed."""
+        self.forbidden.pop(name, None)
         if self.groups.pop(name, None) is not None:
             self.version.advance()
+
+    def forbid(self, name: str, topic: str, *, readable: bool) -> int:
+        """Say whether the group may read ``topic``. Returns the bits that it has for the topic then (spec remoting 1.9)."""
+        table = dict(self.forbidden.get(name) or {})
+        bits = _number(table.get(topic), 0) & ~FORBIDDEN_READ | (0 if readable else FORBIDDEN_READ)
+        table[topic] = bits
+        if not bits:
+            del table[topic]
+        if table:
+            self.forbidden[name] = table
+        else:
+            self.forbidden.pop(name, None)
+        self.version.advance()
+        return bits
 
     def prepare(self, entries: Iterable[tuple[str, GroupConfig]]) -> None:
         """Encode the texts of ``entries`` for :meth:`persist` now."""

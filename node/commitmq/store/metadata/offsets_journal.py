@@ -1,7 +1,8 @@
 """The offsets journal: the group commits acknowledged between two writings of ``consumerOffset.json``.
 
 File ``commitmq/offsets.journal``, a :mod:`commitmq.store.metadata.journal`. A record is the list of all changes of one turn
-of the coordinator's loop, ``["set", group, topic, [[queue, next offset], …]]`` or ``["drop", topic]``, in order.
+of the coordinator's loop, ``["set", group, topic, [[queue, next offset], …]]``, ``["drop", topic]`` or
+``["forget", group]``, in order.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ class DropTopic(NamedTuple):
     topic: str
 
 
-Change = SetOffsets | DropTopic
+class DropGroup(NamedTuple):
+    """The group forgot all its offsets: it was deleted with them."""
+
+    group: str
+
+
+Change = SetOffsets | DropTopic | DropGroup
 
 
 class OffsetsJournal(Journal[Change]):
@@ -38,22 +45,29 @@ class OffsetsJournal(Journal[Change]):
 
     @classmethod
     def encode(cls, changes: Sequence[Change]) -> list[Any]:
-        return [
-            ["drop", change.topic]
-            if isinstance(change, DropTopic)
-            else ["set", change.group, change.topic, change.offsets]
-            for change in changes
-        ]
+        return [_to_json(change) for change in changes]
 
     @classmethod
     def decode(cls, payload: list[Any]) -> list[Change]:
         return [_change_from_json(entry) for entry in payload]
 
 
+def _to_json(change: Change) -> list[Any]:
+    match change:
+        case DropTopic(topic):
+            return ["drop", topic]
+        case DropGroup(group):
+            return ["forget", group]
+        case SetOffsets(group, topic, offsets):
+            return ["set", group, topic, offsets]
+
+
 def _change_from_json(entry: Any) -> Change:
     match entry:
         case ["drop", str(topic)]:
             return DropTopic(topic)
+        case ["forget", str(group)]:
+            return DropGroup(group)
         case ["set", str(group), str(topic), list(pairs)]:
             return SetOffsets(group, topic, tuple((int(queue), int(offset)) for queue, offset in pairs))
     raise ValueError(f"unknown change {entry!r}")
