@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import rocketmq
 from broker import Broker
+from mqadmin import Admin
 
 RunRocketMQ = Callable[..., rocketmq.Run]
 
@@ -58,3 +59,11 @@ def rocketmq_subscriptions(_class_path: str) -> Callable[[Path], list[dict[str, 
 def rocketmq_broker(_class_path: str) -> Callable[..., Broker]:
     """``rocketmq_broker(root, **settings)``: a :class:`broker.Broker` on the store ``root``."""
     return partial(Broker, _class_path)
+
+
+@pytest.fixture
+def mqadmin(_class_path: str, tmp_path: Path) -> Iterator[Admin]:
+    """RocketMQ's mqadmin."""
+    admin = Admin(_class_path, tmp_path)
+    yield admin
+    admin.close()

@@ -9,7 +9,15 @@ from __future__ import annotations
 import asyncio
 
 from commitmq.plugin import WorkerContext, run_async
+from commitmq_plugins.rocketmq.broker.admin_broker import AdminBroker
+from commitmq_plugins.rocketmq.broker.admin_clients import AdminClients
+from commitmq_plugins.rocketmq.broker.admin_groups import AdminGroups
+from commitmq_plugins.rocketmq.broker.admin_offsets import AdminOffsets
+from commitmq_plugins.rocketmq.broker.admin_queues import Queues
+from commitmq_plugins.rocketmq.broker.admin_topics import AdminTopics
+from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
+from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.dispatch import Dispatch, Part
 from commitmq_plugins.rocketmq.broker.lock_requests import LockRequests
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
@@ -43,9 +51,22 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     offsets = Offsets(node, topics, clients, loop, log)
     locks = QueueLocks()
     retries = Retries(node, topics, locks)
+    own = [f"127.0.0.1:{settings.namesrv_port}"] if settings.namesrv_port else []
+    address, name_servers = f"{host}:{port}", own + settings.name_servers()
+    registration = Registration(node, topics, address, name_servers, log)
+    counting = Counting(network.cluster_name, loop)
+    broker_config = BrokerConfig(context.config, context.layout.root, address, name_servers)
+    groups, queues = AdminGroups(node, offsets), Queues(node, offsets)
+    pulls = Pulls(node, topics, clients, offsets, counting, groups, broker_config)
     parts: list[Part] = [
-        Sends(node, topics, retries, loop, log),
-        Pulls(node, topics, clients, offsets),
+        Sends(node, topics, retries, loop, log, counting),
+        pulls,
+        counting,
+        groups,
+        AdminTopics(node, topics, queues, registration),
+        AdminClients(node, topics, clients, address),
+        AdminOffsets(node, topics, clients, offsets, pulls, queues, groups, address),
+        AdminBroker(node, broker_config, counting),
         clients,
         offsets,
         retries,
@@ -56,8 +77,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     ports = [port] + ([port - 2] if settings.vip_port and port > 2 else [])
     for one in ports:
         await server.listen(settings.host, one)
-    own = [f"127.0.0.1:{settings.namesrv_port}"] if settings.namesrv_port else []
-    registration = Registration(node, topics, f"{host}:{port}", own + settings.name_servers(), log)
+    await groups.load()
     registration.start()
     context.ready(endpoints={"rocketmq": f"{settings.host}:{port}"})
     log.info("RocketMQ's clients are served", host=settings.host, port=port)
@@ -66,4 +86,5 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     await server.close()
     await offsets.close()
     await clients.close()
+    counting.close()
     node.close()

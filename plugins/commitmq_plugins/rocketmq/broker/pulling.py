@@ -9,8 +9,11 @@ from typing import Any, Final
 
 from commitmq.client.receiving.segments import SegmentMaps
 from commitmq.errors import StoreError
+from commitmq_plugins.rocketmq.broker.admin_groups import AdminGroups
+from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import response_code
+from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
@@ -52,7 +55,11 @@ class _Refused(Exception):
 class Pulls:
     """See the module."""
 
-    def __init__(self, node: Node, topics: Topics, clients: Clients, offsets: Offsets) -> None:
+    def __init__(
+        self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, counting: Counting, groups: AdminGroups,
+        settings: BrokerConfig
+    ) -> None:  # fmt: skip
+        self._counting, self._groups, self._settings = counting, groups, settings
         self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
         self._max_wait_ms = node.config.reader.max_wait_ms
         self._maps: SegmentMaps | None = None
@@ -106,7 +113,10 @@ class Pulls:
         }
         wait_ms = 0
         if header.sys_flag & _SUSPEND:
-            wait_ms = fields["wait_ms"] = max(0, min(header.suspend_timeout_millis, self._max_wait_ms))
+            wanted_ms = (
+                header.suspend_timeout_millis if self._settings.long_polling else self._settings.short_polling_ms
+            )
+            wait_ms = fields["wait_ms"] = max(0, min(wanted_ms, self._max_wait_ms))
         if expression is not None:
             fields["filter"] = expression
             if kind != "TAG":
@@ -128,6 +138,9 @@ class Pulls:
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] topicConfig.readQueueNums:"
                 f"[{topic.read_queues}] consumer:[{connection.peer[0]}:{connection.peer[1]}]",
             )
+        if header.topic in self._groups.forbidden.get(header.consumer_group, ()):
+            remark = f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]"
+            raise _Refused(ResponseCode.NO_PERMISSION, remark, 3)
         if header.sys_flag & _SUBSCRIPTION:
             kind = header.expression_type or "TAG"
             return _expression(header.subscription, kind), kind
@@ -181,6 +194,11 @@ class Pulls:
             except (OSError, StoreError):
                 code, status = ResponseCode.PULL_RETRY_IMMEDIATELY, "MESSAGE_WAS_REMOVING"
                 answer["next_offset"] = header.queue_offset
+        if body:
+            size = sum(len(piece) for piece in body)
+            self._counting.read(header.consumer_group, header.topic, int(answer.get("count", 1)), size)
+        else:
+            self._counting.missed()
         connection.send(command.answer(code, status, ext_fields=_fields(answer)), body)
 
     def _views(self, units: bytes) -> list[bytes | memoryview]:

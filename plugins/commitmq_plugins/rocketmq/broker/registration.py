@@ -80,13 +80,13 @@ class Registration:
                 return
             everything = self._topics.all
             if names <= everything.keys():
-                await self._register({name: _config(everything[name]) for name in names}, is_part=True)
+                await self._register({name: remoting_config(everything[name]) for name in names}, is_part=True)
             else:  # a topic is gone: name servers learn that from the whole table
                 await self._register(self.topics())
 
     def topics(self) -> dict[str, TopicConfig]:
         """What is registered: the node's topics, and the template of new ones while sends may make topics."""
-        found = {name: _config(one) for name, one in self._topics.all.items()}
+        found = {name: remoting_config(one) for name, one in self._topics.all.items()}
         if self._node.config.topics.auto_create:
             found.setdefault(DEFAULT_TOPIC, TopicConfig(DEFAULT_TOPIC, 8, 8, 7))
         else:
@@ -133,7 +133,8 @@ class Registration:
             self._log.info("the broker is registered again", name_server=server.address)
 
 
-def _config(topic: NodeTopic) -> TopicConfig:
+def remoting_config(topic: NodeTopic) -> TopicConfig:
+    """A topic of the node in RocketMQ's form, without the attributes that only the node has."""
     return TopicConfig(
         topic.name,
         topic.read_queues,

@@ -23,6 +23,7 @@ from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE, TopicConfig
 from commitmq.store.metadata.topic_name import validate_topic
 from commitmq_plugins.rocketmq.broker.codes import refusal_of, response_code
+from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError
 from commitmq_plugins.rocketmq.broker.retries import Retries
@@ -52,6 +53,7 @@ class _Waiting(NamedTuple):
 
     connection: Connection
     command: Command
+    topic: str
     queue: int
     unique: str | None
     sizes: list[int]
@@ -79,7 +81,9 @@ class Refusal(Exception):
 class Sends:
     """See the module."""
 
-    def __init__(self, node: Node, topics: Topics, retries: Retries, loop: asyncio.AbstractEventLoop, log: Log) -> None:
+    def __init__(self, node: Node, topics: Topics, retries: Retries, loop: asyncio.AbstractEventLoop, log: Log,
+                 counting: Counting) -> None:  # fmt: skip
+        self._counting = counting
         self._node, self._topics, self._retries, self._loop, self._log = node, topics, retries, loop, log
         config = node.config
         self._network, self._auto_create = config.network, config.topics.auto_create
@@ -172,7 +176,9 @@ class Sends:
                 self._number = number = self._number + 1
         key = _Key(role, header.topic, queue, ack, len(born_host) == 20, number)
         unique = properties.get(Property.UNIQUE_KEY)
-        self._add(key, records, _Waiting(connection, command, queue, unique, [len(record) for record in records]))
+        self._add(
+            key, records, _Waiting(connection, command, topic.name, queue, unique, [len(record) for record in records])
+        )
 
     def _record(
         self,
@@ -300,7 +306,7 @@ class Sends:
             "born": max(0, header.born_timestamp),
             "ack": ack,
         }
-        waiting = _Waiting(connection, command, queue, properties.get(Property.UNIQUE_KEY), [0])
+        waiting = _Waiting(connection, command, header.topic, queue, properties.get(Property.UNIQUE_KEY), [0])
         future = self._node.line("writer").request("batch", fields, (bytes(command.body),), timeout_s=_MAX_TIMEOUT_S)
         future.add_done_callback(lambda done: self._stored(done, [waiting]))
 
@@ -336,6 +342,8 @@ class Sends:
             if one.unique is not None:
                 fields["transactionId"] = one.unique
             offset += len(one.sizes)
+            size = sum(one.sizes) or one.command.frame_bytes
+            self._counting.stored(one.topic, len(one.sizes), size)
             self._reply(one, one.command.answer(code, ext_fields=fields))
 
     def _message_id(self, physical_offset: int) -> str:

@@ -66,7 +66,7 @@ public final class BrokerTool {
 
     private BrokerTool(Path root, Properties settings) throws Exception {
         BrokerConfig config = new BrokerConfig();
-        int namesPort = freePort();
+        int namesPort = Integer.parseInt(settings.getProperty("namesPort", String.valueOf(freePort())));
         config.setNamesrvAddr("127.0.0.1:" + namesPort);
         names = settings.containsKey("namesrvAddr") ? null : startNames(root, namesPort);
         config.setBrokerName("b0");

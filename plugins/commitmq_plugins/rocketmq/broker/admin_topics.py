@@ -1,0 +1,202 @@
+"""Administration of topics: requests 17, 18, 21, 202, 215, 305 and 351 (spec remoting 1.8)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from commitmq.coordination.topic_rules import is_system
+from commitmq.errors import InvalidMessageError, ProtocolError
+from commitmq.store.metadata.topic_name import validate_topic
+from commitmq_plugins.rocketmq.broker.admin_queues import Queues
+from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.registration import Registration, remoting_config
+from commitmq_plugins.rocketmq.broker.topic_attributes import AttributesError, merged, parse
+from commitmq_plugins.rocketmq.broker.topics import DEFAULT_TOPIC, Topics
+from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
+from commitmq_plugins.rocketmq.remoting.bodies.routes import topic_list
+from commitmq_plugins.rocketmq.remoting.bodies.stats import TopicOffset, topic_stats_table
+from commitmq_plugins.rocketmq.remoting.bodies.topic_config import TopicConfig, TopicConfigSerializeWrapper
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.fastjson import MessageQueue, as_list, dumps, load_object
+from commitmq_plugins.rocketmq.remoting.headers.topics import CreateTopicRequestHeader, TopicRequestHeader
+from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+
+_DELETE_S: Final = 30.0
+_SYSTEM: Final = (
+    *("SELF_TEST_TOPIC", DEFAULT_TOPIC, "BenchmarkTest", "OFFSET_MOVED_EVENT", "SCHEDULE_TOPIC_XXXX"),
+    *("RMQ_SYS_TRACE_TOPIC", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"),
+    *("TRANS_CHECK_MAX_TIME_TOPIC", "rmq_sys_wheel_timer"),
+)
+
+
+class AdminTopics:
+    """See the module. Name servers know a new or changed topic before the answer goes."""
+
+    def __init__(self, node: Node, topics: Topics, queues: Queues, registration: Registration) -> None:
+        self._node, self._topics, self._queues, self._registration = node, topics, queues, registration
+        network = node.config.network
+        self._broker_name, self._cluster_name = network.broker_name, network.cluster_name
+        self._started_ms = time.time_ns() // 1_000_000
+        self.handlers: dict[RequestCode, Handler] = {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.update,
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.update_list,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all,
+            RequestCode.GET_TOPIC_STATS_INFO: self.stats,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system,
+            RequestCode.GET_TOPIC_CONFIG: self.one,
+        }
+
+    # ------------------------------------------------------------ changes
+
+    async def update(self, connection: Connection, command: Command) -> Command:
+        """Request 17."""
+        header = CreateTopicRequestHeader.decode(command.ext_fields)
+        topic = TopicConfig(
+            header.topic,
+            header.read_queue_nums,
+            header.write_queue_nums,
+            header.perm,
+            header.topic_filter_type,
+            header.topic_sys_flag,
+            header.order,
+        )
+        try:
+            refused = self._refused(header.topic)
+            if refused is not None:
+                return command.answer(ResponseCode.INVALID_PARAMETER, refused)
+            topic.attributes = parse(header.attributes)
+            if topic.attributes.get("+message.type") == "MIXED":
+                return command.answer(ResponseCode.INVALID_PARAMETER, "MIXED message type is not supported.")
+            await self._put(topic)
+        except (ProtocolError, AttributesError) as error:
+            return self._failed(command, error)
+        await self._registration.settle()
+        return command.answer()
+
+    async def update_list(self, connection: Connection, command: Command) -> Command:
+        """Request 18. The first topic that is wrong refuses all of them."""
+        wanted = as_list(load_object(command.body).get("topicConfigList"), "topicConfigList")
+        topics = [TopicConfig.from_json(one) for one in wanted]
+        for topic in topics:
+            refused = self._refused(topic.topic_name)
+            if refused is not None:
+                return command.answer(ResponseCode.INVALID_PARAMETER, refused)
+            if topic.attributes.get("+message.type") == "MIXED":
+                return command.answer(ResponseCode.INVALID_PARAMETER, "MIXED message type is not supported.")
+        try:
+            for topic in topics:
+                await self._put(topic)
+        except (ProtocolError, AttributesError) as error:
+            return self._failed(command, error)
+        await self._registration.settle()
+        return command.answer()
+
+    @staticmethod
+    def _failed(command: Command, error: ProtocolError | AttributesError) -> Command:
+        """RocketMQ answers what it does not take of a topic's settings with SYSTEM_ERROR."""
+        if isinstance(error, ProtocolError) and error.code != "INVALID_PARAMETER":
+            return command.answer(*refusal_of(error))
+        return command.answer(ResponseCode.SYSTEM_ERROR, str(error))
+
+    def _refused(self, name: str) -> str | None:
+        """Why no topic of this name can be made, changed or deleted."""
+        if not name.strip():
+            return "The specified topic is blank."
+        try:
+            validate_topic(name)
+        except InvalidMessageError as error:
+            return f"The specified topic: {name}: {error}"
+        if is_system(name) or name in self._system_topics():
+            return f"The topic[{name}] is conflict with system topic."
+        return None
+
+    async def _put(self, topic: TopicConfig) -> None:
+        """Make the topic, or give it these settings. Raises ProtocolError, AttributesError."""
+        known = self._topics.get(topic.topic_name)
+        fields: dict[str, Any] = {
+            "topic": topic.topic_name,
+            "read_queues": topic.read_queue_nums,
+            "write_queues": topic.write_queue_nums,
+            "perm": topic.perm,
+            "filter_type": topic.topic_filter_type,
+            "sys_flag": topic.topic_sys_flag,
+            "order": topic.order,
+            "attributes": merged(None if known is None else known.settings, topic.attributes),
+            "update": True,
+        }
+        await self._node.ask("coordinator", "topic.create", **fields)
+
+    async def delete(self, connection: Connection, command: Command) -> Command:
+        """Request 215: with the topic go the retry topics of the groups that shared its queues."""
+        name = command.ext_fields.get("topic", "")
+        refused = self._refused(name)
+        if refused is not None:
+            return command.answer(ResponseCode.INVALID_PARAMETER, refused)
+        try:
+            described = await self._node.ask("coordinator", "topic.describe", topic=name)
+            groups = described["topic"]["groups"]
+            for one in [name, *(f"%RETRY%{group}{mark}{name}" for group in groups for mark in "+_")]:
+                if self._topics.get(one) is not None:
+                    await self._node.ask("coordinator", "topic.delete", topic=one, timeout_s=_DELETE_S)
+        except ProtocolError as error:
+            if error.code != "TOPIC_NOT_EXIST":
+                return command.answer(*refusal_of(error))
+        await self._registration.settle()
+        return command.answer()
+
+    # ------------------------------------------------------------ questions
+
+    def all(self, connection: Connection, command: Command) -> Command:
+        """Request 21. All topics and their number: a client that asks for pages then has them all with the first."""
+        topics = self._registration.topics()
+        body = dumps(TopicConfigSerializeWrapper(topics, self._version()).to_json())
+        return command.answer(ext_fields={"totalTopicNum": str(len(topics))}, body=body)
+
+    def _version(self) -> DataVersion:
+        return DataVersion(self._started_ms, self._topics.version)
+
+    def config(self, name: str) -> TopicConfig | None:
+        """A topic, or one of those that only name servers have."""
+        found = self._topics.get(name)
+        if found is not None:
+            return remoting_config(found)
+        return self._registration.topics().get(name) if name in self._system_topics() else None
+
+    def one(self, connection: Connection, command: Command) -> Command:
+        """Request 351."""
+        header = TopicRequestHeader.decode(command.ext_fields)
+        found = self.config(header.topic)
+        if found is None:
+            return command.answer(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {header.topic}")
+        return command.answer(body=dumps(found.to_json()))
+
+    async def stats(self, connection: Connection, command: Command) -> Command:
+        """Request 202: the bounds of each queue, and when its last message was stored."""
+        header = TopicRequestHeader.decode(command.ext_fields)
+        found = self.config(header.topic)
+        if found is None:
+            return command.answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        count = max(found.read_queue_nums, found.write_queue_nums)
+        try:
+            bounds = await self._queues.bounds(header.topic, count)
+            last = await self._queues.times(header.topic, {queue: end - 1 for queue, (_, end) in bounds.items() if end})
+        except ProtocolError as error:
+            return command.answer(*refusal_of(error))
+        table = {
+            MessageQueue(header.topic, self._broker_name, queue): TopicOffset(least, end, last.get(queue, 0))
+            for queue, (least, end) in bounds.items()
+        }
+        return command.answer(body=topic_stats_table(table))
+
+    def _system_topics(self) -> list[str]:
+        cluster = self._cluster_name
+        return [*_SYSTEM, cluster, self._broker_name, f"{cluster}_REPLY_TOPIC", f"rmq_sys_REVIVE_LOG_{cluster}",
+                f"rmq_sys_SYNC_BROKER_MEMBER_{self._broker_name}"]  # fmt: skip
+
+    def system(self, connection: Connection, command: Command) -> Command:
+        """Request 305."""
+        return command.answer(body=topic_list(self._system_topics()))
