@@ -66,7 +66,8 @@ def _outputs(mqadmin: Admin, names: int, broker: int) -> dict[str, list[str]]:
 def test_mqadmin_prints_the_same_for_a_node_and_for_rocketmq(
     mqadmin: Admin, rocketmq_broker: Callable[..., Any], tmp_path: Path
 ) -> None:
-    theirs_names, theirs, ours_names, ours = free_ports(4)
+    first = free_ports(4)
+    theirs_names, theirs, ours_names, ours = range(first, first + 4)
     with rocketmq_broker(
         tmp_path / "theirs",
         namesPort=theirs_names,
@@ -88,7 +89,8 @@ def test_mqadmin_prints_the_same_for_a_node_and_for_rocketmq(
 
 
 def test_every_command_of_administration_answers(mqadmin: Admin, tmp_path: Path) -> None:
-    names, broker = free_ports(2)
+    names = free_ports(2)
+    broker = names + 1
     with start_node(
         tmp_path,
         f"network.store_port={broker}",

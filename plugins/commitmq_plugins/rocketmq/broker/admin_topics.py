@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from commitmq.coordination.topic_rules import is_system
 from commitmq.errors import InvalidMessageError, ProtocolError
-from commitmq.store.metadata.topic_name import validate_topic
+from commitmq.store.metadata.topic_name import is_send_forbidden, validate_topic
 from commitmq_plugins.rocketmq.broker.admin_queues import Queues
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -110,7 +109,7 @@ class AdminTopics:
             validate_topic(name)
         except InvalidMessageError as error:
             return f"The specified topic: {name}: {error}"
-        if is_system(name) or name in self._system_topics():
+        if is_send_forbidden(name) or name.startswith("rmq_sys_") or name in self._system_topics():
             return f"The topic[{name}] is conflict with system topic."
         return None
 

@@ -342,8 +342,7 @@ class Sends:
             if one.unique is not None:
                 fields["transactionId"] = one.unique
             offset += len(one.sizes)
-            size = sum(one.sizes) or one.command.frame_bytes
-            self._counting.stored(one.topic, len(one.sizes), size)
+            self._counting.stored(one.topic, len(one.sizes), sum(one.sizes) or one.command.frame_bytes)
             self._reply(one, one.command.answer(code, ext_fields=fields))
 
     def _message_id(self, physical_offset: int) -> str:
