@@ -59,6 +59,7 @@ class CommitMQServer(Server):
     """A node in the foreground; all its processes descend from its keeper."""
 
     ready_within_s = 120.0
+    start: Sequence[str] = ("start", "--verbose")
 
     def __init__(self, folder: Path, settings: dict[str, str], python: Sequence[str] = _PYTHON) -> None:
         """``python``: how the interpreter of the project is called."""
@@ -79,7 +80,7 @@ class CommitMQServer(Server):
         return [
             Command(
                 "node",
-                [*self._python, "-m", "commitmq.cli.main", "start", "--verbose", "--store", str(self._store), *pairs],
+                [*self._python, "-m", "commitmq.cli.main", *self.start, "--store", str(self._store), *pairs],
                 {"PYTHONPATH": paths},
             )
         ]
