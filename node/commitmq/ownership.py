@@ -77,6 +77,9 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("batchconsumequeue/*", Role.CONSUME_QUEUE, "units of 46 bytes of BatchCQ topics"),
     FileOwner("index/*", Role.INDEX, "hash slots and items"),
     FileOwner("config/topics.json*", Role.COORDINATOR, "topics, for RocketMQ"),
+    FileOwner(
+        "config/messageRequestMode.json*", Role.WORKER, "RocketMQ's: how groups receive topics; of rocketmq_broker"
+    ),
     FileOwner("config/consumerOffset.json*", Role.COORDINATOR, "committed offsets, for RocketMQ"),
     FileOwner("config/subscriptionGroup.json*", Role.COORDINATOR, "consumer groups"),
     FileOwner("config/consumerFilter.json*", Role.COORDINATOR, "SQL filters of groups"),

@@ -1,4 +1,4 @@
-"""A whole RocketMQ broker on a store root, with its name server and clients: the Java program BrokerTool in ``java/``."""
+"""RocketMQ's programs by the Java tools in ``java/``: a whole broker on a store root (BrokerTool), clients (ClientTool)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,27 @@ _ANSWER_S = 60.0
 _FLAGS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m", "-Xshare:auto", "-Dfile.encoding=UTF-8"]
 
 
-class Broker:
-    """One broker. Leaving the block shuts it down in order; :meth:`kill` ends it as a crash does."""
+class RefusedError(Exception):
+    """A client's exception; the text is RocketMQ's."""
 
-    def __init__(self, class_path: str, root: Path, **settings: Any) -> None:
-        """Start it; returns when its log is dispatched. ``settings`` are keys of broker.conf beside the golden stores'."""
-        self.log = root.with_name(f"{root.name}.broker.log")
-        home = root.with_name(f"{root.name}.home")  # RocketMQ's clients and logs write below the home folder
-        home.mkdir(exist_ok=True)
-        command = ["java", *_FLAGS, f"-Dinterop.log={self.log}", f"-Duser.home={home}"]
-        command += [f"-Djava.io.tmpdir={home}", "-cp", class_path]
-        command += ["commitmq.interop.BrokerTool", str(root)]
-        for key, value in {**rocketmq.SETTINGS, **settings}.items():
-            command += ["--set", f"{key}={value}"]
-        self._errors = root.with_name(f"{root.name}.broker.err")
+
+class Tool:
+    """A Java program that answers each line with a line. :meth:`kill` ends it as a crash does."""
+
+    def __init__(self, command: list[str], home: Path) -> None:
+        """``command``: class path, class and arguments. Returns when it is ready. RocketMQ writes below ``home``."""
+        self.log = home.with_suffix(".log")
+        home.mkdir(exist_ok=True)  # RocketMQ's clients and logs write below the home folder
+        options = [f"-Dinterop.log={self.log}", f"-Duser.home={home}", f"-Djava.io.tmpdir={home}"]
+        self._errors = home.with_suffix(".err")
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8"
+                ["java", *_FLAGS, *options, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
             )
         self._answers: queue.Queue[str] = queue.Queue()
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -50,7 +54,7 @@ class Broker:
         self._answers.put('{"failed":"it ended"}')
 
     def ask(self, *words: object) -> Any:
-        """The answer to a command of BrokerTool. Raises AssertionError with RocketMQ's words when it fails."""
+        """The answer to a command. Raises AssertionError with RocketMQ's words, RefusedError with those of a client."""
         assert self._process.stdin is not None
         self._process.stdin.write("\t".join(map(str, words)) + "\n")
         self._process.stdin.flush()
@@ -64,11 +68,9 @@ class Broker:
         if "failed" in answer:
             self.kill()
             raise AssertionError(f"{answer['failed']}\n{self._errors.read_text(encoding='utf-8')[-4000:]}")
+        if "refused" in answer:
+            raise RefusedError(answer["refused"])
         return answer["ok"]
-
-    def bodies(self, topic: str) -> list[bytes]:
-        """The bodies of all visible messages of ``topic``."""
-        return [bytes.fromhex(one["body_hex"]) for one in self.ask("read", topic)]
 
     def wait_for(self, condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
         """The first true value of ``condition``."""
@@ -97,3 +99,26 @@ class Broker:
             self.ask("quit")
             assert self._process.wait(_ANSWER_S) == 0
         self.kill()
+
+
+class Broker(Tool):
+    """One broker. Leaving the block shuts it down in order; :meth:`kill` ends it as a crash does."""
+
+    def __init__(self, class_path: str, root: Path, **settings: Any) -> None:
+        """Start it; returns when its log is dispatched. ``settings`` are keys of broker.conf beside the golden stores'."""
+        command = ["-cp", class_path, "commitmq.interop.BrokerTool", str(root)]
+        for key, value in {**rocketmq.SETTINGS, **settings}.items():
+            command += ["--set", f"{key}={value}"]
+        super().__init__(command, root.with_name(f"{root.name}.broker"))
+
+    def bodies(self, topic: str) -> list[bytes]:
+        """The bodies of all visible messages of ``topic``."""
+        return [bytes.fromhex(one["body_hex"]) for one in self.ask("read", topic)]
+
+
+class ClientTool(Tool):
+    """RocketMQ's clients, and a name server on ``port`` with which the broker at ``address`` registers."""
+
+    def __init__(self, class_path: str, folder: Path, port: int, address: str, broker: str = "commitmq") -> None:
+        command = ["-cp", class_path, "commitmq.interop.ClientTool", str(port), broker, address]
+        super().__init__(command, folder / "clients")

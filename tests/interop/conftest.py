@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import rocketmq
-from broker import Broker
+from broker import Broker, ClientTool
 from mqadmin import Admin
+from served import Served, serve
 
 RunRocketMQ = Callable[..., rocketmq.Run]
 
@@ -67,3 +68,16 @@ def mqadmin(_class_path: str, tmp_path: Path) -> Iterator[Admin]:
     admin = Admin(_class_path, tmp_path)
     yield admin
     admin.close()
+
+
+@pytest.fixture
+def rocketmq_clients(_class_path: str) -> Callable[..., ClientTool]:
+    """``rocketmq_clients(folder, port, address)``: a :class:`broker.ClientTool`."""
+    return partial(ClientTool, _class_path)
+
+
+@pytest.fixture
+def served(tmp_path: Path, rocketmq_clients: Callable[..., ClientTool]) -> Iterator[Served]:
+    """A node with the broker server, and RocketMQ's clients of it."""
+    with serve(tmp_path, rocketmq_clients) as found:
+        yield found

@@ -17,6 +17,9 @@ class RocketMQSettings:
     ``advertised_host`` is ``network.store_host`` for the same reason. ``namesrv_port``: 0 for no name server of its own.
     ``namesrv``: other name servers with which the broker registers, ``host:port;host:port``. Broker and cluster have the
     names of ``network.broker_name`` and ``network.cluster_name``.
+
+    ``recall_message_enable``, ``store_reply_message_enable`` and ``trace_topic_enable`` are RocketMQ's recallMessageEnable,
+    storeReplyMessageEnable and traceTopicEnable.
     """
 
     enable: bool = setting(False)
@@ -33,6 +36,9 @@ class RocketMQSettings:
     max_frame_bytes: int = setting(16 * 1024 * 1024, 4_096, 1 << 30)
     max_unsent_bytes: int = setting(16 * 1024 * 1024, 65_536, 1 << 40)
     idle_timeout_ms: int = setting(120_000, 1_000, 86_400_000)
+    recall_message_enable: bool = setting(True)
+    store_reply_message_enable: bool = setting(True)
+    trace_topic_enable: bool = setting(False)
 
     def check(self) -> None:
         """Raises ValueError."""

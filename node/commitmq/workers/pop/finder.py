@@ -138,7 +138,7 @@ class Finder:
         for key in queues:
             if key not in share.next:
                 bounds = place.queues.bounds(*key, bound=place.bound, floor=place.floor) or (0, 0)
-                begin[key] = bounds[1] if pop.begin_latest and not is_retry_topic(key[0]) else bounds[0]
+                begin[key] = bounds[0] if is_retry_topic(key[0]) else _begin(pop.start, *bounds)
         return begin
 
     def _of_queue(self, pop: Pop, found: Found, popped: str, key: QueueKey, place: Place) -> bool:
@@ -223,6 +223,13 @@ class Finder:
 def queue_offset(log: CommitLog, place: int) -> int:
     """The queue offset in the record at ``place``."""
     return int.from_bytes(log.read(place + QUEUE_OFFSET_OFFSET, 8), "big")
+
+
+def _begin(start: str, least: int, end: int) -> int:
+    """Where a group begins between ``least`` and ``end``; with ``last`` as RocketMQ's consumers do (remoting 5.2)."""
+    if start == "last":
+        return max(least, end - 1) if least > 0 else 0
+    return end if start == "latest" else least
 
 
 def take_back(found: Found) -> None:

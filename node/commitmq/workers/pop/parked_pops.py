@@ -11,13 +11,14 @@ from typing import Final
 from commitmq.semantics.retry import pop_retry_topic
 from commitmq.store.queues.record_filter import RecordFilter
 
+STARTS: Final = ("earliest", "latest", "last")
 CLIENT_SHARE: Final = 4
 """One client may park this share of all."""
 
 
 @dataclass(slots=True, eq=False)
 class Pop:
-    """A request for messages. ``begin_latest``: a queue without an offset begins at its end."""
+    """A request for messages. ``start``, one of STARTS, is for queues without an offset."""
 
     client: bytes
     request: int
@@ -27,7 +28,7 @@ class Pop:
     invisible_ms: int
     wait_ms: int
     wanted: RecordFilter | None
-    begin_latest: bool
+    start: str
     deadline_ms: int = 0
     done: bool = False
     ordered: bool = False

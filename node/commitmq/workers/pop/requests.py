@@ -9,7 +9,7 @@ from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.semantics.pop import NORMAL, ReceiptHandle
 from commitmq.semantics.pop_revive import CheckPointKey
 from commitmq.store.metadata.topic_name import validate_group, validate_topic
-from commitmq.workers.pop.parked_pops import Pop
+from commitmq.workers.pop.parked_pops import STARTS, Pop
 from commitmq.workers.reader.filters import Filters
 from commitmq.workers.reader.parked_pulls import integer_field, text_field
 
@@ -45,8 +45,8 @@ def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Fi
     if queue >= 0 and len(topics) > 1:
         raise ProtocolError(_INVALID, "a queue is one of one topic")
     start = header.get("start", "earliest")
-    if start not in ("earliest", "latest"):
-        raise ProtocolError(_INVALID, "start must be earliest or latest")
+    if start not in STARTS:
+        raise ProtocolError(_INVALID, f"start must be one of {', '.join(STARTS)}")
     expression, kind = header.get("filter"), header.get("filter_type")
     for name, value in (("filter", expression), ("filter_type", kind)):
         if value is not None and type(value) is not str:
@@ -60,7 +60,7 @@ def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Fi
         invisible_ms=invisible_of(header, limits),
         wait_ms=min(limits.max_wait_ms, integer_field(header, "wait_ms", 0, 0)),
         wanted=filters.get(kind, expression),
-        begin_latest=start == "latest",
+        start=start,
         ordered=ordered,
         attempt=attempt if ordered else None,
         queue=queue,

@@ -230,12 +230,13 @@ class Transactions:
                 self._waiting.append((peer, identity, parse_end(header)))
                 return None
             if op == "transaction.register":
-                group = requests.text(header, "group")
-                check_name(group)
-                self._producers.register(peer, group, monotonic_ms())
+                groups = requests.names(header, "groups") if "groups" in header else [requests.text(header, "group")]
+                for group in groups:
+                    check_name(group)
+                    self._producers.register(peer, group, monotonic_ms())
                 return wire.ok(identity, session_timeout_ms=self._producers.timeout_ms)
             if op == "transaction.leave":
-                self._producers.leave(peer)
+                self._producers.leave(peer, requests.optional_text(header, "group"))
                 return wire.ok(identity)
             if op == "transaction.list":
                 return wire.ok(identity, **list_open(header, self._queues, self._ledger, _now_ms()))

@@ -22,7 +22,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log.readdressing import Target, find, readdress, sizes_of, starts_of
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError, RunCheck
 from commitmq.workers.writer.send_checks import Refusal
-from commitmq.workers.writer.timer_rule import TimerRule, without_requests
+from commitmq.workers.writer.timer_rule import TimerRule, due_of, without_requests
 
 _DELAY = 1 << SPECIAL_PROPERTIES.index(Property.DELAY)
 _TRANSACTION = 1 << SPECIAL_PROPERTIES.index(Property.TRANSACTION_PREPARED)
@@ -32,11 +32,19 @@ _TIMER = sum(1 << SPECIAL_PROPERTIES.index(name) for name in (*REQUESTS, Propert
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A run and the queue in which it is to be stored."""
+    """A run and the queue in which it is to be stored. ``due_ms``: when the slot of its first timer message ends."""
 
     run: CheckedRun
     topic: str
     queue_id: int
+    due_ms: int | None = None
+
+    def where(self, asked: str) -> dict[str, str | int]:
+        """What an answer says of a place that is none of the topic ``asked``."""
+        if self.topic == asked:
+            return {}
+        place: dict[str, str | int] = {"stored_topic": self.topic, "stored_queue": self.queue_id}
+        return place if self.due_ms is None else {**place, "due_ms": self.due_ms}
 
 
 class PutRules:
@@ -136,7 +144,8 @@ class PutRules:
         more = self._timer.properties(run, topic, queue_id)
         if more is None:
             return Placed(run, topic, queue_id)
-        return Placed(_with_room(self._readdressed(run, starts_of(run), TIMER_TOPIC, 0, more)), TIMER_TOPIC, 0)
+        moved = _with_room(self._readdressed(run, starts_of(run), TIMER_TOPIC, 0, more))
+        return Placed(moved, TIMER_TOPIC, 0, due_of(more[0]))
 
     def _readdressed(
         self, run: CheckedRun, starts: NDArray[np.int64], topic: str, queue_id: int, more: Sequence[bytes] | None

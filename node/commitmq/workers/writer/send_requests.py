@@ -248,7 +248,7 @@ class SendRequests:
         """Store messages with special properties where they wait; the answer names that place too."""
         placed = self._rules.place(run, topic, queue_id)
         number, done = self._store_run(placed.topic, placed.queue_id, placed.run, host)
-        where = {} if placed.topic == topic else {"stored_topic": placed.topic, "stored_queue": placed.queue_id}
+        where = placed.where(topic)
         return self._answers.acknowledged(identity, header, topic, queue_id, number, run.count, done, ack, where)
 
     def _append_numbered(
@@ -326,9 +326,7 @@ class SendRequests:
         copy = self._send_backs.copy_of(header)
         placed = copy.placed
         number, done = self._store_run(placed.topic, placed.queue_id, placed.run, bytes(copy.born_host_bytes))
-        where = {"topic": copy.topic, "dead": copy.dead}
-        if placed.topic != copy.topic:
-            where |= {"stored_topic": placed.topic, "stored_queue": placed.queue_id}
+        where = {"topic": copy.topic, "dead": copy.dead, **placed.where(copy.topic)}
         return self._answers.acknowledged(identity, header, copy.topic, copy.queue_id, number, 1, done, ack, where)
 
     def _recall(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:

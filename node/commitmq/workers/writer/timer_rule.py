@@ -67,6 +67,11 @@ class TimerRule:
         return [encoded[number] for number in numbers.tolist()]
 
 
+def due_of(more: bytes) -> int:
+    """The slot (ms) in properties that :meth:`TimerRule.properties` has made."""
+    return int(more[len(Property.TIMER_OUT_MS) + 1 :].partition(b"\x02")[0])
+
+
 def _asked(found: Found, now_ms: int) -> NDArray[np.int64]:
     """When each message is to be delivered. Raises Refusal."""
     asked: NDArray[np.int64] = np.zeros(found.starts.shape[1], np.int64)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -72,6 +73,8 @@ class Clients:
         self._no_broadcast: set[str] = set()
         self.producers_changed: list[Any] = []
         """Functions that are called with the names of producer groups that came or went."""
+        self.pops: Callable[[str], bool] = lambda group: False
+        """Whether consumers of a group share queues, so that it has no members at the coordinator."""
         self._turning = loop.create_task(self._turn())
         self._next_scan = time.monotonic() + _SCAN_S
         self.handlers: dict[RequestCode, Handler] = {
@@ -212,12 +215,25 @@ class Clients:
 
     def _subscribe(self, group: str, client_id: str, topics: frozenset[str]) -> None:
         session = self._sessions.get((group, client_id))
-        if not topics:
+        if not topics or self.pops(group):
             return
         if session is None:
             session = self._sessions[group, client_id] = _Session(group, client_id)
         if session.topics != topics:
             session.topics, session.joined, session.due = topics, False, 0.0
+
+    def pops_changed(self, name: str) -> None:
+        """The way in which a group receives is another one, perhaps: its members leave or join."""
+        if self.pops(name):
+            for key in [key for key in self._sessions if key[0] == name]:
+                session = self._sessions.pop(key)
+                if session.joined:
+                    self._spawn(self._leave(session))
+        group = self.registry.groups.get(name)
+        if group is not None and group.message_model != BROADCASTING:
+            for member in group.members.values():
+                self._subscribe(name, member.client_id, frozenset(group.subscriptions))
+            self.notify(name)
 
     def notify(self, group: str) -> None:
         """Tell all clients of a group that its members changed."""

@@ -23,7 +23,7 @@ class Node:
         self.config = context.config
         self.layout = context.layout
         self.control = context.control
-        self._lines: dict[str, NodeLine] = {}
+        self._lines: dict[tuple[str, int], NodeLine] = {}
         self.on_check: Callable[[dict[str, Any], list[bytes]], None] | None = None
         """Takes the checks of transactions that the transaction process sends."""
 
@@ -32,13 +32,14 @@ class Node:
             line.close()
         self._lines.clear()
 
-    def line(self, role: str) -> NodeLine:
-        """The line to ``role``, as ``reader-0`` or ``writer``."""
-        found = self._lines.get(role)
+    def line(self, role: str, lane: int = 0) -> NodeLine:
+        """The line to ``role``, as ``reader-0`` or ``writer``. Each lane is a peer of its own, which limits count alone."""
+        found = self._lines.get((role, lane))
         if found is None:
             on_message = self._checked if role == "transaction" else None
             endpoint = self.layout.ipc(role)
-            found = self._lines[role] = NodeLine(self._loop, self._context.zmq, endpoint, on_message=on_message)
+            found = NodeLine(self._loop, self._context.zmq, endpoint, on_message=on_message)
+            self._lines[role, lane] = found
         return found
 
     def _checked(self, header: dict[str, Any], frames: list[bytes]) -> None:
@@ -71,13 +72,11 @@ class Node:
             raise wire.refusal(answer[0])
         return answer
 
-    async def mover(
-        self, role: str, op: str, payload: tuple[Any, ...] = (), *, timeout_s: float = _TIMEOUT_S, **fields: Any
-    ) -> Answer:
+    async def mover(self, role: str, op: str, *, lane: int = 0, timeout_s: float = _TIMEOUT_S, **fields: Any) -> Answer:
         """A request to a mover that runs on demand, ``pop`` or ``transaction``. Raises as :meth:`ask`."""
         if not (self.layout.sockets / f"{role}.ipc").exists():
             await self.exchange(self.line(self._admin()), "mover.start", {"role": role})
-        return await self.exchange(self.line(role), op, fields, payload, timeout_s=timeout_s)
+        return await self.exchange(self.line(role, lane), op, fields, timeout_s=timeout_s)
 
     def _admin(self) -> str:
         """The name of the supervisor's socket, which each life of the node has of its own. Raises ProtocolError."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from commitmq.plugin import WorkerContext, run_async
+from commitmq.semantics.trace import TRACE_TOPIC
 from commitmq_plugins.rocketmq.broker.admin_broker import AdminBroker
 from commitmq_plugins.rocketmq.broker.admin_clients import AdminClients
 from commitmq_plugins.rocketmq.broker.admin_groups import AdminGroups
@@ -21,13 +22,21 @@ from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.dispatch import Dispatch, Part
 from commitmq_plugins.rocketmq.broker.lock_requests import LockRequests
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
+from commitmq_plugins.rocketmq.broker.looking import Looks
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
+from commitmq_plugins.rocketmq.broker.popping import Pops
 from commitmq_plugins.rocketmq.broker.pulling import Pulls
+from commitmq_plugins.rocketmq.broker.queries import Queries
+from commitmq_plugins.rocketmq.broker.recalls import Recalls
+from commitmq_plugins.rocketmq.broker.receipts import Receipts
 from commitmq_plugins.rocketmq.broker.registration import Registration
+from commitmq_plugins.rocketmq.broker.replies import Replies
+from commitmq_plugins.rocketmq.broker.request_modes import RequestModes
 from commitmq_plugins.rocketmq.broker.retries import Retries
 from commitmq_plugins.rocketmq.broker.sending import Sends
 from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.broker.transactions import Transactions
 from commitmq_plugins.rocketmq.limits import limits_of, tls_of
 from commitmq_plugins.rocketmq.remoting.server import RemotingServer
 from commitmq_plugins.rocketmq.settings import RocketMQSettings
@@ -58,8 +67,11 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     broker_config = BrokerConfig(context.config, context.layout.root, address, name_servers)
     groups, queues = AdminGroups(node, offsets), Queues(node, offsets)
     pulls = Pulls(node, topics, clients, offsets, counting, groups, broker_config)
+    sends = Sends(node, topics, retries, loop, log, counting)
+    transactions = Transactions(node, clients, loop, log)
+    pops = Pops(node, topics, log)
     parts: list[Part] = [
-        Sends(node, topics, retries, loop, log, counting),
+        sends,
         pulls,
         counting,
         groups,
@@ -71,6 +83,14 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         offsets,
         retries,
         LockRequests(locks, network.broker_name),
+        transactions,
+        Queries(node, topics, clients),
+        Recalls(node, topics, enable=settings.recall_message_enable),
+        pops,
+        Receipts(node, topics, offsets, loop, log),
+        Looks(node, topics, offsets, pops),
+        RequestModes(node, topics, clients),
+        Replies(node, topics, clients, sends, store=settings.store_reply_message_enable),
     ]
     dispatch = Dispatch(parts, log)
     server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings), tls_of(settings))
@@ -78,12 +98,15 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     for one in ports:
         await server.listen(settings.host, one)
     await groups.load()
+    if settings.trace_topic_enable:
+        await topics.create(TRACE_TOPIC, 1)
     registration.start()
     context.ready(endpoints={"rocketmq": f"{settings.host}:{port}"})
     log.info("RocketMQ's clients are served", host=settings.host, port=port)
     await stopping.wait()
     await registration.close()
     await server.close()
+    transactions.close()
     await offsets.close()
     await clients.close()
     counting.close()

@@ -11,6 +11,7 @@ import asyncio
 import random
 import struct
 from collections.abc import Awaitable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +20,7 @@ from commitmq.format.constants import Host, Property
 from commitmq.format.message_id import offset_message_id, pack_host
 from commitmq.format.properties import decode_properties, encode_properties
 from commitmq.log import Log
+from commitmq.semantics.recall import RecallHandle
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RunCheck
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE, TopicConfig
 from commitmq.store.metadata.topic_name import validate_topic
@@ -26,6 +28,7 @@ from commitmq_plugins.rocketmq.broker.codes import refusal_of, response_code
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError
+from commitmq_plugins.rocketmq.broker.places import Places, count_of
 from commitmq_plugins.rocketmq.broker.retries import Retries
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
@@ -57,6 +60,8 @@ class _Waiting(NamedTuple):
     queue: int
     unique: str | None
     sizes: list[int]
+    answer: asyncio.Future[Command] | None = None
+    """Takes the answer instead of the connection."""
 
 
 class _Key(NamedTuple):
@@ -147,10 +152,29 @@ class Sends:
         most = _TEMPLATE_QUEUES if template is None else template.write_queues
         return await self._topics.create(header.topic, max(1, min(header.default_topic_queue_nums, most)))
 
+    async def stored(
+        self,
+        connection: Connection,
+        command: Command,
+        header: SendMessageRequestHeader,
+        topic: TopicConfig,
+        body: bytes,
+    ) -> Command:
+        """Store one message; its answer. Raises Refusal."""
+        answer: asyncio.Future[Command] = self._loop.create_future()
+        one = replace(command, body=body, code=int(RequestCode.SEND_MESSAGE))
+        self._put(connection, one, header, topic, answer)
+        return await answer
+
     # ------------------------------------------------------------ runs
 
     def _put(
-        self, connection: Connection, command: Command, header: SendMessageRequestHeader, topic: TopicConfig
+        self,
+        connection: Connection,
+        command: Command,
+        header: SendMessageRequestHeader,
+        topic: TopicConfig,
+        answer: asyncio.Future[Command] | None = None,
     ) -> None:
         """Put the messages of a request into a run. Raises Refusal."""
         queue = header.queue_id
@@ -176,9 +200,8 @@ class Sends:
                 self._number = number = self._number + 1
         key = _Key(role, header.topic, queue, ack, len(born_host) == 20, number)
         unique = properties.get(Property.UNIQUE_KEY)
-        self._add(
-            key, records, _Waiting(connection, command, topic.name, queue, unique, [len(record) for record in records])
-        )
+        sizes = [len(record) for record in records]
+        self._add(key, records, _Waiting(connection, command, topic.name, queue, unique, sizes, answer))
 
     def _record(
         self,
@@ -301,7 +324,7 @@ class Sends:
         fields = {
             "topic": header.topic,
             "queue": queue,
-            "count": _count(command.body),
+            "count": count_of(command.body),
             "properties": {**properties, **self._marks},
             "born": max(0, header.born_timestamp),
             "ack": ack,
@@ -330,7 +353,7 @@ class Sends:
             return
         code = ResponseCode.SUCCESS if answer["ok"] else ResponseCode.FLUSH_DISK_TIMEOUT
         offset = int(answer.get("queue_offset", 0))
-        places = _Places(answer)
+        places = Places(answer)
         for one in requests:
             ids = [self._message_id(places.next(size)) for size in one.sizes]
             fields = {
@@ -341,6 +364,9 @@ class Sends:
             }
             if one.unique is not None:
                 fields["transactionId"] = one.unique
+                if "due_ms" in answer and not one.topic.startswith(_RETRY):
+                    handle = RecallHandle(one.topic, self._network.broker_name, answer["due_ms"] + 1, one.unique)
+                    fields["recallHandle"] = handle.encode()
             offset += len(one.sizes)
             self._counting.stored(one.topic, len(one.sizes), sum(one.sizes) or one.command.frame_bytes)
             self._reply(one, one.command.answer(code, ext_fields=fields))
@@ -350,27 +376,11 @@ class Sends:
 
     @staticmethod
     def _reply(waiting: _Waiting, answer: Command) -> None:
-        if not waiting.command.is_oneway:
+        if waiting.answer is not None:
+            if not waiting.answer.done():
+                waiting.answer.set_result(answer)
+        elif not waiting.command.is_oneway:
             waiting.connection.send(answer)
-
-
-class _Places:
-    """The physical offset of each record of a run, from the parts of an answer."""
-
-    def __init__(self, answer: dict[str, Any]) -> None:
-        self._parts = [list(part) for part in answer.get("parts", ())] or [
-            [1 << 62, int(answer.get("physical_offset", 0))]
-        ]
-
-    def next(self, size: int) -> int:
-        """The place of the next record, which has ``size`` bytes."""
-        part = self._parts[0]
-        at = int(part[1])
-        part[0] -= 1
-        part[1] += size
-        if part[0] == 0 and len(self._parts) > 1:
-            del self._parts[0]
-        return at
 
 
 def _check_name(name: str) -> None:
@@ -381,18 +391,6 @@ def _check_name(name: str) -> None:
         validate_topic(name)
     except InvalidMessageError as error:
         raise Refusal(ResponseCode.INVALID_PARAMETER, f"The specified topic: {name}: {error}") from error
-
-
-def _count(body: Any) -> int:
-    """Messages of a client batch; what is wrong in it, the writer says."""
-    view, at, count = memoryview(body), 0, 0
-    while at + 4 <= len(view):
-        size = int.from_bytes(view[at : at + 4], "big", signed=True)
-        if size < 22:
-            break
-        at += size
-        count += 1
-    return count
 
 
 @lru_cache(maxsize=4_096)

@@ -114,7 +114,7 @@ def test_a_pop_that_fails_in_a_later_queue_hands_out_nothing_and_passes_over_not
     share, places = Share("g"), Places()
     share.next = {("orders", 0): 0, ("orders", 1): 0}
     shares = MagicMock(of=lambda group, topics: share)
-    pop = Pop(b"c", 1, "g", ["orders"], 32, 5_000, 0, None, False)
+    pop = Pop(b"c", 1, "g", ["orders"], 32, 5_000, 0, None, "earliest")
     for seed in range(1, 20):  # the queue to begin with is a matter of chance
         places._place.queues.is_damaged = True
         finder = Finder(MagicMock(), places, shares, Points(PopConfig()), 1 << 20, seed)  # type: ignore[arg-type]

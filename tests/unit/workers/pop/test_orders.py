@@ -175,7 +175,7 @@ class Turn:
 
     def pop(self, request: int = 1, attempt: str | None = None) -> None:
         self.handler.serve(
-            Pop(b"c", request, "g", ["orders"], 32, 60_000, 0, None, False, ordered=True, attempt=attempt)
+            Pop(b"c", request, "g", ["orders"], 32, 60_000, 0, None, "earliest", ordered=True, attempt=attempt)
         )
 
     def store(self) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from commitmq.workers.pop.parked_pops import ParkedPops, Pop
 
 
 def pop(client: bytes = b"c", group: str = "g", topics: tuple[str, ...] = ("orders",), wait_ms: int = 100) -> Pop:
-    return Pop(client, 1, group, list(topics), 32, 60_000, wait_ms, None, False)
+    return Pop(client, 1, group, list(topics), 32, 60_000, wait_ms, None, "earliest")
 
 
 def test_growth_wakes_the_groups_that_wait_for_the_topic() -> None:

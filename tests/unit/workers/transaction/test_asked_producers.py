@@ -34,13 +34,18 @@ def test_one_that_is_silent_or_gone_is_not_asked() -> None:
     assert producers.pick("g", 160, lambda _: True) is None
 
 
-def test_a_producer_has_one_group() -> None:
+def test_a_gateway_has_many_groups() -> None:
     producers = Producers(timeout_ms=100, most=10)
     producers.register(b"a", "g", 0)
-    producers.register(b"a", "h", 0)
-    assert producers.pick("g", 1, lambda _: True) is None
-    assert producers.pick("h", 1, lambda _: True) == b"a"
+    producers.register(b"a", "h", 50)
+    assert [producers.pick(group, 60, lambda _: True) for group in ("g", "h")] == [b"a", b"a"]
+    producers.expire(120)
+    assert [producers.pick(group, 120, lambda _: True) for group in ("g", "h")] == [None, b"a"], "each has a time"
+    producers.register(b"a", "g", 120)
+    producers.leave(b"a", "h")
     assert len(producers) == 1
+    producers.leave(b"a")
+    assert len(producers) == 0
 
 
 def test_their_number_is_bounded() -> None:

@@ -92,7 +92,7 @@ public final class BrokerTool {
         broker.start();
         awaitDispatch();
         awaitRoute();
-        clients = new Clients(config.getNamesrvAddr(), "127.0.0.1:" + net.getListenPort());
+        clients = new Clients(config.getNamesrvAddr(), "127.0.0.1:" + net.getListenPort(), "b0");
     }
 
     private static NamesrvController startNames(Path root, int port) throws Exception {

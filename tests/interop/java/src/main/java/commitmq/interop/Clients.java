@@ -28,18 +28,19 @@ import org.apache.rocketmq.remoting.protocol.header.PopMessageRequestHeader;
 /** RocketMQ's own clients of one broker, made when they are first used. */
 final class Clients {
     private static final long TIMEOUT_MS = 10_000;
-    private static final String BROKER = "b0";
 
     private final String names;
     private final String address;
+    private final String broker;
     private final Map<String, TransactionMQProducer> transactional = new ConcurrentHashMap<>();
     private final Map<String, List<String>> asked = new ConcurrentHashMap<>();
     private DefaultMQProducer producer;
 
-    /** The addresses of the name server and of the broker. */
-    Clients(String names, String address) {
+    /** The addresses of the name server and of the broker, and the broker's name. */
+    Clients(String names, String address, String broker) {
         this.names = names;
         this.address = address;
+        this.broker = broker;
     }
 
     Map<String, Object> send(String topic, String body, Map<String, String> properties) throws Exception {
@@ -79,7 +80,7 @@ final class Clients {
         header.setExp("*");
         header.setOrder(ordered);
         CompletableFuture<PopResult> done = new CompletableFuture<>();
-        api().popMessageAsync(BROKER, address, header, TIMEOUT_MS, new PopCallback() {
+        api().popMessageAsync(broker, address, header, TIMEOUT_MS, new PopCallback() {
             @Override
             public void onSuccess(PopResult result) {
                 done.complete(result);
@@ -123,7 +124,7 @@ final class Clients {
         }
     }
 
-    private DefaultMQProducer producer() throws Exception {
+    DefaultMQProducer producer() throws Exception {
         if (producer == null) {
             producer = new DefaultMQProducer("interop");
             producer.setNamesrvAddr(names);

@@ -1,0 +1,131 @@
+"""PEEK_MESSAGE and NOTIFICATION: whether there are messages to pop, without taking them (remoting 5.6)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Any, Final
+
+from commitmq.errors import ProtocolError
+from commitmq.semantics.retry import pop_retry_topic
+from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.offsets import Offsets
+from commitmq_plugins.rocketmq.broker.popped import Popped
+from commitmq_plugins.rocketmq.broker.popping import PopRefused, Pops
+from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.headers.pop import (
+    NotificationRequestHeader,
+    NotificationResponseHeader,
+    PeekMessageRequestHeader,
+)
+from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+
+_LOOK_S: Final = 0.25
+_MOST_WAITING: Final = 1_024
+_MOST_MESSAGES: Final = 32
+_MOST_BYTES: Final = 256 * 1024
+
+Queue = tuple[str, int]
+
+
+class Looks:
+    """See the module. Where the group goes on is what the node has committed, which lies a moment behind the pops."""
+
+    def __init__(self, node: Node, topics: Topics, offsets: Offsets, pops: Pops) -> None:
+        self._node, self._topics, self._offsets, self._pops = node, topics, offsets, pops
+        self._broker = node.config.network.broker_name
+        self._waiting = 0
+        self.handlers: dict[RequestCode, Handler] = {
+            RequestCode.PEEK_MESSAGE: self.peek,
+            RequestCode.NOTIFICATION: self.notify,
+        }
+
+    async def peek(self, connection: Connection, command: Command) -> Command:
+        """Request 200052."""
+        header = PeekMessageRequestHeader.decode(command.ext_fields)
+        fields = {"popTime": str(time.time_ns() // 1_000_000), "invisibleTime": "0", "reviveQid": "0", "restNum": "0"}
+        if header.max_msg_nums > _MOST_MESSAGES:
+            return command.answer(
+                ResponseCode.INVALID_PARAMETER, "peek message's num is greater than 32", ext_fields=fields
+            )
+        try:
+            queues = self._queues(connection, header.topic, header.queue_id, header.consumer_group)
+            parts, frames, rest = await self._read(header, queues)
+        except PopRefused as refusal:
+            return command.answer(refusal.code, refusal.remark, ext_fields=fields)
+        except ProtocolError as error:
+            return command.answer(*refusal_of(error), ext_fields=fields)
+        fields["restNum"] = str(rest)
+        if not parts:
+            return command.answer(ResponseCode.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE", ext_fields=fields)
+        answer = {"parts": parts, "pop_time": int(fields["popTime"]), "invisible_ms": 0, "revive_queue": 0,
+                  "broker": self._broker}  # fmt: skip
+        popped = Popped(answer, frames)
+        return command.answer(remark="FOUND", ext_fields={**fields, **popped.texts()}, body=b"".join(popped.body))
+
+    async def _read(
+        self, header: PeekMessageRequestHeader, queues: list[Queue]
+    ) -> tuple[list[dict[str, Any]], list[bytes], int]:
+        """Parts as those of a pop, their frames, and how many messages there are beside. Raises ProtocolError."""
+        begins = await self._offsets.fetch(header.consumer_group, queues)
+        parts: list[dict[str, Any]] = []
+        frames: list[bytes] = []
+        wanted, rest = header.max_msg_nums, 0
+        for name, queue in queues:
+            least, end, _ = await self._offsets.bounds(name, queue)
+            begin = max(begins.get((name, queue), -1), least)
+            count = 0
+            if wanted > 0 and begin < end:
+                fields = {"topic": name, "queue": queue, "offset": begin, "max_messages": wanted, "max_bytes": _MOST_BYTES,
+                          "mode": "bytes"}  # fmt: skip
+                answer, found = await self._node.exchange(self._node.reader_of(name, queue), "pull", fields)
+                if answer["status"] == "FOUND":
+                    count = int(answer["count"])
+                    parts.append({"topic": header.topic, "stored": name, "queue": queue, "start_offset": begin,
+                                  "flag": int(name != header.topic), "frames": len(found), "count": count})  # fmt: skip
+                    frames += found
+            wanted -= count
+            rest += max(0, end - begin - count)
+        return parts, frames, rest
+
+    async def notify(self, connection: Connection, command: Command) -> Command:
+        """Request 200054: whether a pop would find messages; waits for them."""
+        header = NotificationRequestHeader.decode(command.ext_fields)
+        until = time.monotonic() + self._pops.wait_ms(header.poll_time, header.born_time) / 1_000
+        if self._waiting >= _MOST_WAITING:
+            return command.answer(ext_fields=NotificationResponseHeader(has_msg=False, polling_full=True).encode())
+        self._waiting += 1
+        try:
+            queues = self._queues(connection, header.topic, header.queue_id, header.consumer_group)
+            while not (found := await self._has_some(header.consumer_group, queues)):
+                if time.monotonic() + _LOOK_S > until or connection.is_closed:
+                    break
+                await asyncio.sleep(_LOOK_S)
+        except PopRefused as refusal:
+            return command.answer(refusal.code, refusal.remark)
+        except ProtocolError as error:
+            return command.answer(*refusal_of(error))
+        finally:
+            self._waiting -= 1
+        return command.answer(ext_fields=NotificationResponseHeader(has_msg=found).encode())
+
+    async def _has_some(self, group: str, queues: list[Queue]) -> bool:
+        begins = await self._offsets.fetch(group, queues)
+        for queue in queues:
+            least, end, _ = await self._offsets.bounds(*queue)
+            if end > max(begins.get(queue, -1), least):
+                return True
+        return False
+
+    def _queues(self, connection: Connection, name: str, queue: int, group: str) -> list[Queue]:
+        """The queues of a request, those of the group's retry topic last. Raises PopRefused."""
+        topic = self._pops.check_queue(name, queue, connection.name)
+        numbers = list(range(topic.read_queues)) if queue < 0 else [queue]
+        first = random.randrange(len(numbers))
+        queues = [(name, one) for one in numbers[first:] + numbers[:first]]
+        retry = self._topics.get(pop_retry_topic(name, group))
+        return queues + ([] if retry is None else [(retry.name, one) for one in range(retry.read_queues)])

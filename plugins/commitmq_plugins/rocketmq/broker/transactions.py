@@ -1,0 +1,124 @@
+"""Transactions: END_TRANSACTION of producers, and the checks of transactions without an end (remoting 3.9, 8.4).
+
+The transaction process of the node keeps all state. While it runs, this server tells it every few seconds which producer
+groups are connected; its checks go to one producer of the group each. A death on either side costs a check, which comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Final
+
+from commitmq.errors import ProtocolError
+from commitmq.log import Log
+from commitmq.semantics.transaction import HALF_TOPIC
+from commitmq_plugins.rocketmq.broker.clients import Clients
+from commitmq_plugins.rocketmq.broker.codes import response_code
+from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command, request
+from commitmq_plugins.rocketmq.remoting.headers.sending import (
+    CheckTransactionStateRequestHeader,
+    EndTransactionRequestHeader,
+)
+from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+
+_PERIOD_S: Final = 5.0
+_LOOK_S: Final = 0.5
+_GROUPS_A_REQUEST: Final = 500
+_END_TIMEOUT_S: Final = 10.0
+_DECISIONS: Final = {8: "commit", 12: "rollback"}
+
+
+class Transactions:
+    """See the module."""
+
+    def __init__(self, node: Node, clients: Clients, loop: asyncio.AbstractEventLoop, log: Log) -> None:
+        self._node, self._clients, self._log = node, clients, log
+        self._broker_name = node.config.network.broker_name
+        self._new: set[str] = set()
+        self._line_number = 0
+        node.on_check = self._check
+        clients.producers_changed.append(self._changed)
+        self._registering = loop.create_task(self._register())
+        self.handlers: dict[RequestCode, Handler] = {RequestCode.END_TRANSACTION: self.end}
+
+    def close(self) -> None:
+        self._registering.cancel()
+
+    async def end(self, connection: Connection, command: Command) -> Command:
+        """Request 37. UNKNOWN leaves the transaction open: a check will ask again."""
+        header = EndTransactionRequestHeader.decode(command.ext_fields)
+        decision = _DECISIONS.get(header.commit_or_rollback)
+        if decision is None:
+            return command.answer()
+        fields: dict[str, Any] = {
+            "group": header.producer_group,
+            "queue_offset": header.tran_state_table_offset,
+            "physical_offset": header.commit_log_offset,
+            "decision": decision,
+        }
+        if header.from_transaction_check:
+            fields["from_check"] = True
+        try:
+            await self._node.mover("transaction", "transaction.end", timeout_s=_END_TIMEOUT_S, **fields)
+        except ProtocolError as error:
+            self._log.info("a transaction is not ended", group=header.producer_group, id=header.msg_id,
+                           decision=decision, code=error.code, error=error.message)  # fmt: skip
+            code = response_code(error.code)
+            return command.answer(
+                ResponseCode.SYSTEM_ERROR if error.code == "TRANSACTION_ENDED" else code, error.message
+            )
+        return command.answer()
+
+    # ------------------------------------------------------------ checks
+
+    def _changed(self, group: str) -> None:
+        if group in self._clients.registry.producers:
+            self._new.add(group)
+
+    async def _register(self) -> None:
+        """Tell the transaction process of the groups, while it runs: it begins with the first half message."""
+        socket = self._node.layout.sockets / "transaction.ipc"
+        due = 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            producers = self._clients.registry.producers
+            if not producers or not socket.exists():
+                continue
+            connections = self._node.line("transaction").connections
+            if loop.time() >= due or connections != self._line_number:
+                due, self._line_number = loop.time() + _PERIOD_S, connections
+                groups: Iterable[str] = producers
+            else:
+                groups = self._new & producers.keys()
+            self._new = set()
+            await self._tell(sorted(groups))
+
+    async def _tell(self, groups: list[str]) -> None:
+        for at in range(0, len(groups), _GROUPS_A_REQUEST):
+            try:
+                await self._node.ask("transaction", "transaction.register", groups=groups[at : at + _GROUPS_A_REQUEST])
+            except ProtocolError as error:
+                self._log.debug("producer groups are not registered", code=error.code, error=error.message)
+                return
+
+    def _check(self, check: dict[str, Any], frames: list[bytes]) -> None:
+        """Pass a check on to one producer of its group. Without one, a later check asks again."""
+        group = str(check["group"])
+        link = self._clients.registry.producer(group)
+        if link is None or not frames:
+            return
+        unique = str(check["unique_id"])
+        header = CheckTransactionStateRequestHeader(
+            tran_state_table_offset=int(check["queue_offset"]),
+            commit_log_offset=int(check["physical_offset"]),
+            topic=HALF_TOPIC,
+            msg_id=unique,
+            transaction_id=unique,
+            offset_msg_id=str(check["offset_msg_id"]),
+            broker_name=self._broker_name,
+        )
+        link.send(request(RequestCode.CHECK_TRANSACTION_STATE, header.encode(), frames[0], oneway=True))
