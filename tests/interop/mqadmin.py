@@ -15,8 +15,12 @@ class Admin:
     def __init__(self, class_path: str, home: Path) -> None:
         command = ["java", *_FLAGS, f"-Dinterop.log={home / 'admin.log'}", f"-Duser.home={home}"]
         command += [f"-Djava.io.tmpdir={home}", "-cp", class_path, "commitmq.interop.AdminTool"]
+        self._command = command
+        self._begin()
+
+    def _begin(self) -> None:
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         self._read()
 
@@ -33,6 +37,11 @@ class Admin:
         self._process.stdin.write("\t".join(command.split()) + "\n")
         self._process.stdin.flush()
         return self._read()
+
+    def restart(self) -> None:
+        """In another JVM: some commands keep their clients, and with them the name server."""
+        self.close()
+        self._begin()
 
     def close(self) -> None:
         self._process.kill()
