@@ -246,7 +246,7 @@ def test_a_receive_of_one_queue_holds_up_none_of_another() -> None:
     )  # fmt: skip
     handler._answers.unsent.is_over.return_value = False  # type: ignore[attr-defined]
     served.serve.side_effect = lambda pop: pop.queue == 1
-    pops = [Pop(b"c", n, "g", ["orders"], 32, 5_000, 9, None, False, ordered=True, queue=n) for n in range(3)]
+    pops = [Pop(b"c", n, "g", ["orders"], 32, 5_000, 9, None, "earliest", ordered=True, queue=n) for n in range(3)]
     for pop in pops:
         parked.add(pop, 0)
     parked.wake("orders")
