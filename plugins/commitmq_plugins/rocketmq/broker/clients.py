@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -71,6 +71,8 @@ class Clients:
         self._sessions: dict[tuple[str, str], _Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._no_broadcast: set[str] = set()
+        self.leaving: Callable[[str], Awaitable[None]] | None = None
+        """Is awaited with the name of a group before a member leaves it: its last offsets are stored as the member's."""
         self.producers_changed: list[Any] = []
         """Functions that are called with the names of producer groups that came or went."""
         self.pops: Callable[[str], bool] = lambda group: False
@@ -321,6 +323,8 @@ class Clients:
             session.due = time.monotonic() + _SOON_S
 
     async def _leave(self, session: _Session) -> None:
+        if self.leaving is not None:
+            await self.leaving(session.group)
         try:
             await self._node.ask(
                 "coordinator", "group.leave", group=session.group, member=session.client_id, instance=self.instance

@@ -47,6 +47,7 @@ class Offsets:
         self._committing: asyncio.Task[None] | None = None
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._resets: dict[tuple[str, str, int], int] = {}
+        clients.leaving = self.settle
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.QUERY_CONSUMER_OFFSET: self.query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
@@ -115,6 +116,9 @@ class Offsets:
             except ProtocolError as error:
                 if error.code == "SERVICE_NOT_AVAILABLE":
                     self._keep(owner, entries[at:])
+                    return
+                if error.code == "UNKNOWN_MEMBER":  # it left meanwhile
+                    self._keep((group, None), entries[at:])
                     return
                 self._log.debug("offsets are not stored", group=group, error=error.message)
                 continue

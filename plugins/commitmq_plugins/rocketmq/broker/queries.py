@@ -21,6 +21,8 @@ from commitmq_plugins.rocketmq.remoting.headers.reading import (
 )
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
+_KEY_MESSAGES: Final = 64
+"""RocketMQ's maxMsgsNumBatch: what an answer has at most, whatever was asked for."""
 _UNIQUE_MESSAGES: Final = 32
 """RocketMQ's defaultQueryMaxNum: what a query by unique key finds at most."""
 _MOST_UNITS: Final = 4_096
@@ -46,7 +48,7 @@ class Queries:
     async def query(self, connection: Connection, command: Command) -> Command:
         """Request 12."""
         header = QueryMessageRequestHeader.decode(command.ext_fields)
-        kind, most = _KINDS.get(header.index_type or "K", "key"), header.max_num
+        kind, most = _KINDS.get(header.index_type or "K", "key"), min(header.max_num, _KEY_MESSAGES)
         if command.ext_fields.get("_UNIQUE_KEY_QUERY", "").lower() == "true":
             kind, most = "unique", _UNIQUE_MESSAGES
         fields: dict[str, Any] = {
