@@ -40,6 +40,7 @@ _LOG_TAIL_LINES = 5
 @click.option(
     "--profile", type=click.Choice(list(PROFILES)), help=f"Defaults for a machine's size.  [default: {DEFAULT_PROFILE}]"
 )
+@click.option("--rocketmq", is_flag=True, help="Serve RocketMQ's clients too: plugins.rocketmq.enable=true.")
 @click.option("--background", is_flag=True, help="Return when the node accepts messages.")
 @click.option("--verbose", is_flag=True, help="In the foreground: log to standard error, not to commitmq/node.log.")
 @click.option(
@@ -53,6 +54,7 @@ def start(
     config_file: Path | None,
     overrides: tuple[str, ...],
     profile: str | None,
+    rocketmq: bool,
     background: bool,
     verbose: bool,
     allow_cut: int | None,
@@ -69,6 +71,8 @@ def start(
     often it is repeated. The refusal names the OFFSET for --allow-cut; the cut bytes are kept in commitmq/cut.
     """
     do_without()  # the report of a start is optional: a launcher that closed its streams still wants a node
+    if rocketmq:
+        overrides = ("plugins.rocketmq.enable=true", *overrides)
     if allow_cut is not None:
         overrides = (*overrides, f"commit_log.allow_cut={allow_cut}")
     config = node_config.load(config_file, overrides, profile)

@@ -1,0 +1,200 @@
+"""Goal: a node that was started with --rocketmq serves the protocol of RocketMQ: sends, pulls, commits, members, deaths.
+
+Method: a real node on free ports, spoken to by the frames of the protocol; the node's own clients at the other end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from commitmq import Producer, Reader
+from commitmq.format.record import decode_record
+from commitmq.testing.node_process import eventually
+from commitmq_plugins.rocketmq.remoting.client import RemotingClient
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command, request
+from commitmq_plugins.rocketmq.remoting.errors import PeerSilentError, RemotingError
+from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
+from nodes import Node
+
+SEND = {
+    "a": "pg",
+    "b": "orders",
+    "c": "TBW102",
+    "d": "2",
+    "e": "0",
+    "f": "0",
+    "g": "1763800000000",
+    "h": "0",
+    "j": "0",
+    "k": "false",
+}
+PULL = {"consumerGroup": "g", "topic": "orders", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32", "sysFlag": "6",
+        "commitOffset": "0", "suspendTimeoutMillis": "5000", "subVersion": "0", "subscription": "*"}  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Node]:
+    found = Node(
+        tmp_path_factory.mktemp("rocketmq") / "store",
+        "plugins.rocketmq.enable=true",
+        "plugins.rocketmq.vip_port=false",
+        f"plugins.rocketmq.namesrv_port={free_port()}",
+        f"network.store_port={port}",
+    )
+    assert found.start().returncode == 0
+    yield found
+    found.end()
+
+
+def ask(port: int, talk: Callable[[RemotingClient], Awaitable[Any]]) -> Any:
+    """What ``talk`` returns, which speaks with the broker server."""
+
+    async def run() -> Any:
+        client = RemotingClient("127.0.0.1", port)
+        try:
+            return await talk(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def served(port: int) -> None:
+    """Wait until the broker server answers."""
+
+    def look() -> bool:
+        try:
+            ask(
+                port, lambda client: client.request(request(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"}))
+            )
+        except RemotingError:
+            return False
+        return True
+
+    eventually(look, "the broker server answers")
+
+
+async def send(client: RemotingClient, body: bytes, key: str, **fields: str) -> Command:
+    properties = f"UNIQ_KEY\x01{key}\x02TAGS\x01blue\x02"
+    return await client.request(request(RequestCode.SEND_MESSAGE_V2, {**SEND, "i": properties, **fields}, body), 10)
+
+
+def test_what_a_client_of_rocketmq_sends_all_can_read(node: Node, port: int) -> None:
+    served(port)
+
+    async def talk(client: RemotingClient) -> tuple[list[Command], Command]:
+        sent = await asyncio.gather(*(send(client, b"body %d" % one, f"KEY{one}") for one in range(20)))
+        return sent, await client.request(request(RequestCode.PULL_MESSAGE, PULL), 10)
+
+    sent, pulled = ask(port, talk)
+    assert [answer.code for answer in sent] == [0] * 20
+    assert sorted(int(answer.ext_fields["queueOffset"]) for answer in sent) == list(range(20))
+    assert {answer.ext_fields["MSG_REGION"] for answer in sent} == {"DefaultRegion"}
+    assert pulled.remark == "FOUND"
+    assert pulled.ext_fields["nextBeginOffset"] == "20"
+    records, at = [], 0
+    while at < len(pulled.body):
+        records.append(decode_record(bytes(pulled.body), at))
+        at += records[-1].total_size
+    by_id = {record.offset_msg_id: record for record in records}
+    for number, answer in enumerate(sent):
+        record = by_id[answer.ext_fields["msgId"]]
+        assert record.body == b"body %d" % number
+        assert record.queue_offset == int(answer.ext_fields["queueOffset"])
+        assert record.properties["UNIQ_KEY"] == answer.ext_fields["transactionId"] == f"KEY{number}"
+        assert record.born_host.ip == "127.0.0.1"
+        assert record.born_host.port > 0  # the client's own port: a run keeps the addresses of its senders
+    with Reader("orders", node=node.address) as reader:
+        bodies: list[bytes] = []
+        for batch in reader:
+            bodies += [message.body for message in batch]
+            if len(bodies) >= 20:
+                break
+    assert sorted(bodies) == sorted(record.body for record in records)
+
+
+def test_refusals_have_rocketmqs_codes(node: Node, port: int) -> None:
+    served(port)
+
+    async def talk(client: RemotingClient) -> list[int]:
+        answers = [
+            await client.request(request(RequestCode.PULL_MESSAGE, {**PULL, "topic": "nothing"})),
+            await client.request(request(RequestCode.PULL_MESSAGE, {**PULL, "queueId": "99"})),
+            await client.request(
+                request(RequestCode.PULL_MESSAGE, {**PULL, "sysFlag": "2", "consumerGroup": "unknown"})
+            ),
+            await send(client, b"x", "K", e="99"),
+            await send(client, b"x", "K", b="a b"),
+            await client.request(request(RequestCode.SEND_MESSAGE_V2, {"a": "pg"}, b"x")),
+            await client.request(Command(31_415)),
+        ]
+        return [answer.code for answer in answers]
+
+    assert ask(port, talk) == [
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.INVALID_PARAMETER,
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        ResponseCode.INVALID_PARAMETER,
+        ResponseCode.INVALID_PARAMETER,
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+    ]
+
+
+def heartbeat(client_id: str, group: str, topic: str) -> Command:
+    subscription = {"topic": topic, "subString": "*", "subVersion": 1, "expressionType": "TAG"}
+    consumer = {"groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+                "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [subscription]}  # fmt: skip
+    return request(RequestCode.HEART_BEAT, body=dumps({"clientID": client_id, "consumerDataSet": [consumer]}))
+
+
+def test_the_last_offsets_of_a_consumer_that_leaves_are_stored(node: Node, port: int) -> None:
+    served(port)
+    with Producer(node.address) as producer:
+        for number in range(6):
+            producer.send("parcels", b"%d" % number, queue=0)
+
+    async def talk(client: RemotingClient) -> tuple[list[str], str]:
+        assert (await client.request(heartbeat("one@1", "post", "parcels"))).code == 0
+        listed = await client.request(request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "post"}))
+        await asyncio.sleep(1.0)  # it is a member of the group by now
+        queue = {"consumerGroup": "post", "topic": "parcels", "queueId": "0"}
+        with suppress(PeerSilentError):  # one-way, as in RocketMQ's client
+            commit = request(RequestCode.UPDATE_CONSUMER_OFFSET, {**queue, "commitOffset": "5"}, oneway=True)
+            await client.request(commit, 0.02)
+        await client.request(request(RequestCode.UNREGISTER_CLIENT, {"clientID": "one@1", "consumerGroup": "post"}))
+        await asyncio.sleep(0.5)
+        answer = await client.request(request(RequestCode.QUERY_CONSUMER_OFFSET, queue))
+        return load_object(listed.body)["consumerIdList"], answer.ext_fields["offset"]
+
+    assert ask(port, talk) == (["one@1"], "5")
+
+
+def test_a_dead_server_is_replaced_and_loses_nothing(node: Node, port: int) -> None:
+    served(port)
+    assert ask(port, lambda client: send(client, b"before", "K1", b="deaths")).code == 0
+    pid = node.pids()["worker-rocketmq_broker"]
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: node.healed("worker-rocketmq_broker", pid), "another broker server")
+    served(port)
+    assert ask(port, lambda client: send(client, b"after", "K2", b="deaths")).ext_fields["queueOffset"] == "1"
