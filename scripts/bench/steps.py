@@ -142,7 +142,8 @@ def _restarted(step: Step, job: dict[str, Any]) -> dict[str, Any]:
         waiting.join()
     if isinstance(found[0], BenchError):
         raise found[0]
-    return {"seconds": found[0]["wall_time"] - began, "serving_s": serving_s}
+    more = {name: found[0][name] for name in ("waiting",) if name in found[0]}
+    return {"seconds": found[0]["wall_time"] - began, "serving_s": serving_s, **more}
 
 
 STEPS: Final[dict[str, Callable[[Step], dict[str, Any]]]] = {
