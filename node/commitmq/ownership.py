@@ -149,6 +149,7 @@ WORDS: MappingProxyType[Word, Role] = MappingProxyType(
         Word.RECOVERED_END: Role.RECOVERY,
         Word.CRC_FROM: Role.RECOVERY,
         Word.SUBSCRIPTIONS_VERSION: Role.COORDINATOR,
+        Word.GROUP_RESETS: Role.COORDINATOR,
         Word.SEGMENT_WANTED: Role.WRITER,
         Word.POOL_BUFFERS: Role.RECOVERY,
         Word.COMMITTED: Role.FLUSH,

@@ -53,6 +53,18 @@ def drain(consumer: ShareConsumer, wait_s: float, *, ack: bool = True) -> list[M
     return found
 
 
+def drain_one(consumer: ShareConsumer, count: int) -> list[Message]:
+    """The next ``count`` messages."""
+    found: list[Message] = []
+    while len(found) < count and (many := consumer.receive(count - len(found), 5)):
+        found += many
+    return found
+
+
+def offsets_of(admin: Admin, group: str) -> set[tuple[str, int, int]]:
+    return {(str(topic), int(queue), int(offset)) for topic, queue, offset in admin.group(group)["offsets"]}
+
+
 def sharer(node: Node, topic: str, group: str, invisible_s: float = INVISIBLE_S) -> ShareConsumer:
     return ShareConsumer(topic, group=group, node=node.address, invisible_s=invisible_s)
 
@@ -323,6 +335,29 @@ def test_a_group_that_was_reset_begins_there(node: Node) -> None:
         channel.close()
         directory.close()
         assert [one.queue_offset for one in drain(consumer, 3)] == [4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("offset", [2, 4, 8])
+def test_the_next_receive_begins_where_the_group_was_reset(node: Node, offset: int) -> None:
+    """Before, and behind, the offset that was committed last, and there."""
+    topic, group = f"at-once-{offset}", f"resetting-{offset}"
+    fill(node, topic, 10)
+    with sharer(node, topic, group, 30) as consumer, Admin(node.address) as admin:
+        assert consumer.ack(drain_one(consumer, 4)) == []
+        eventually(lambda: (topic, 0, 4) in offsets_of(admin, group), "the offset is committed")
+        assert len(drain_one(consumer, 2)) == 2
+        admin.reset_offsets(group, topic, offset)
+        assert [one.queue_offset for one in consumer.receive(256, 0)] == list(range(offset, 10))
+
+
+def test_a_reset_wakes_a_receive_that_waits(node: Node) -> None:
+    fill(node, "woken", 3)
+    with sharer(node, "woken", "sleepers", 30) as consumer, Admin(node.address) as admin:
+        assert len(drain_one(consumer, 3)) == 3
+        timer = threading.Timer(0.3, admin.reset_offsets, ("sleepers", "woken", "earliest"))
+        timer.start()
+        assert [one.queue_offset for one in consumer.receive(3, 20)] == [0, 1, 2]
+        timer.join()
 
 
 def test_groups_whose_retry_topics_have_one_name_keep_their_messages(node: Node) -> None:

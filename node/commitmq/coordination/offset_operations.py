@@ -10,6 +10,7 @@ from commitmq.coordination.offsets import GroupOffsets
 from commitmq.coordination.queue_ends import QueueEnds
 from commitmq.coordination.requests import Header
 from commitmq.coordination.resets import begin_anew
+from commitmq.coordination.share_operations import ShareOperations
 from commitmq.coordination.topics import Topics
 from commitmq.errors import ProtocolError
 
@@ -19,8 +20,10 @@ _MAX_GENERATION = (1 << 63) - 1
 class OffsetOperations:
     """See the module; :attr:`operations` has them by name."""
 
-    def __init__(self, offsets: GroupOffsets, groups: Groups, topics: Topics, ends: QueueEnds) -> None:
-        self._offsets, self._groups, self._topics, self._ends = offsets, groups, topics, ends
+    def __init__(
+        self, offsets: GroupOffsets, groups: Groups, topics: Topics, ends: QueueEnds, shares: ShareOperations
+    ) -> None:
+        self._offsets, self._groups, self._topics, self._ends, self._shares = offsets, groups, topics, ends, shares
         self.operations: Operations = {
             "offset.commit": self._commit,
             "offset.fetch": self._fetch,
@@ -35,6 +38,7 @@ class OffsetOperations:
         anew = requests.flag(header, "running") and reset and member is None
         incarnations = requests.incarnations(header, "incarnations")
         known = requests.known_offsets(header, "known", len(offsets))
+        heard = requests.optional_integer(header, "heard", 0, _MAX_GENERATION)
         self._groups.check_member(group, member, requests.optional_text(header, "instance") or "")
         wanted: list[tuple[str, int, int]] = []
         refused: list[tuple[str, int, str, str]] = []
@@ -47,6 +51,7 @@ class OffsetOperations:
                 self._topics.check_queue(topic, queue)
                 if not anew and (not begin or member is None):  # any member may set where the group begins
                     self._groups.check_owner(group, member, (topic, queue), generation)
+                self._shares.check_heard(group, (topic, queue), heard)
                 if known is not None:
                     self._check_known(group, topic, queue, known[number])
             except ProtocolError as error:
@@ -63,6 +68,9 @@ class OffsetOperations:
         if anew and (membership := self._groups.membership(group)) is not None:
             for topic, queue, _ in wanted:
                 begin_anew(membership, (topic, queue))
+        # (Commits with ``partial`` are those of one client that goes on, if none asks for its members too.)
+        if anew or (reset and member is None and not partial_):
+            self._shares.note_resets(group, [one[:2] for one in wanted], now_ms)
         return Answer(lambda: {"stored": stored, **({"refused": refused} if partial_ else {})}, "offsets")
 
     def _check_known(self, group: str, topic: str, queue: int, known: int) -> None:

@@ -115,7 +115,7 @@ class Service:
             config=config,
             failed=lambda error, now_ms: self._fail("topics", error, now_ms),
         )
-        shares = ShareOperations(self.groups, self.topics)
+        shares = ShareOperations(self.groups, self.topics, control)
         group_operations = GroupOperations(
             self.groups,
             self.topics,
@@ -125,7 +125,7 @@ class Service:
             shares,
             config.network.broker_name,
         )
-        offset_operations = OffsetOperations(self.offsets, self.groups, self.topics, self._ends)
+        offset_operations = OffsetOperations(self.offsets, self.groups, self.topics, self._ends, shares)
         self._operations: Operations = {
             **topic_operations.operations,
             **group_operations.operations,

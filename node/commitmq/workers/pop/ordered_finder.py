@@ -108,7 +108,7 @@ class OrderedFinder:
                 offsets = [queue_offset(self._places.log, one) for one in result.units["physical_offset"].tolist()]
                 if at == share.next[key]:
                     share.next[key] = _first(state, at, offsets[0] if offsets else result.next_offset)
-                kept = _handed_out(state, share.next[key], offsets)
+                kept = _handed_out(None if pop.repeats_acked else state, share.next[key], offsets)
                 frames = place.queues.frames(result.units[kept]) if kept else []
             except OffsetOutOfRangeError:
                 return None  # the segment was deleted just now

@@ -83,7 +83,7 @@ class OrderedHandler:
             else:
                 old = old.acked_below(start)
                 state = old.popped(pop_time, pop.invisible_ms, portion.offsets, now, pop.attempt)
-                state = state.keeping(old) if old.follows(start) else state
+                state = state.keeping(old) if old.follows(start) and not pop.repeats_acked else state
             self._set(key, state)
             parts.append(_part(portion, state))
             if taken.share.committed.get(queue, -1) != start:

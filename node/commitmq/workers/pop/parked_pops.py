@@ -36,6 +36,8 @@ class Pop:
     """A repeated ordered receive has the same, and gets the same messages."""
     queue: int = -1
     """The only queue to look into, of the only topic; -1: all."""
+    repeats_acked: bool = False
+    """Whether an ordered receive has the messages again that were acked behind one that was not: RocketMQ's rule."""
     is_cut: bool = False
     """Whether the last look for its messages ended before all queues were looked into."""
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -88,7 +89,7 @@ class Pop:
         self._ringers = [context.ringer("flush"), context.ringer("reput")]
         self._is_awaited = False
         self._sweep_at_ms = self._commit_at_ms = self._store_at_ms = 0
-        self._swept = -1
+        self._swept = self._resets = -1
         self._committed_log = 0
         self._is_dirty = False
         self._told: tuple[int, int] = (-1, -1)
@@ -98,9 +99,8 @@ class Pop:
     def _begin(self) -> None:
         """State without anything in it."""
         self._points = Points(self._limits)
-        self._shares = Shares(
-            self._line, revive_topic(self._cluster), self._revive_queues_count, self._limits.max_groups
-        )
+        most, resets = self._limits.max_groups, partial(self._control.get, Word.GROUP_RESETS)
+        self._shares = Shares(self._line, revive_topic(self._cluster), self._revive_queues_count, most, resets)
         self._revival = Revival(self._context, self._places, self._shares, self._records, self._mover)
         self._orders = Orders(self._context.layout, self._context.log, self._limits.max_ordered_queues)
         self._orders.load()
@@ -201,6 +201,9 @@ class Pop:
             if self._places.bound() != self._swept:
                 self._swept = self._places.bound()
                 self._parked.wake_all()
+        if self._resets != (resets := self._control.get(Word.GROUP_RESETS)):
+            self._resets = resets
+            self._parked.wake_all()
         self._ordered.wake_free()
         self._handler.look_again()
         self._store()

@@ -35,6 +35,9 @@ def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Fi
     ordered, attempt, queue = header.get("ordered", False), header.get("attempt"), header.get("queue", -1)
     if type(ordered) is not bool:
         raise ProtocolError(_INVALID, "ordered must be true or false")
+    repeats = header.get("repeats_acked", False)
+    if type(repeats) is not bool:
+        raise ProtocolError(_INVALID, "repeats_acked must be true or false")
     if attempt is not None and (type(attempt) is not str or not 0 < len(attempt) <= _MAX_ATTEMPT):
         raise ProtocolError(_INVALID, f"attempt must be a string of 1 to {_MAX_ATTEMPT} characters")
     if type(queue) is not int or queue < -1:
@@ -64,6 +67,7 @@ def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Fi
         ordered=ordered,
         attempt=attempt if ordered else None,
         queue=queue,
+        repeats_acked=repeats,
     )
 
 

@@ -42,6 +42,8 @@ class Share:
     renew_ms: int = 0
     ordered: bool = False
     """Whether its consumers receive in order; all of them do, or none."""
+    heard: int = 0
+    """The number of the last reset that is known here (Word.GROUP_RESETS)."""
     problem: str = ""
     """Why the group may not share any more."""
 
@@ -51,10 +53,14 @@ class Share:
 
 
 class Shares:
-    """All groups, ``max_groups`` at most. ``revive`` is the revive topic, of ``revive_queues`` queues."""
+    """All groups, ``max_groups`` at most. ``revive`` is the revive topic, of ``revive_queues`` queues; ``resets`` gives the
+    number of the last reset of any group.
+    """
 
-    def __init__(self, line: CoordinatorLine, revive: str, revive_queues: int, max_groups: int) -> None:
-        self._line = line
+    def __init__(
+        self, line: CoordinatorLine, revive: str, revive_queues: int, max_groups: int, resets: Callable[[], int] = int
+    ) -> None:
+        self._line, self._resets = line, resets
         self._max_groups = max_groups
         self._revive = {"revive": revive, "revive_queues": revive_queues}
         self._shares: dict[str, Share] = {}
@@ -79,16 +85,18 @@ class Shares:
                 f"the consumers of group {group} receive {ways[0]}, so none can receive {ways[1]}: use another group"
             )
             raise ProtocolError("NO_PERMISSION", sentence)
-        if share is None or share.problem or not share.topics.issuperset(topics):
+        is_reset = share is not None and share.heard != self._resets()  # of this group, or of another
+        if share is None or share.problem or is_reset or not share.topics.issuperset(topics):
             if share is None and len(self._shares) >= self._max_groups:
                 sentence = f"{self._max_groups} groups share queues already (pop.max_groups)"
                 raise ProtocolError("LIMIT_EXCEEDED", sentence, retry_after_ms=5_000)
-            answer = self._line.one(self._request(group, topics))
+            answer = self._line.one(self._request(group, topics, 0 if share is None else share.heard))
             if share is None:
                 share = self._shares[group] = Share(group, ordered=ordered)
             share.max_retries = int(answer["max_retries"])
             share.topics.update(topics)
             share.renew_ms, share.problem = now + _RENEW_MS, ""
+            self._hear_resets(share, answer)
         share.used_ms = now
         return share
 
@@ -97,11 +105,17 @@ class Shares:
         share = self._shares.get(group)
         if share is not None and topic in share.topics:
             return share.max_retries
-        return int(self._line.one({**self._request(group, [topic]), "lease": False})["max_retries"])
+        return int(self._line.one({**self._request(group, [topic], None), "lease": False})["max_retries"])
 
-    def _request(self, group: str, topics: list[str]) -> dict[str, Any]:
+    def _request(self, group: str, topics: list[str], heard: int | None) -> dict[str, Any]:
         names = [pop_retry_topic(topic, group) for topic in topics]
-        return {"op": "group.share", "group": group, "topics": names, "lease": True, **self._revive}
+        return {"op": "group.share", "group": group, "topics": names, "lease": True, "heard": heard, **self._revive}
+
+    def _hear_resets(self, share: Share, answer: dict[str, Any]) -> None:
+        """Begin the queues anew that were reset since."""
+        for topic, queue in answer["resets"]:
+            self._begin_anew(share, (topic, queue))
+        share.heard = int(answer["heard"])
 
     # ------------------------------------------------------------ offsets
 
@@ -157,14 +171,14 @@ class Shares:
                 names = {topic for topic, _, _ in offsets}
                 made = {name: one for name, one in share.incarnations.items() if name in names}
                 fields = {"offsets": offsets, "known": known, "incarnations": made, "partial": True}
-                requests.append({"op": "offset.commit", "group": share.group, **fields})
+                requests.append({"op": "offset.commit", "group": share.group, "heard": share.heard, **fields})
                 shares.append(share)
             active = share.used_ms + _IDLE_MS > now or is_in_flight(share)
             if not active and not dirty:
                 del self._shares[share.group]
             elif active and share.renew_ms <= now and share.topics:
                 share.renew_ms = now + _RENEW_MS
-                requests.append(self._request(share.group, sorted(share.topics)))
+                requests.append(self._request(share.group, sorted(share.topics), share.heard))
                 known_queues = list(share.next)[:_COMMITS]
                 if known_queues:
                     requests.append({"op": "offset.fetch", "group": share.group, "queues": known_queues})
@@ -180,6 +194,8 @@ class Shares:
         if answer.get("ok"):
             if share is not None:
                 self._made_anew(share, answer)
+                if request["op"] == "group.share":
+                    self._hear_resets(share, answer)
                 for topic, queue, offset in answer.get("stored") or answer.get("offsets") or ():
                     self._stored(share, (topic, queue), offset)
                 for topic, queue, _code, _why in answer.get("refused") or ():

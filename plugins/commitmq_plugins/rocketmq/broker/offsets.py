@@ -157,6 +157,10 @@ class Offsets:
                 self._count -= 1
         self._resets[group, topic, queue] = offset
 
+    @property
+    def has_resets(self) -> bool:
+        return bool(self._resets)
+
     def take_reset(self, group: str, topic: str, queue: int) -> int | None:
         """The offset of a reset that nobody has taken yet; it is taken now."""
         return self._resets.pop((group, topic, queue), None) if self._resets else None

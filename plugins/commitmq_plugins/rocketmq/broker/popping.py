@@ -16,6 +16,7 @@ from commitmq.log import Log
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.offsets import Offsets
 from commitmq_plugins.rocketmq.broker.popped import Popped
 from commitmq_plugins.rocketmq.broker.sending import FAQ
 from commitmq_plugins.rocketmq.broker.topics import Topics
@@ -48,8 +49,8 @@ class PopRefused(Exception):
 class Pops:
     """See the module."""
 
-    def __init__(self, node: Node, topics: Topics, log: Log) -> None:
-        self._node, self._topics, self._log = node, topics, log
+    def __init__(self, node: Node, topics: Topics, offsets: Offsets, log: Log) -> None:
+        self._node, self._topics, self._offsets, self._log = node, topics, offsets, log
         config = node.config
         self._limits, self._timers = config.pop, config.timer.enable
         self._host = config.network.store_host
@@ -66,6 +67,7 @@ class Pops:
             self._check(connection, header)
         except PopRefused as refusal:
             return self._empty(command, header, refusal.code, refusal.remark)
+        self._take_resets(header)
         wait_ms = self.wait_ms(header.poll_time, header.born_time)
         key = header.consumer_group, header.topic, header.queue_id
         if wait_ms and (self._waiting[key] >= _WAITING_OF_QUEUE or self._waiting.total() >= _WAITING):
@@ -100,6 +102,13 @@ class Pops:
         }
         connection.send(command.answer(remark="FOUND", ext_fields=fields), popped.body)
         return None
+
+    def _take_resets(self, header: PopMessageRequestHeader) -> None:
+        """The pop begins at the offsets that were set for its queues: from now on commits count again (remoting 5.2)."""
+        topic = self._topics.get(header.topic)
+        if self._offsets.has_resets and topic is not None:
+            for queue in range(topic.read_queues) if header.queue_id < 0 else (header.queue_id,):
+                self._offsets.take_reset(header.consumer_group, header.topic, queue)
 
     def check_queue(self, topic_name: str, queue: int, peer: str) -> TopicConfig:
         """The topic. Raises PopRefused."""
@@ -146,7 +155,7 @@ class Pops:
         if header.queue_id >= 0:
             fields["queue"] = header.queue_id
         if header.order:
-            fields["ordered"] = True
+            fields["ordered"] = fields["repeats_acked"] = True
             if header.attempt_id:
                 fields["attempt"] = header.attempt_id
         kind, expression = header.exp_type or "TAG", header.exp

@@ -69,7 +69,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     pulls = Pulls(node, topics, clients, offsets, counting, groups, broker_config)
     sends = Sends(node, topics, retries, loop, log, counting)
     transactions = Transactions(node, clients, loop, log)
-    pops = Pops(node, topics, log)
+    pops = Pops(node, topics, offsets, log)
     parts: list[Part] = [
         sends,
         pulls,

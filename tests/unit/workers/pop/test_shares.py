@@ -19,10 +19,18 @@ class Line:
     def __init__(self) -> None:
         self.offsets: dict[tuple[str, int], int] = {}
         self.incarnation = 1
+        self.number = 0
+        self.resets: dict[tuple[str, int], int] = {}
+
+    def reset(self, topic: str, queue: int, offset: int) -> None:
+        self.offsets[topic, queue] = offset
+        self.number += 1
+        self.resets[topic, queue] = self.number
 
     def one(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["op"] == "group.share":
-            return {"ok": True, "max_retries": 16}
+            told = [key for key, number in self.resets.items() if number > (request["heard"] or 0)]
+            return {"ok": True, "max_retries": 16, "resets": told, "heard": self.number}
         if request["op"] == "offset.fetch":
             offsets = [(*key, self.offsets.get(tuple(key), -1)) for key in request["queues"]]
             return {"ok": True, "offsets": offsets, "incarnations": {"orders": self.incarnation}}
@@ -30,7 +38,8 @@ class Line:
         known_offsets = request.get("known", [-1] * len(request["offsets"]))
         for (topic, queue, offset), known in zip(request["offsets"], known_offsets, strict=True):
             made = request.get("incarnations", {}).get(topic, self.incarnation)
-            if self.offsets.get((topic, queue), -1) < known or made != self.incarnation:
+            unheard = self.resets.get((topic, queue), 0) > request.get("heard", self.number)
+            if unheard or self.offsets.get((topic, queue), -1) < known or made != self.incarnation:
                 refused.append((topic, queue, "FENCED", "its offset was reset"))
             else:
                 stored.append((topic, queue, offset))
@@ -65,6 +74,41 @@ def test_a_reset_of_one_queue_leaves_the_others_alone() -> None:
     assert share.next == {("orders", 1): 80}
     shares.load(share, queues, dict.fromkeys(queues, 0))
     assert share.next == {("orders", 0): 10, ("orders", 1): 80}
+
+
+@pytest.mark.parametrize("offset", [10, 50, 90])
+def test_the_next_look_begins_where_a_queue_was_reset(offset: int) -> None:
+    """Also at the offset that was committed last, which tells nothing by itself."""
+    line = Line()
+    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 8, 100, lambda: line.number)  # type: ignore[arg-type]
+    share = shares.of("g", ["orders"])
+    queues = [("orders", 0), ("orders", 1)]
+    shares.load(share, queues, dict.fromkeys(queues, 0))
+    share.next = dict.fromkeys(queues, 50)
+    assert shares.commit([], lambda share: True)
+    share.next = dict.fromkeys(queues, 80)  # messages were handed out, and their offsets are not committed
+    line.reset("orders", 0, offset)
+    assert shares.of("g", ["orders"]) is share
+    shares.load(share, queues, dict.fromkeys(queues, 0))
+    assert share.next == {("orders", 0): offset, ("orders", 1): 80}
+    share.next["orders", 0] += 1
+    assert shares.of("g", ["orders"]) is share  # (it is told once)
+    assert share.next == {("orders", 0): offset + 1, ("orders", 1): 80}
+
+
+def test_a_commit_from_before_a_reset_does_not_undo_it() -> None:
+    line = Line()
+    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 8, 100, lambda: line.number)  # type: ignore[arg-type]
+    share = shares.of("g", ["orders"])
+    shares.load(share, [("orders", 0)], {("orders", 0): 0})
+    share.next["orders", 0] = 50
+    assert shares.commit([], lambda share: True)
+    share.next["orders", 0] = 80
+    line.reset("orders", 0, 50)
+    assert shares.commit([], lambda share: True)
+    assert line.offsets == {("orders", 0): 50}
+    shares.load(shares.of("g", ["orders"]), [("orders", 0)], {("orders", 0): 0})
+    assert share.next == {("orders", 0): 50}
 
 
 def test_offsets_of_a_deleted_topic_are_not_those_of_the_next_one_of_its_name() -> None:
