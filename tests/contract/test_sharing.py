@@ -354,10 +354,16 @@ def test_a_reset_wakes_a_receive_that_waits(node: Node) -> None:
     fill(node, "woken", 3)
     with sharer(node, "woken", "sleepers", 30) as consumer, Admin(node.address) as admin:
         assert len(drain_one(consumer, 3)) == 3
-        timer = threading.Timer(0.3, admin.reset_offsets, ("sleepers", "woken", "earliest"))
+        directory = Directory(node.address)
+        channel, _ = directory.connect("pop", time.monotonic() + 5)
+        fields = {"group": "sleepers", "topics": ["woken"], "invisible_ms": 30_000, "wait_ms": 4_000}
+        timer = threading.Timer(1.0, admin.reset_offsets, ("sleepers", "woken", "earliest"))
         timer.start()
-        assert [one.queue_offset for one in consumer.receive(3, 20)] == [0, 1, 2]
+        answer, _ = channel.request("pop", fields, timeout_s=20)
+        assert [part["count"] for part in answer["parts"]] == [3]
         timer.join()
+        channel.close()
+        directory.close()
 
 
 def test_groups_whose_retry_topics_have_one_name_keep_their_messages(node: Node) -> None:
