@@ -31,7 +31,8 @@ def test_a_pop_takes_the_resets_of_its_queues(queue: int, left: list[int]) -> No
         fields = {"consumerGroup": "g", "topic": "T", "queueId": str(queue), "maxMsgNums": "1", "invisibleTime": "1000",
                   "pollTime": "0", "bornTime": "0", "initMode": "0"}  # fmt: skip
         answer = await pops.pop(MagicMock(), request(RequestCode.POP_MESSAGE, fields))
-        assert answer is not None and answer.code == ResponseCode.POLLING_TIMEOUT
+        assert answer is not None
+        assert answer.code == ResponseCode.POLLING_TIMEOUT
         assert [one for one in (0, 1, 2) if offsets.take_reset("g", "T", one) is not None] == left
 
     asyncio.run(main())
