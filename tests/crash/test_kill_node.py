@@ -70,7 +70,10 @@ ELSEWHERE = {
     "deletion.finished": "tests/crash/test_topic_life.py",
     "pop.after_copy": "tests/crash/test_pop_crash.py",
     "pop.after_put": "tests/crash/test_pop_crash.py",
+    "pop.after_order": "tests/crash/test_ordered_pop_crash.py",
+    "pop.after_order_commit": "tests/crash/test_ordered_pop_crash.py",
     "pop.before_copy": "tests/crash/test_pop_crash.py",
+    "pop.before_order": "tests/crash/test_ordered_pop_crash.py",
     "pop.before_put": "tests/crash/test_pop_crash.py",
     "schedule.after_put": "tests/crash/test_schedule_crash.py",
     "schedule.before_put": "tests/crash/test_schedule_crash.py",
@@ -295,10 +298,12 @@ def test_every_failpoint_is_in_the_matrix() -> None:
         f"{one}.write" for one in contents()
     }
     named = {one for one in named if not one.startswith(("disk.", "{what}")) and one != "name"}
-    patterns = {
-        re.escape(name).replace(r"\{self\.name\}", r"\w+").replace(r"\{role\}", r"[\w-]+").replace(r"\{name\}", r"\w+")
-        for name in named
-    }
+    names = {r"\{self\.name\}": r"\w+", r"\{self\._name\}": r"\w+", r"\{role\}": r"[\w-]+", r"\{name\}": r"\w+"}
+    patterns = set()
+    for one in map(re.escape, named):
+        for place, some in names.items():
+            one = one.replace(place, some)
+        patterns.add(one)
     listed = {*FAILPOINTS, *PLACES, *AT_RECOVERY, *AT_CUT, *AT_STOP, *AT_EXPIRY, *AT_NEW_MINIMUM, *ELSEWHERE}
     missing = [pattern for pattern in sorted(patterns) if not any(re.fullmatch(pattern, name) for name in listed)]
     assert not missing, f"failpoints in the code that nothing kills: {missing}"

@@ -45,7 +45,7 @@ from commitmq.store.memory.shared_memory import DEFAULT_FOLDER, available_bytes,
 from commitmq.supervision.node_files import node_life
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.topic_view import TopicView, TopicViews
-from commitmq.workers.writer.put_rules import Placed
+from commitmq.workers.writer.put_rules import Placed, PutRules
 from commitmq.workers.writer.send_checks import WRONG_ENDPOINT, Refusal, SendChecks
 from commitmq.workers.writer.send_requests import SendRequests
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError
@@ -72,6 +72,14 @@ class _NoFurtherQueues(FurtherQueues):
     def assign(self, topic: str, properties: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
         raise SpecialSendError(
             "MESSAGE_ILLEGAL", f"a message of the memory topic {topic!r} cannot go to further queues"
+        )
+
+
+class _NothingWaits(PutRules):
+    def place(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
+        raise Refusal(
+            "MESSAGE_ILLEGAL",
+            f"the memory topic {topic!r} takes no delayed messages and no transactions: they wait in the log",
         )
 
 
@@ -102,6 +110,7 @@ class MemorySends(SendRequests):
         self._topics = topics
         self._store = store
         self._further = _NoFurtherQueues(context.config, {})
+        self._rules = _NothingWaits(checker, context.config, context.layout)
         # A run must fit into the budget beside the segments that it cannot evict.
         self._max_run_bytes = min(self._max_run_bytes, budget // MEMORY_LEAST_SEGMENTS)
         self._max_message_bytes = checker.max_message_bytes
@@ -117,12 +126,6 @@ class MemorySends(SendRequests):
     def _store_run(self, topic: str, queue_id: int, run: CheckedRun, host: bytes) -> tuple[int, Appended]:
         incarnation = self._incarnation(topic)
         return self._kept(topic, queue_id, lambda: self._store.append_run(topic, incarnation, queue_id, run, host))
-
-    def _place(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
-        raise Refusal(
-            "MESSAGE_ILLEGAL",
-            f"the memory topic {topic!r} takes no delayed messages and no transactions: they wait in the log",
-        )
 
     def _kept(self, topic: str, queue_id: int, append: Callable[[], Stored]) -> tuple[int, Appended]:
         self.storing = True

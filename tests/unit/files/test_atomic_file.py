@@ -112,6 +112,7 @@ def test_the_mode_is_the_callers_and_the_umasks(tmp_path: Path, umask: int, mode
 # ---------------------------------------------------------------- the sources
 
 OTHER_RENAMES = {
+    "node/commitmq/workers/pop/orders.py": "sets a damaged file aside",
     "node/commitmq/files/disk.py": "the calls themselves",
     "node/commitmq/offline/rebuild.py": "exchanges folders of rebuilt files",
     "node/commitmq/offline/rebuild_index.py": "moves a finished index file to its place, where none is",

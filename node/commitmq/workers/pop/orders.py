@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from commitmq.errors import InvalidMessageError, ProtocolError, StoreError
+from commitmq.files import disk
 from commitmq.log import Log
 from commitmq.semantics.pop_order import FORGET_AFTER_MS, OrderState, file_content, table_from_json
 from commitmq.store.layout import StoreLayout
@@ -66,13 +68,21 @@ class Orders:
             content = json_config.load(self._path)
             table = {} if content is None else table_from_json(content)
         except (StoreError, InvalidMessageError) as error:
-            aside = self._path.with_name(self._path.name + ".damaged")
+            aside = self._set_aside()
             self._log.error("the state of ordered receives is damaged", error=str(error), kept_as=str(aside))
-            os.replace(self._path, aside)
             table = {}
         self._table = {names: _States(states) for names, states in table.items() if states}
         self._count = sum(len(one.by_queue) for one in self._table.values())
         self._find_ends()
+
+    def _set_aside(self) -> Path:
+        """Give the damaged file a name that is free, beside those of before."""
+        for number in count():
+            aside = self._path.with_name(f"{self._path.name}.damaged{f'-{number}' if number else ''}")
+            with contextlib.suppress(FileExistsError):
+                disk.rename(self._path, aside, "orders_aside")
+                return aside
+        raise AssertionError
 
     def _find_ends(self) -> None:
         self._ends = [(state.free_at(0), key) for key, state in self._all() if not state.is_done()]

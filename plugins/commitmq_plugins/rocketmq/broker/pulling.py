@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Awaitable
 from typing import Any, Final
 
 from commitmq.client.receiving.segments import SegmentMaps
 from commitmq.errors import StoreError
+from commitmq.format.units import UNIT_STRUCT
 from commitmq_plugins.rocketmq.broker.admin_groups import AdminGroups
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
@@ -28,7 +28,6 @@ from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 _COMMIT: Final = 1
 _SUSPEND: Final = 2
 _SUBSCRIPTION: Final = 4
-_UNIT: Final = struct.Struct(">qiq")
 _MOST_MESSAGES: Final = 1_024
 _SMALL_BYTES: Final = 256 * 1024
 _LARGE_BYTES: Final = 4 * 1024 * 1024
@@ -208,7 +207,7 @@ class Pulls:
         size = self._maps.segment_bytes
         views: list[bytes | memoryview] = []
         begin = end = -1
-        for offset, length, _ in _UNIT.iter_unpack(units):
+        for offset, length, _ in UNIT_STRUCT.iter_unpack(units):
             if offset == end and offset % size:
                 end += length
                 continue

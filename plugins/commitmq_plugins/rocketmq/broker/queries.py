@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Final
 
 from commitmq.errors import ProtocolError
+from commitmq.format.units import UNIT_STRUCT
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -31,7 +31,6 @@ _MOST_MS: Final = (1 << 53) - 1
 _MOST_BYTES: Final = 16 << 20
 _NO_BYTES: Final = 1 << 30
 _KINDS: Final = {"K": "key", "U": "unique", "T": "tag"}
-_UNIT: Final = struct.Struct(">qiq")
 
 
 class Queries:
@@ -122,7 +121,7 @@ class Queries:
             bounds = bounds or answer
             if answer["status"] != "FOUND" or answer.get("mode") == "bytes" or offset < 0:
                 break
-            for place, size, tag in _UNIT.iter_unpack(frames[0]):
+            for place, size, tag in UNIT_STRUCT.iter_unpack(frames[0]):
                 units.append({"eval": False, "physicOffset": place, "physicSize": size, "tagsCode": tag})
             offset = int(answer["next_offset"])
         least, end = int(bounds["min_offset"]), int(bounds["max_offset"])

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from commitmq.errors import InvalidMessageError, ProtocolError
-from commitmq.format.constants import Host, Property
+from commitmq.format.constants import ELEMENT_BODY_SIZE_OFFSET, Host, Property, SysFlag
 from commitmq.format.message_id import offset_message_id, pack_host
 from commitmq.format.properties import decode_properties, encode_properties
 from commitmq.log import Log
@@ -43,10 +43,10 @@ SEND_FIELDS: Final = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 
 _TEMPLATE_QUEUES: Final = 8
 _MAX_TIMEOUT_S: Final = 15.0
-_COMPRESSED: Final = 0x1
-_COMPRESSION: Final = 0x701
+_COMPRESSION: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
 _TRANSACTION: Final = 0xC
 _ELEMENT: Final = struct.Struct(">iiii")
+_BODY_AT: Final = ELEMENT_BODY_SIZE_OFFSET + 4
 _SPECIAL: Final = frozenset(SPECIAL_PROPERTIES)
 _RETRY: Final = "%RETRY%"
 
@@ -225,7 +225,7 @@ class Sends:
     def _encoded(
         self, header: SendMessageRequestHeader, queue: int, body: Any, properties: bytes, flag: int, born_host: bytes
     ) -> bytearray:
-        sys_flag = header.sys_flag & _COMPRESSION if header.sys_flag & _COMPRESSED else 0
+        sys_flag = header.sys_flag & _COMPRESSION if header.sys_flag & SysFlag.COMPRESSED else 0
         try:
             return self._check.encode(
                 header.topic.encode(),
@@ -258,12 +258,12 @@ class Sends:
             if len(view) - at < 22:
                 raise Refusal(ResponseCode.MESSAGE_ILLEGAL, f"message {len(records)} of the batch is cut short")
             size, _, _, flag = _ELEMENT.unpack_from(view, at)
-            body_size = int.from_bytes(view[at + 16 : at + 20], "big", signed=True)
+            body_size = int.from_bytes(view[at + _BODY_AT - 4 : at + _BODY_AT], "big", signed=True)
             if not 22 <= size <= len(view) - at or not 0 <= body_size <= size - 22:
                 raise Refusal(
                     ResponseCode.MESSAGE_ILLEGAL, f"the sizes of message {len(records)} of the batch are wrong"
                 )
-            start = at + 20 + body_size
+            start = at + _BODY_AT + body_size
             if int.from_bytes(view[start : start + 2], "big") != size - 22 - body_size:
                 raise Refusal(
                     ResponseCode.MESSAGE_ILLEGAL, f"the sizes of message {len(records)} of the batch are wrong"
@@ -271,7 +271,7 @@ class Sends:
             properties = bytes(view[start + 2 : at + size])
             if properties and properties[-1] != 2:
                 properties += b"\x02"
-            records.append(self._encoded(header, queue, view[at + 20 : start], properties, flag, born_host))
+            records.append(self._encoded(header, queue, view[at + _BODY_AT : start], properties, flag, born_host))
             at += size
         if not records:
             raise Refusal(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
