@@ -176,6 +176,7 @@ def test_the_last_offsets_of_a_consumer_that_leaves_are_stored(node: Node, port:
     with Producer(node.address) as producer:
         for number in range(6):
             producer.send("parcels", b"%d" % number, queue=0)
+        producer.send("parcels", b"6", queue=1)
 
     async def talk(client: RemotingClient) -> tuple[list[str], str]:
         assert (await client.request(heartbeat("one@1", "post", "parcels"))).code == 0
@@ -185,8 +186,15 @@ def test_the_last_offsets_of_a_consumer_that_leaves_are_stored(node: Node, port:
         with suppress(PeerSilentError):  # one-way, as in RocketMQ's client
             commit = request(RequestCode.UPDATE_CONSUMER_OFFSET, {**queue, "commitOffset": "5"}, oneway=True)
             await client.request(commit, 0.02)
-        await client.request(request(RequestCode.UNREGISTER_CLIENT, {"clientID": "one@1", "consumerGroup": "post"}))
-        await asyncio.sleep(0.5)
+        last = request(RequestCode.UPDATE_CONSUMER_OFFSET, {**queue, "queueId": "1", "commitOffset": "1"}, oneway=True)
+        await asyncio.gather(
+            client.request(request(RequestCode.UNREGISTER_CLIENT, {"clientID": "one@1", "consumerGroup": "post"})),
+            client.request(last, 0.02),  # it may overtake, or be overtaken
+            return_exceptions=True,
+        )
+        await asyncio.sleep(1.0)
+        late = await client.request(request(RequestCode.QUERY_CONSUMER_OFFSET, {**queue, "queueId": "1"}))
+        assert late.ext_fields["offset"] == "1"
         answer = await client.request(request(RequestCode.QUERY_CONSUMER_OFFSET, queue))
         return load_object(listed.body)["consumerIdList"], answer.ext_fields["offset"]
 

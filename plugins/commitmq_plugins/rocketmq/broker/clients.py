@@ -69,6 +69,7 @@ class Clients:
         self.instance = f"rocketmq-{os.getpid()}-{os.urandom(4).hex()}"
         """Names this process among those that speak for clients."""
         self._sessions: dict[tuple[str, str], _Session] = {}
+        self._leaving: dict[tuple[Connection, str], _Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._no_broadcast: set[str] = set()
         self.leaving: Callable[[str], Awaitable[None]] | None = None
@@ -192,17 +193,18 @@ class Clients:
 
     def member_name(self, connection: Connection, group: str, topic: str) -> str | None:
         """As whom the client commits: a member's name, None for a consumer that is no member of the group."""
-        session = self._session_of(connection, group)
+        session = self._session_of(connection, group) or self._leaving.get((connection, group))
         return session.client_id if session is not None and session.joined and topic in session.topics else None
 
     # ------------------------------------------------------------ changes
 
     def _apply(self, changes: Changes[Connection]) -> None:
         """Tell the coordinator and the clients what changed."""
-        for left, client_id in changes.left:
+        for left, client_id, link in changes.left:
             session = self._sessions.pop((left, client_id), None)
             if session is not None and session.joined:
-                self._spawn(self._leave(session))
+                self._leaving[link, left] = session
+                self._spawn(self._leave(session, link))
         for name in changes.groups:
             group = self.registry.groups.get(name)
             if group is None or group.message_model == BROADCASTING:
@@ -322,15 +324,19 @@ class Clients:
         if answer["revoke"]:
             session.due = time.monotonic() + _SOON_S
 
-    async def _leave(self, session: _Session) -> None:
-        if self.leaving is not None:
-            await self.leaving(session.group)
+    async def _leave(self, session: _Session, link: Connection | None = None) -> None:
+        """The member's last offsets come before its leave, or together with it: clients send them without waiting."""
         try:
+            if self.leaving is not None:
+                await self.leaving(session.group)
             await self._node.ask(
                 "coordinator", "group.leave", group=session.group, member=session.client_id, instance=self.instance
             )
         except ProtocolError as error:
             self._log.debug("a client could not leave its group", group=session.group, error=error.message)
+        finally:
+            if link is not None:
+                self._leaving.pop((link, session.group), None)
 
     async def close(self) -> None:
         """All clients leave their groups."""

@@ -134,6 +134,7 @@ class Offsets:
             if (topic, queue) not in table:
                 self._count += 1
                 table[topic, queue] = offset
+        self._commit_soon()
 
     async def settle(self, group: str) -> None:
         """Store what is noted for ``group``."""

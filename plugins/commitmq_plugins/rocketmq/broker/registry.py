@@ -55,8 +55,8 @@ class Changes(Generic[Link]):
     ended: set[str] = field(default_factory=set)
     producers: set[str] = field(default_factory=set)
     """Producer groups that have their first member, or lost their last one."""
-    left: list[tuple[str, str]] = field(default_factory=list)
-    """Consumer group and client id of members that are gone."""
+    left: list[tuple[str, str, Link]] = field(default_factory=list)
+    """Consumer group, client id and connection of members that are gone."""
 
 
 class Registry(Generic[Link]):
@@ -168,7 +168,7 @@ class Registry(Generic[Link]):
         if group is None or member is None:
             return
         changes.groups.add(name)
-        changes.left.append((name, member.client_id))
+        changes.left.append((name, member.client_id, link))
         if not group.members:
             del self.groups[name]
             changes.ended.add(name)
