@@ -32,9 +32,21 @@ class Tool:
         home.mkdir(exist_ok=True)  # RocketMQ's clients and logs write below the home folder
         options = [f"-Dinterop.log={self.log}", f"-Duser.home={home}", f"-Djava.io.tmpdir={home}"]
         self._errors = home.with_suffix(".err")
+        for left in (2, 1, 0):
+            try:
+                self._begin(["java", *_FLAGS, *options, *command])
+                break
+            except AssertionError as error:
+                # The program looks for free ports first, and another test may take one in between.
+                if "Failed to bind" not in str(error) or not left:
+                    raise
+                self._process.kill()
+                self._process.wait()
+
+    def _begin(self, command: list[str]) -> None:
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
-                ["java", *_FLAGS, *options, *command],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -42,16 +54,17 @@ class Tool:
                 encoding="utf-8",
             )
         self._answers: queue.Queue[str] = queue.Queue()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener = threading.Thread(target=self._listen, args=(self._process, self._answers), daemon=True)
         self._listener.start()
         self._answer(_START_S)
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+    @staticmethod
+    def _listen(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
             if line.startswith("{"):  # a library may print, too
-                self._answers.put(line)
-        self._answers.put('{"failed":"it ended"}')
+                answers.put(line)
+        answers.put('{"failed":"it ended"}')
 
     def ask(self, *words: object) -> Any:
         """The answer to a command. Raises AssertionError with RocketMQ's words, RefusedError with those of a client."""
