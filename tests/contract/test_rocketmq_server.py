@@ -23,6 +23,7 @@ from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.errors import PeerSilentError, RemotingError
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
+from commitmq_plugins.rocketmq.remoting.frame import encode
 from nodes import Node
 
 SEND = {
@@ -199,6 +200,25 @@ def test_the_last_offsets_of_a_consumer_that_leaves_are_stored(node: Node, port:
         return load_object(listed.body)["consumerIdList"], answer.ext_fields["offset"]
 
     assert ask(port, talk) == (["one@1"], "5")
+
+
+def test_a_client_that_is_gone_before_its_heartbeat_was_handled_is_no_member(node: Node, port: int) -> None:
+    served(port)
+
+    async def talk(client: RemotingClient) -> list[str]:
+        for number in range(5):  # each group is new, so the server has to ask the node first
+            with socket.create_connection(("127.0.0.1", port)) as gone:
+                gone.sendall(encode(heartbeat(f"gone@{number}", f"ghosts{number}", "ghosts")))
+        await asyncio.sleep(1.0)
+        found = []
+        for number in range(5):
+            assert (await client.request(heartbeat("here@1", f"ghosts{number}", "ghosts"))).code == 0
+            group = {"consumerGroup": f"ghosts{number}"}
+            listed = await client.request(request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, group))
+            found += load_object(listed.body)["consumerIdList"]
+        return found
+
+    assert ask(port, talk) == ["here@1"] * 5
 
 
 def test_a_dead_server_is_replaced_and_loses_nothing(node: Node, port: int) -> None:

@@ -1,4 +1,4 @@
-"""Administration of the broker itself: requests 25, 26, 28, 45, 306, 316, 329, 402 and 907 (spec remoting 1.10)."""
+"""Administration of the broker itself: requests 25, 26, 28, 45, 306, 316, 329, 402 and 907 (remoting 1.10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Administration of connected clients: requests 203, 204, 223, 300, 307, 309, 328, 343 and 345 (spec remoting 1.9).
+"""Administration of connected clients: requests 203, 204, 223, 300, 307, 309, 328, 343 and 345 (remoting 1.9).
 
 307 and 309 are passed on to the client, and its answer is passed back unread.
 """

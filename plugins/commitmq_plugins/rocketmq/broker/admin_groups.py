@@ -1,4 +1,4 @@
-"""Administration of groups: requests 200, 201, 207, 225, 352 and 353 (spec remoting 1.9).
+"""Administration of groups: requests 200, 201, 207, 225, 352 and 353 (remoting 1.9).
 
 Settings are the coordinator's. What a group must not read is kept here too, because every pull asks for it.
 """

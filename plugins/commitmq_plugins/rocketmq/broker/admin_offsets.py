@@ -1,4 +1,4 @@
-"""Administration of offsets: requests 43, 208, 222, 303, 314 and 317 (spec remoting 1.9, 1.10)."""
+"""Administration of offsets: requests 43, 208, 222, 303, 314 and 317 (remoting 1.9, 1.10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Administration of topics: requests 17, 18, 21, 202, 215, 305 and 351 (spec remoting 1.8)."""
+"""Administration of topics: requests 17, 18, 21, 202, 215, 305 and 351 (remoting 1.8)."""
 
 from __future__ import annotations
 

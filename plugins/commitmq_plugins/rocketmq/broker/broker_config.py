@@ -1,4 +1,4 @@
-"""The node's settings under the names of RocketMQ's broker.conf: requests 25 and 26 (spec remoting 1.10).
+"""The node's settings under the names of RocketMQ's broker.conf: requests 25 and 26 (remoting 1.10).
 
 What the node can change while it runs is changed until it stops. Another value for anything else is refused, so that nobody
 believes that it counts; the sentence says where the setting is.

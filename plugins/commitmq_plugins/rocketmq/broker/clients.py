@@ -1,4 +1,4 @@
-"""Connected clients: heartbeats, members of groups, and what they are told (spec remoting 2.3 to 2.5).
+"""Connected clients: heartbeats, members of groups, and what they are told (remoting 2.3 to 2.5).
 
 A consumer of RocketMQ chooses its queues itself, from the list of its group's members. For the node's coordinator each of
 them is a member of its group, beside the node's own consumers: both have the same rule, so both come to the same result. This
@@ -101,6 +101,8 @@ class Clients:
                         return command.answer(*refusal_of(error))
             elif not data.without_sub:
                 await self._ask_broadcast(consumer.group_name)
+        if connection.is_closed:  # meanwhile: nobody would ever take such a member out again
+            return command.answer()
         known = {one.group_name: self._fingerprint(one.group_name) for one in data.consumers}
         now_ms = time.monotonic_ns() // 1_000_000
         self._apply(self.registry.heartbeat(connection, data, command.language, command.version, now_ms))
@@ -268,6 +270,7 @@ class Clients:
                 for connection in self.registry.silent(time.monotonic_ns() // 1_000_000 - EXPIRY_MS):
                     self._log.info("a client sends no heartbeat", peer=str(connection.peer))
                     connection.close()
+                    self.closed(connection)
 
     def _owned(self, session: _Session) -> set[Queue]:
         """The queues that the client reads, or may begin to read."""

@@ -1,4 +1,4 @@
-"""The server's counts: what sends and pulls add to the statistics, and request 315 (spec remoting 1.10)."""
+"""The server's counts: what sends and pulls add to the statistics, and request 315 (remoting 1.10)."""
 
 from __future__ import annotations
 

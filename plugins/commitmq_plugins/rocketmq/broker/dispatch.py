@@ -52,7 +52,7 @@ class Dispatch:
             return self._failed(command, error)
 
     def _failed(self, command: Command, error: Exception) -> Command:
-        """RocketMQ's answer to an exception: its class and its message (spec remoting 1.1)."""
+        """RocketMQ's answer to an exception: its class and its message (remoting 1.1)."""
         if not isinstance(error, CommitMQError):
             self._log.exception("a request failed", code=command.code, error=repr(error))
         elif isinstance(error, RemotingError):

@@ -1,4 +1,4 @@
-"""LOCK_BATCH_MQ and UNLOCK_BATCH_MQ (spec remoting 6.4)."""
+"""LOCK_BATCH_MQ and UNLOCK_BATCH_MQ (remoting 6.4)."""
 
 from __future__ import annotations
 

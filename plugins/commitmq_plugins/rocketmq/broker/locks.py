@@ -1,4 +1,4 @@
-"""Locks of ordered queues (spec 6.4). Pure: no socket, no clock.
+"""Locks of ordered queues (remoting 6.4). Pure: no socket, no clock.
 
 A lock belongs to a client of a group and lasts ``lease_ms`` after its last renewal. Locks are memory only, as in RocketMQ:
 after a restart the first client that asks has the lock.
@@ -57,7 +57,7 @@ class QueueLocks:
             self._groups.pop(group, None)
 
     def is_held(self, group: str, now_ms: int) -> bool:
-        """Whether any lock of ``group`` is alive: its consumers are ordered ones (spec 3.6)."""
+        """Whether any lock of ``group`` is alive: its consumers are ordered ones (remoting 3.6)."""
         return any(now_ms - at <= self._lease_ms for _, at in self._groups.get(group, {}).values())
 
     def expire(self, now_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""Offsets of groups and queues: requests 14, 15, and 29 to 32 (spec remoting 1.5).
+"""Offsets of groups and queues: requests 14, 15, and 29 to 32 (remoting 1.5).
 
 Clients commit with every pull and every five seconds, for one queue each. The newest offset of each queue is kept and goes
 to the coordinator with all others every ``COMMIT_S``. Who asks for an offset first has those of its group committed. So an
@@ -152,7 +152,7 @@ class Offsets:
     # ------------------------------------------------------------ resets by an administrator
 
     def set_reset(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """The next pull or pop of this queue begins at ``offset``; until then commits do not count (spec 4.4)."""
+        """The next pull or pop of this queue begins at ``offset``; until then commits do not count (remoting 4.4)."""
         for owner in [owner for owner in self._noted if owner[0] == group]:
             if self._noted[owner].pop((topic, queue), None) is not None:
                 self._count -= 1

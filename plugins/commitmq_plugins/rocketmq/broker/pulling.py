@@ -1,4 +1,4 @@
-"""Pulls: PULL_MESSAGE and LITE_PULL_MESSAGE (spec remoting 4). Bodies are sent from the mapped log."""
+"""Pulls: PULL_MESSAGE and LITE_PULL_MESSAGE (remoting 4). Bodies are sent from the mapped log."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Pulls:
         future.add_done_callback(lambda done: self._read(connection, command, header, done))
 
     def _checked(self, connection: Connection, header: PullMessageRequestHeader) -> tuple[str | None, str]:
-        """Expression and type of the filter. Raises _Refused, in RocketMQ's order (spec 4.2)."""
+        """Expression and type of the filter. Raises _Refused, in RocketMQ's order (remoting 4.2)."""
         topic = self._topics.get(header.topic)
         if topic is None:
             raise _Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please! {FAQ}")
@@ -232,7 +232,7 @@ def _expression(text: str | None, kind: str) -> str | None:
 
 
 def _fields(answer: dict[str, Any]) -> dict[str, str]:
-    """The fields that every answer to a pull needs (spec 4.3)."""
+    """The fields that every answer to a pull needs (remoting 4.3)."""
     return {
         "suggestWhichBrokerId": "0",
         "nextBeginOffset": str(answer.get("next_offset", 0)),

@@ -1,4 +1,4 @@
-"""Which clients are connected, with their producer and consumer groups (spec 2.3 to 2.5). Pure: no socket, no clock.
+"""Which clients are connected, with their producer and consumer groups (remoting 2.3 to 2.5). Pure: no socket, no clock.
 
 A client is known by its connection. Its groups end with a heartbeat that leaves them out, with UNREGISTER_CLIENT, with the
 connection, and when no heartbeat came for ``expiry_ms``.

@@ -1,4 +1,4 @@
-"""Failed messages of RocketMQ's consumers: CONSUMER_SEND_MSG_BACK, and plain sends to retry topics (spec 3.6, 3.7)."""
+"""Failed messages of RocketMQ's consumers: CONSUMER_SEND_MSG_BACK, and plain sends to retry topics (remoting 3.6, 3.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET_BROKER_RUNTIME_INFO's table: every key of spec remoting 1.10 in the form that tools parse. Pure."""
+"""GET_BROKER_RUNTIME_INFO's table: every key of remoting 1.10 in the form that tools parse. Pure."""
 
 from __future__ import annotations
 

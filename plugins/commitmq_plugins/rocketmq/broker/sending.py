@@ -1,4 +1,4 @@
-"""Sends: SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (spec remoting 3.1 to 3.6).
+"""Sends: SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (remoting 3.1 to 3.6).
 
 All messages that were read from the sockets in one turn of the loop, and belong to the same queue, go to the writer as one
 run. A message that waits somewhere first (a delay, a timer, a half message) is a run of its own, because it may have a
@@ -39,7 +39,7 @@ from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 FAQ: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 REGION: Final = "DefaultRegion"
 SEND_FIELDS: Final = {"MSG_REGION": REGION, "TRACE_ON": "true"}
-"""Fields of every answer to a send, refusals included (spec 3.2)."""
+"""Fields of every answer to a send, refusals included (remoting 3.2)."""
 
 _TEMPLATE_QUEUES: Final = 8
 _MAX_TIMEOUT_S: Final = 15.0

@@ -1,4 +1,4 @@
-"""Counts of what RocketMQ's clients send and receive, per minute, hour and day (spec remoting 1.10). Pure: no clock.
+"""Counts of what RocketMQ's clients send and receive, per minute, hour and day (remoting 1.10). Pure: no clock.
 
 Counts are memory only and begin at 0 with the process, as RocketMQ's do. A window's figures come from samples of the counts:
 every ``SAMPLE_S`` for the minute, every ten minutes for the hour, and every hour for the day.

@@ -1,4 +1,4 @@
-"""Changes of a topic's attributes as RocketMQ's tools write them: ``+name=value,-name`` (spec remoting 1.8). Pure."""
+"""Changes of a topic's attributes as RocketMQ's tools write them: ``+name=value,-name`` (remoting 1.8). Pure."""
 
 from __future__ import annotations
 
