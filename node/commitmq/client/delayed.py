@@ -160,13 +160,14 @@ class WaitingMessages:
         bounds = self._bounds(TIMER_TOPIC, 0, since_ms)
         if bounds is None:
             return []
-        found: dict[str, DelayedMessage] = {}
-        gone: set[str] = set()
+        found: dict[tuple[str, str], DelayedMessage] = {}  # by topic and unique id
+        gone: set[tuple[str, str]] = set()
         for message in self._messages(TIMER_TOPIC, 0, bounds[2], bounds[1]):
             properties = message.properties
             cancelled = properties.get(Property.TIMER_DELETE_KEY)
             if cancelled is not None:
-                for key in {cancelled, cancelled.rpartition("+")[2]}:  # it may have the topic before the id (spec 12.2)
+                topic, _, unique = cancelled.partition("+")  # the id may have its topic before it (spec 12.2)
+                for key in {(properties.get(Property.REAL_TOPIC, ""), cancelled), (topic, unique)}:
                     gone.add(key)
                     found.pop(key, None)
                 continue
@@ -174,9 +175,9 @@ class WaitingMessages:
             if not out.isdigit() or int(out) < read_ms:
                 continue
             one = self._waiting(message, _asked_ms(properties, int(out), message.store_timestamp), 0)
-            if one is not None and one.unique_id not in gone:
+            if one is not None and (one.topic, one.unique_id) not in gone:
                 # One that went round again lies behind its former record and takes its place.
-                found[one.unique_id or one.msg_id] = one
+                found[one.topic, one.unique_id or one.msg_id] = one
         return list(found.values())
 
     def _waiting(self, message: Message, due: int, level: int) -> DelayedMessage | None:

@@ -242,13 +242,23 @@ def due_units(chain: Iterable[TimerUnit]) -> DueUnits:
     return DueUnits(cancellations, messages)
 
 
-def is_cancelled(record: Record, delete_keys: Collection[str], *, with_topic: bool = False) -> bool:
-    """Whether one of the slot's ``delete_keys`` names ``record``, a message of the timer topic."""
+def is_cancelled(record: Record, delete_keys: Collection[str]) -> bool:
+    """Whether one of the slot's ``delete_keys`` (of :func:`delete_keys`) names ``record``, a message of the timer topic."""
     unique_key = record.properties.get(Property.UNIQUE_KEY)
     if unique_key is None:
         return False
-    topic = record.properties.get(Property.REAL_TOPIC, "")
-    return delete_key(topic, unique_key, with_topic=with_topic) in delete_keys
+    return delete_key(record.properties.get(Property.REAL_TOPIC, ""), unique_key, with_topic=True) in delete_keys
+
+
+def delete_keys(cancellation: Record) -> set[str]:
+    """Which messages a ``cancellation`` of the timer topic means: topic and unique id together.
+
+    The stored key may be the unique id alone; then the message has the topic of the cancellation. (RocketMQ compares bare
+    ids, or with appendTopicForTimerDeleteKey both, but never one with the other.) It may have the topic before it.
+    """
+    stored = cancellation.properties.get(Property.TIMER_DELETE_KEY, "")
+    topic = cancellation.properties.get(Property.REAL_TOPIC, "")
+    return {stored, delete_key(topic, stored, with_topic=True)} if stored else set()
 
 
 def delete_key(real_topic: str, unique_key: str, *, with_topic: bool = False) -> str:

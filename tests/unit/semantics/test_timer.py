@@ -24,6 +24,7 @@ from commitmq.semantics.timer import (
     TimerRefusedError,
     TimerRules,
     asks_for_timer,
+    delete_keys,
     delivered,
     due_units,
     first_read_time,
@@ -39,6 +40,7 @@ from commitmq.semantics.timer import (
     timer_unit,
     without_requests,
 )
+from commitmq.workers.timer.incoming import delete_keys as encoded_keys
 from pending_store import TIMER_LOG_FILE_BYTES, PendingStore
 
 NOW = 1_795_339_323_000
@@ -283,13 +285,32 @@ def test_cancellations_come_first_and_messages_in_the_order_of_enqueuing(pending
         chain.append(log[position])
         position = log[position].previous
     due = due_units(chain)
-    keys = [pending.at(unit.physical_offset).properties[Property.TIMER_DELETE_KEY] for unit in due.cancellations]
+    keys = set().union(*(delete_keys(pending.at(unit.physical_offset)) for unit in due.cancellations))
     messages = [pending.at(unit.physical_offset) for unit in due.messages]
     assert [one.properties["KEYS"] for one in messages] == ["recalled-due", "recalled-kept-neighbour"]
     assert [is_cancelled(one, keys) for one in messages] == [True, False]
     stored = {one.properties["KEYS"] for one in pending.of("PendingTimer")}
     assert "recalled-kept-neighbour" in stored
     assert "recalled-due" not in stored
+
+
+@pytest.mark.parametrize(
+    ("stored", "topic", "meant"),
+    [
+        ("AB", "orders", True),
+        ("AB", "parcels", False),
+        ("orders+AB", "orders", True),
+        ("orders+AB", "parcels", True),
+        ("parcels+AB", "orders", False),
+        ("A", "orders", False),
+    ],
+)
+def test_a_cancellation_means_a_message_of_its_topic(stored: str, topic: str, meant: bool) -> None:
+    """RocketMQ compares bare ids (its default), or ids with topics: the topic in a key wins over that of the cancellation."""
+    cancellation = Record(TIMER_TOPIC, properties={"UNIQ_KEY": "AB", "REAL_TOPIC": topic, "TIMER_DEL_UNIQKEY": stored})
+    record = Record(TIMER_TOPIC, properties={"UNIQ_KEY": "AB", "REAL_TOPIC": "orders"})
+    assert is_cancelled(record, delete_keys(cancellation)) is meant
+    assert encoded_keys(stored.encode(), topic.encode()) == {one.encode() for one in delete_keys(cancellation)}
 
 
 def test_a_cancellation_that_rolls_counts_as_a_message() -> None:

@@ -87,6 +87,23 @@ def test_a_slot_that_is_not_opened_any_more_has_its_cancellations(tmp_path: Path
     assert waiting(queue, progress, NOW_MS - 12 * DAY_MS) == ["A", "C", "D", "-A", "-B", "-D"]
 
 
+def test_another_topic_may_have_the_same_unique_id(tmp_path: Path) -> None:
+    """A cancellation means a message of its own topic, and a copy that rolled stands for one of its own topic."""
+    slot, due = OLD_MS - 1_000, NOW_MS + 3 * DAY_MS
+    queue = queue_of(
+        tmp_path,
+        [
+            timed(b"gone", slot, "A"),
+            timed(b"stays", slot, "A", REAL_TOPIC="parcels"),
+            timed(b"0", slot, "A", TIMER_DEL_UNIQKEY="A"),
+            timed(b"first", due, "B"),
+            timed(b"stays", due, "B", REAL_TOPIC="parcels"),
+            timed(b"first", due, "B", TIMER_ROLL_TIMES="1"),
+        ],
+    )
+    assert waiting(queue, Progress(read_ms=slot - 1_000), NOW_MS - 12 * DAY_MS) == ["A", "-A", "B", "B"]
+
+
 def test_a_cancellation_rolls_on_its_own(tmp_path: Path) -> None:
     """It has the unique id and the time of its message. One that came behind the message's roll is not replaced by it."""
     due = NOW_MS + 3 * DAY_MS

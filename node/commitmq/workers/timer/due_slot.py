@@ -12,7 +12,7 @@ from commitmq.format.timer_log import MAGIC_DELETE, MAGIC_ROLL
 from commitmq.format.timer_wheel import NO_POSITION
 from commitmq.store.log.readdressing import find
 from commitmq.workers.runtime.run_making import RunMaker, few_enough
-from commitmq.workers.timer.incoming import PRECISION_MS, due_of
+from commitmq.workers.timer.incoming import PRECISION_MS, delete_keys, due_of
 from commitmq.workers.timer.unit_log import UnitLog
 
 Integers = NDArray[np.int64]
@@ -91,10 +91,8 @@ class DueSlot:
         for base, data, which in records.by_segment(rows["physical"], silent=True):
             found = find(data, rows["physical"][which] - base, np.ascontiguousarray(rows["size"][which]), names)
             for place, index in enumerate(which.tolist()):
-                key = found.value(0, place)
-                gone[index] = not rows["rolls"][index] and (
-                    key in self._keys or found.value(1, place) + b"+" + key in self._keys
-                )
+                key = found.value(1, place) + b"+" + found.value(0, place)
+                gone[index] = not rows["rolls"][index] and key in self._keys
         return gone
 
 
@@ -105,10 +103,10 @@ def _delete_keys(rows: Rows, records: RunMaker) -> set[bytes]:
             data,
             rows["physical"][which] - base,
             np.ascontiguousarray(rows["size"][which]),
-            [Property.TIMER_DELETE_KEY],
+            [Property.TIMER_DELETE_KEY, Property.REAL_TOPIC],
         )
-        keys.update(found.value(0, place) for place in range(len(which)))
-    keys.discard(b"")
+        for place in range(len(which)):
+            keys |= delete_keys(found.value(0, place), found.value(1, place))
     return keys
 
 

@@ -52,13 +52,19 @@ class Keys(NamedTuple):
 
 
 class RollKey(NamedTuple):
-    """A message by its unique id, its time and how often it rolled."""
+    """A message by its topic and unique id, its time and how often it rolled."""
 
     unique_key: bytes
+    topic: bytes
     out_ms: int
     rolled: int
     cancels: bool
     """A cancellation has the unique id and the time of its message, and goes round on its own."""
+
+
+def delete_keys(deletes: bytes, topic: bytes) -> set[bytes]:
+    """:func:`commitmq.semantics.timer.delete_keys` of encoded properties: ``topic+id`` of what a cancellation means."""
+    return {deletes, topic + b"+" + deletes} if deletes else set()
 
 
 @dataclass(slots=True)
@@ -86,7 +92,7 @@ class Incoming:
     def roll_keys(self) -> list[RollKey]:
         """Of each message."""
         columns = self.keys, self.out_ms.tolist(), self.rolled.tolist(), self.cancels.tolist()
-        return [RollKey(keys.unique, *rest) for keys, *rest in zip(*columns, strict=True)]
+        return [RollKey(keys.unique, keys.topic, *rest) for keys, *rest in zip(*columns, strict=True)]
 
     def keep(self, which: NDArray[np.bool_]) -> None:
         """Drop all others."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, RollKey, TimerQueue
+from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, RollKey, TimerQueue, delete_keys
 from commitmq.workers.timer.progress import Progress
 
 _CHUNK = 32_768
@@ -43,7 +43,8 @@ class MakingAgain:
                     key._replace(rolled=key.rolled - 1) for key in messages.roll_keys() if key.rolled > 0
                 )
             for index in np.flatnonzero(messages.cancels & (messages.out_ms < opens_ms)).tolist():
-                self._cancelled.add((_slot(messages, index), messages.keys[index].deletes))
+                slot, keys = _slot(messages, index), messages.keys[index]
+                self._cancelled.update((slot, key) for key in delete_keys(keys.deletes, keys.topic))
             overdue = self._open(messages) & (messages.out_ms <= now_ms)
             if overdue.any() and self.first_overdue is None:
                 self.first_overdue = int(messages.physical[np.argmax(overdue)])
@@ -67,10 +68,7 @@ class MakingAgain:
 
     def _is_cancelled(self, messages: Incoming, index: int) -> bool:
         unique, topic, _ = messages.keys[index]
-        slot = _slot(messages, index)
-        return not messages.cancels[index] and (
-            (slot, unique) in self._cancelled or (slot, topic + b"+" + unique) in self._cancelled
-        )
+        return not messages.cancels[index] and (_slot(messages, index), topic + b"+" + unique) in self._cancelled
 
 
 def _slot(messages: Incoming, index: int) -> int:
