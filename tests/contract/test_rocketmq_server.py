@@ -9,9 +9,8 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
@@ -21,31 +20,11 @@ from commitmq.testing.node_process import eventually
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
-from commitmq_plugins.rocketmq.remoting.errors import PeerSilentError, RemotingError
+from commitmq_plugins.rocketmq.remoting.errors import PeerSilentError
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
 from commitmq_plugins.rocketmq.remoting.frame import encode
 from nodes import Node
-
-SEND = {
-    "a": "pg",
-    "b": "orders",
-    "c": "TBW102",
-    "d": "2",
-    "e": "0",
-    "f": "0",
-    "g": "1763800000000",
-    "h": "0",
-    "j": "0",
-    "k": "false",
-}
-PULL = {"consumerGroup": "g", "topic": "orders", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32", "sysFlag": "6",
-        "commitOffset": "0", "suspendTimeoutMillis": "5000", "subVersion": "0", "subscription": "*"}  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+from rocketmq_client import PULL, ask, free_port, send, served
 
 
 @pytest.fixture(scope="module")
@@ -65,39 +44,6 @@ def node(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Node]:
     assert found.start().returncode == 0
     yield found
     found.end()
-
-
-def ask(port: int, talk: Callable[[RemotingClient], Awaitable[Any]]) -> Any:
-    """What ``talk`` returns, which speaks with the broker server."""
-
-    async def run() -> Any:
-        client = RemotingClient("127.0.0.1", port)
-        try:
-            return await talk(client)
-        finally:
-            await client.close()
-
-    return asyncio.run(run())
-
-
-def served(port: int) -> None:
-    """Wait until the broker server answers."""
-
-    def look() -> bool:
-        try:
-            ask(
-                port, lambda client: client.request(request(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"}))
-            )
-        except RemotingError:
-            return False
-        return True
-
-    eventually(look, "the broker server answers")
-
-
-async def send(client: RemotingClient, body: bytes, key: str, **fields: str) -> Command:
-    properties = f"UNIQ_KEY\x01{key}\x02TAGS\x01blue\x02"
-    return await client.request(request(RequestCode.SEND_MESSAGE_V2, {**SEND, "i": properties, **fields}, body), 10)
 
 
 def test_what_a_client_of_rocketmq_sends_all_can_read(node: Node, port: int) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 from commitmq.errors import ConfigError
-from commitmq_plugins.rocketmq.remoting import tls
+from commitmq.log import Log
+from commitmq_plugins.rocketmq.remoting import self_signed, tls
 from commitmq_plugins.rocketmq.remoting.limits import ServerLimits
 from commitmq_plugins.rocketmq.settings import RocketMQSettings
 
@@ -18,10 +22,11 @@ def limits_of(settings: RocketMQSettings) -> ServerLimits:
     )
 
 
-def tls_of(settings: RocketMQSettings) -> tls.Tls | None:
-    """The servers' certificate. Raises ConfigError."""
+def tls_of(settings: RocketMQSettings, folder: Path, log: Log) -> tls.Tls | None:
+    """The TLS of a server, whose own certificate would be in ``folder``. Raises ConfigError."""
+    make = partial(self_signed.load_or_make, folder / self_signed.FILE, log)
     try:
-        return tls.load(settings.tls_mode, settings.tls_certificate, settings.tls_key)
+        return tls.load(settings.tls_mode, settings.tls_certificate, settings.tls_key, make)
     except OSError as error:
         files = f"{settings.tls_certificate} and {settings.tls_key}"
         raise ConfigError(f"plugins.rocketmq.tls_certificate and tls_key: {files} cannot be used: {error}") from error

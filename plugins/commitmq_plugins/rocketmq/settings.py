@@ -19,7 +19,8 @@ class RocketMQSettings:
     names of ``network.broker_name`` and ``network.cluster_name``.
 
     ``recall_message_enable``, ``store_reply_message_enable`` and ``trace_topic_enable`` are RocketMQ's recallMessageEnable,
-    storeReplyMessageEnable and traceTopicEnable.
+    storeReplyMessageEnable and traceTopicEnable. ``tls_mode`` is its tlsMode: without ``tls_certificate`` and ``tls_key``
+    each server makes a self-signed certificate when the first client speaks TLS.
     """
 
     enable: bool = setting(False)
@@ -29,7 +30,7 @@ class RocketMQSettings:
     namesrv_port: int = setting(9876, 0, 65_535)
     namesrv: str = setting("")
     advertised_host: str = setting("")
-    tls_mode: str = setting("disabled", choices=("disabled", "permissive", "enforcing"))
+    tls_mode: str = setting("permissive", choices=("disabled", "permissive", "enforcing"))
     tls_certificate: str = setting("")
     tls_key: str = setting("")
     max_connections: int = setting(2_000, 1, 1_000_000)
@@ -42,8 +43,8 @@ class RocketMQSettings:
 
     def check(self) -> None:
         """Raises ValueError."""
-        if self.tls_mode != "disabled" and not (self.tls_certificate and self.tls_key):
-            raise ValueError(f"plugins.rocketmq.tls_mode={self.tls_mode} needs tls_certificate and tls_key")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ValueError("plugins.rocketmq.tls_certificate and tls_key go together: name both files, or neither")
         for one in self.name_servers():
             host, _, port = one.rpartition(":")
             if not host or not port.isdecimal():

@@ -1,4 +1,4 @@
-"""The operations ``pop``, ``ack``, ``nack`` and ``extend`` of ordered receives (remoting 5.2, 5.5, 5.7).
+"""The operations ``pop``, ``ack``, ``nack``, ``extend`` and ``blocked`` of ordered receives (remoting 5.2, 5.5, 5.7).
 
 Invariants
     * A queue hands out nothing while a message that it handed out is neither acknowledged nor visible again.
@@ -25,7 +25,7 @@ from commitmq.workers.pop.finder import Portion
 from commitmq.workers.pop.ordered_finder import OrderedFinder
 from commitmq.workers.pop.orders import OrderKey, Orders
 from commitmq.workers.pop.parked_pops import ParkedPops, Pop
-from commitmq.workers.pop.requests import Receipt
+from commitmq.workers.pop.requests import Receipt, asked_of
 from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.pop.shares import QueueKey, Share, Shares
 from commitmq.workers.pop.turn import Step, nothing
@@ -151,6 +151,15 @@ class OrderedHandler:
             self._set(key, state.changed(one.offset, one.key.pop_time, visible_ms))
             handles.append(str(one.handle.changed(one.key.pop_time, visible_ms - one.key.pop_time)))
         self._answer(client, header["id"], handles=handles)
+
+    def blocked(self, client: bytes, header: dict[str, Any]) -> None:
+        """Answer which queues hand out nothing to an attempt now, because their messages are out. Changes nothing."""
+        asked, now, found = asked_of(header), now_ms(), []
+        for queue, offset in asked.queues:
+            state = self._orders.get(OrderKey(asked.topic, asked.group, queue))
+            if state is not None and state.acked_below(offset).is_blocked(now, asked.attempt):
+                found.append(queue)
+        self._answers.send(client, wire.ok(header["id"], blocked=found))
 
     def _out(self, one: Receipt) -> tuple[OrderKey, OrderState | None]:
         """The state of the message's queue, when the message is out by this receipt."""

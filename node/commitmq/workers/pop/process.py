@@ -130,6 +130,7 @@ class Pop:
             "ack": self._handler.ack,
             "nack": self._handler.nack,
             "extend": self._handler.extend,
+            "blocked": self._ordered.blocked,
         }
 
     # ------------------------------------------------------------ after a start, and after the writer's death

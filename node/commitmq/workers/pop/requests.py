@@ -18,6 +18,7 @@ MOST_INVISIBLE_MS: Final = 2 * 86_400_000 + 3_600_000
 hour. The timer takes 3 days."""
 _MAX_TOPICS: Final = 64
 _MAX_ATTEMPT: Final = 128
+_MAX_QUEUES: Final = 1_024
 _INVALID: Final = "INVALID_PARAMETER"
 _OFFSET_DIGITS: Final = 18  # of any offset below 1 << 59
 
@@ -30,16 +31,23 @@ class Receipt(NamedTuple):
     handle: ReceiptHandle
 
 
+class Asked(NamedTuple):
+    """A question whether queues of ``topic`` are blocked for ``attempt``: each queue with the group's offset in it."""
+
+    group: str
+    topic: str
+    attempt: str | None
+    queues: list[tuple[int, int]]
+
+
 def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Filters) -> Pop:
     """The request ``pop``. Raises ProtocolError INVALID_PARAMETER, or FILTER_FAILED for a plugin's failure."""
-    ordered, attempt, queue = header.get("ordered", False), header.get("attempt"), header.get("queue", -1)
+    ordered, attempt, queue = header.get("ordered", False), _attempt(header), header.get("queue", -1)
     if type(ordered) is not bool:
         raise ProtocolError(_INVALID, "ordered must be true or false")
     repeats = header.get("repeats_acked", False)
     if type(repeats) is not bool:
         raise ProtocolError(_INVALID, "repeats_acked must be true or false")
-    if attempt is not None and (type(attempt) is not str or not 0 < len(attempt) <= _MAX_ATTEMPT):
-        raise ProtocolError(_INVALID, f"attempt must be a string of 1 to {_MAX_ATTEMPT} characters")
     if type(queue) is not int or queue < -1:
         raise ProtocolError(_INVALID, "queue must be a number, -1 for all queues")
     topics = header.get("topics")
@@ -69,6 +77,17 @@ def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Fi
         queue=queue,
         repeats_acked=repeats,
     )
+
+
+def asked_of(header: dict[str, Any]) -> Asked:
+    """The request ``blocked``. Raises ProtocolError INVALID_PARAMETER."""
+    pairs = header.get("queues")
+    if type(pairs) is not list or not 0 < len(pairs) <= _MAX_QUEUES:
+        raise ProtocolError(_INVALID, f"queues must be a list of 1 to {_MAX_QUEUES} pairs")
+    for pair in pairs:
+        if type(pair) is not list or [type(one) for one in pair] != [int, int]:
+            raise ProtocolError(_INVALID, "each of queues is a pair: the queue, and the offset of the group in it")
+    return Asked(_group(header), _topic(header.get("topic")), _attempt(header), [(pair[0], pair[1]) for pair in pairs])
 
 
 def invisible_of(header: dict[str, Any], limits: PopConfig) -> int:
@@ -140,6 +159,13 @@ def _offset_of(handle: ReceiptHandle, text: str, revive_queues: int, now_ms: int
     if not is_ours:
         raise ProtocolError(_INVALID, f"the receipt handle {text!r:.200} is none of this node")
     return handle.queue_offset
+
+
+def _attempt(header: dict[str, Any]) -> str | None:
+    attempt = header.get("attempt")
+    if attempt is not None and (type(attempt) is not str or not 0 < len(attempt) <= _MAX_ATTEMPT):
+        raise ProtocolError(_INVALID, f"attempt must be a string of 1 to {_MAX_ATTEMPT} characters")
+    return attempt
 
 
 def _group(header: dict[str, Any]) -> str:

@@ -102,6 +102,7 @@ class AdminGroups:
             return command.answer(*refusal_of(error))
         except BodyError as error:
             return command.answer(ResponseCode.SYSTEM_ERROR, str(error))
+        await self._node.expect("pop")
         return command.answer()
 
     async def _put(self, group: dict[str, Any]) -> None:

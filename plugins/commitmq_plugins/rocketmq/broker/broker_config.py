@@ -29,7 +29,9 @@ class ConfigError(ValueError):
 class BrokerConfig:
     """See the module. ``long_polling`` and ``short_polling_ms`` are for pulls."""
 
-    def __init__(self, config: NodeConfig, root: Path, address: str, name_servers: list[str]) -> None:
+    def __init__(
+        self, config: NodeConfig, root: Path, address: str, name_servers: list[str], template_queues: int
+    ) -> None:
         self.long_polling, self.short_polling_ms = True, 1_000
         host, _, port = address.rpartition(":")
         network, log = config.network, config.commit_log
@@ -48,7 +50,7 @@ class BrokerConfig:
             "maxMessageSize": str(log.max_message_bytes),
             "transientStorePoolEnable": _text(log.transient_store_pool),
             "autoCreateTopicEnable": _text(config.topics.auto_create),
-            "defaultTopicQueueNums": str(config.topics.default_queues),
+            "defaultTopicQueueNums": str(template_queues),
             "autoCreateSubscriptionGroup": _text(config.groups.auto_create),
             "enablePropertyFilter": "true",
             "traceTopicEnable": "true",

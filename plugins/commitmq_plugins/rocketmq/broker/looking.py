@@ -7,6 +7,7 @@ import random
 import time
 from typing import Any, Final
 
+from commitmq.control import DispatcherWord
 from commitmq.errors import ProtocolError
 from commitmq.semantics.retry import pop_retry_topic
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
@@ -24,7 +25,13 @@ from commitmq_plugins.rocketmq.remoting.headers.pop import (
 )
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
-_LOOK_S: Final = 0.25
+_LOOK_S: Final = 1.0
+_LOOK_IN_ORDER_S: Final = 0.25
+"""A request that waits looks so often, because a block in a queue may have ended, and soon after a dispatch."""
+_GLANCE_S: Final = 0.03
+_SHARE_S: Final = 0.002
+"""All that wait look at most once in this time."""
+_MOST_QUEUES: Final = 1_024
 _MOST_WAITING: Final = 1_024
 _MOST_MESSAGES: Final = 32
 _MOST_BYTES: Final = 256 * 1024
@@ -101,10 +108,12 @@ class Looks:
         self._waiting += 1
         try:
             queues = self._queues(connection, header.topic, header.queue_id, header.consumer_group)
-            while not (found := await self._has_some(header.consumer_group, queues)):
-                if time.monotonic() + _LOOK_S > until or connection.is_closed:
-                    break
-                await asyncio.sleep(_LOOK_S)
+            seen = self._dispatched()
+            found = await self._has_some(header, queues)
+            while not found and not connection.is_closed and (left := until - time.monotonic()) > 0:
+                await self._news(seen, min(left, _LOOK_IN_ORDER_S if header.order else _LOOK_S))
+                seen = self._dispatched()
+                found = await self._has_some(header, queues)
         except PopRefused as refusal:
             return command.answer(refusal.code, refusal.remark)
         except ProtocolError as error:
@@ -113,13 +122,42 @@ class Looks:
             self._waiting -= 1
         return command.answer(ext_fields=NotificationResponseHeader(has_msg=found).encode())
 
-    async def _has_some(self, group: str, queues: list[Queue]) -> bool:
-        begins = await self._offsets.fetch(group, queues)
+    async def _news(self, seen: int, most_s: float) -> None:
+        """Wait a moment, and on until anything is dispatched behind ``seen``, at most ``most_s``."""
+        end = time.monotonic() + most_s
+        while (rest := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(rest, max(_GLANCE_S, self._waiting * _SHARE_S)))
+            if self._dispatched() != seen:
+                return
+
+    def _dispatched(self) -> int:
+        return self._node.control.dispatcher(0, DispatcherWord.DISPATCHED)
+
+    async def _has_some(self, header: NotificationRequestHeader, queues: list[Queue]) -> bool:
+        begins = await self._offsets.fetch(header.consumer_group, queues)
+        found: list[Queue] = []
         for queue in queues:
             least, end, _ = await self._offsets.bounds(*queue)
             if end > max(begins.get(queue, -1), least):
-                return True
-        return False
+                if not header.order:
+                    return True
+                found.append(queue)
+        own = [[queue, max(0, begins.get((name, queue), -1))] for name, queue in found if name == header.topic]
+        if len(own) < len(found) or not own:
+            return bool(found)
+        return len(await self._blocked(header, own)) < len(own)
+
+    async def _blocked(self, header: NotificationRequestHeader, queues: list[list[int]]) -> list[int]:
+        """Those of ``queues`` whose messages are out in order, so that this attempt gets none. Raises ProtocolError."""
+        fields: dict[str, Any] = {
+            "group": header.consumer_group,
+            "topic": header.topic,
+            "queues": queues[:_MOST_QUEUES],
+        }
+        if header.attempt_id:
+            fields["attempt"] = header.attempt_id
+        answer, _ = await self._node.mover("pop", "blocked", **fields)
+        return list(answer["blocked"])
 
     def _queues(self, connection: Connection, name: str, queue: int, group: str) -> list[Queue]:
         """The queues of a request, those of the group's retry topic last. Raises PopRefused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -74,9 +75,17 @@ class Node:
 
     async def mover(self, role: str, op: str, *, lane: int = 0, timeout_s: float = _TIMEOUT_S, **fields: Any) -> Answer:
         """A request to a mover that runs on demand, ``pop`` or ``transaction``. Raises as :meth:`ask`."""
+        await self._call(role)
+        return await self.exchange(self.line(role, lane), op, fields, timeout_s=timeout_s)
+
+    async def _call(self, role: str) -> None:
         if not (self.layout.sockets / f"{role}.ipc").exists():
             await self.exchange(self.line(self._admin()), "mover.start", {"role": role})
-        return await self.exchange(self.line(role, lane), op, fields, timeout_s=timeout_s)
+
+    async def expect(self, role: str) -> None:
+        """A mover is likely to be needed soon: on a busy machine its start takes seconds that clients do not wait."""
+        with contextlib.suppress(ProtocolError):  # the first request calls again, and says what is wrong
+            await self._call(role)
 
     def _admin(self) -> str:
         """The name of the supervisor's socket, which each life of the node has of its own. Raises ProtocolError."""

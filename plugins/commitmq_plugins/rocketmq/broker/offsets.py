@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from commitmq.errors import ProtocolError
 from commitmq.log import Log
+from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -244,14 +245,24 @@ class Offsets:
         return await self._number(command, header.topic, header.queue_id, which)
 
     async def _number(self, command: Command, topic: str, queue: int, which: int, **fields: Any) -> Command:
-        """One of the bounds; 0 where there is no such topic or queue, as from RocketMQ."""
+        """One of the bounds; 0 where there is no such topic or queue, as from RocketMQ.
+
+        A queue of batches without a message has no smallest offset in RocketMQ: -1.
+        """
         try:
-            found = (await self.bounds(topic, queue, **fields))[which] or 0
+            bounds = await self.bounds(topic, queue, **fields)
+            found = bounds[which] or 0
+            if which == 0 and not bounds[1] and self._is_batch(topic):
+                found = -1
         except ProtocolError as error:
             if error.code == "SERVICE_NOT_AVAILABLE":
                 return command.answer(*refusal_of(error))
             found = 0
         return command.answer(ext_fields={"offset": str(found)})
+
+    def _is_batch(self, name: str) -> bool:
+        topic = self._topics.get(name)
+        return topic is not None and topic.attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH
 
     async def earliest(self, connection: Connection, command: Command) -> Command:
         """Request 32: when the first message of a queue was stored."""

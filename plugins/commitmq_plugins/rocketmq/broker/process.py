@@ -1,7 +1,8 @@
 """rocketmq-broker: serves RocketMQ's clients and tools.
 
-Owns no file; reads the mapped log; asks the node's processes. A death loses nothing that a client was told: messages are
-stored by the writer, offsets by the coordinator. Clients connect again, and their heartbeats bring the registry back.
+Owns no file but its certificate (:mod:`.remoting.self_signed`); reads the mapped log; asks the node's processes. A death loses
+nothing that a client was told: messages are stored by the writer, offsets by the coordinator. Clients connect again, and their
+heartbeats bring the registry back.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.broker.transactions import Transactions
 from commitmq_plugins.rocketmq.limits import limits_of, tls_of
 from commitmq_plugins.rocketmq.remoting.server import RemotingServer
+from commitmq_plugins.rocketmq.remoting.tls import ENFORCING
 from commitmq_plugins.rocketmq.settings import RocketMQSettings
 
 ROLE = "rocketmq-broker"
@@ -62,9 +64,10 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     retries = Retries(node, topics, locks)
     own = [f"127.0.0.1:{settings.namesrv_port}"] if settings.namesrv_port else []
     address, name_servers = f"{host}:{port}", own + settings.name_servers()
-    registration = Registration(node, topics, address, name_servers, log)
+    by_tls = own if settings.tls_mode == ENFORCING else []
+    registration = Registration(node, topics, address, name_servers, log, by_tls)
     counting = Counting(network.cluster_name, loop)
-    broker_config = BrokerConfig(context.config, context.layout.root, address, name_servers)
+    broker_config = BrokerConfig(context.config, context.layout.root, address, name_servers, topics.template_queues)
     groups, queues = AdminGroups(node, offsets), Queues(node, offsets)
     pulls = Pulls(node, topics, clients, offsets, counting, groups, broker_config)
     sends = Sends(node, topics, retries, loop, log, counting)
@@ -93,10 +96,9 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         Replies(node, topics, clients, sends, store=settings.store_reply_message_enable),
     ]
     dispatch = Dispatch(parts, log)
-    server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings), tls_of(settings))
-    ports = [port] + ([port - 2] if settings.vip_port and port > 2 else [])
-    for one in ports:
-        await server.listen(settings.host, one)
+    tls = tls_of(settings, context.folder, log)
+    server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings), tls)
+    await _listen(server, settings, port)
     await groups.load()
     if settings.trace_topic_enable:
         await topics.create(TRACE_TOPIC, 1)
@@ -111,3 +113,10 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     await clients.close()
     counting.close()
     node.close()
+
+
+async def _listen(server: RemotingServer, settings: RocketMQSettings, port: int) -> None:
+    """Listen on ``port``, and on that of the VIP channel. Raises OSError."""
+    await server.listen(settings.host, port)
+    if settings.vip_port and port > 2:
+        await server.listen(settings.host, port - 2)

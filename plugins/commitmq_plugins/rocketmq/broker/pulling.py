@@ -18,7 +18,7 @@ from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
 from commitmq_plugins.rocketmq.broker.registry import BROADCASTING
-from commitmq_plugins.rocketmq.broker.sending import FAQ
+from commitmq_plugins.rocketmq.broker.send_refusal import FAQ
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
@@ -170,6 +170,8 @@ class Pulls:
                                            ext_fields=_fields({"next_offset": header.queue_offset})))  # fmt: skip
             return
         self._clients.pulled(connection, header.consumer_group, header.topic, header.queue_id)
+        if connection.is_closed:
+            return  # nobody has read anything
         if not answer["ok"]:
             code = response_code(str(answer.get("code")))
             if "filter is wrong" in str(answer.get("error")):

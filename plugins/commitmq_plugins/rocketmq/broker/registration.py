@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from typing import Final
 
 from commitmq.log import Log
@@ -18,6 +19,7 @@ from commitmq_plugins.rocketmq.remoting.codes import RequestCode
 from commitmq_plugins.rocketmq.remoting.command import request
 from commitmq_plugins.rocketmq.remoting.errors import RemotingError
 from commitmq_plugins.rocketmq.remoting.headers.namesrv import BrokerRequestHeader, RegisterBrokerRequestHeader
+from commitmq_plugins.rocketmq.remoting.tls import anybody
 
 _PERIOD_S: Final = 30.0
 _AGAIN_S: Final = 1.0
@@ -30,9 +32,13 @@ _PATIENCE_S: Final = 3.0
 class Registration:
     """Keeps the name servers informed. Those that do not answer hear of everything at the next round."""
 
-    def __init__(self, node: Node, topics: Topics, address: str, name_servers: list[str], log: Log) -> None:
+    def __init__(
+        self, node: Node, topics: Topics, address: str, name_servers: list[str], log: Log, by_tls: Collection[str] = ()
+    ) -> None:
+        """``by_tls``: those of the name servers that take connections with TLS only. Their certificates are not compared."""
+        tls = anybody() if by_tls else None
         self._node, self._topics, self.address, self._log = node, topics, address, log
-        self._servers = [RemotingClient(*_split(one)) for one in name_servers]
+        self._servers = [RemotingClient(*_split(one), tls if one in by_tls else None) for one in name_servers]
         self._counter = 0
         self._task: asyncio.Task[None] | None = None
         self._silent: set[str] = set()
@@ -88,7 +94,8 @@ class Registration:
         """What is registered: the node's topics, and the template of new ones while sends may make topics."""
         found = {name: remoting_config(one) for name, one in self._topics.all.items()}
         if self._node.config.topics.auto_create:
-            found.setdefault(DEFAULT_TOPIC, TopicConfig(DEFAULT_TOPIC, 8, 8, 7))
+            most = self._topics.template_queues
+            found.setdefault(DEFAULT_TOPIC, TopicConfig(DEFAULT_TOPIC, most, most, 7))
         else:
             found.pop(DEFAULT_TOPIC, None)
         for name in (self.network.broker_name, self.network.cluster_name):

@@ -17,7 +17,8 @@ from commitmq.semantics.reply import PUSH_REPLY_TIME, queue_of_requester, reply_
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.node import Node
-from commitmq_plugins.rocketmq.broker.sending import SEND_FIELDS, Refusal, Sends
+from commitmq_plugins.rocketmq.broker.send_refusal import SEND_FIELDS, Refusal
+from commitmq_plugins.rocketmq.broker.sending import Sends
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request

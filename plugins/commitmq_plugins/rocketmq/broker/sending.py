@@ -23,25 +23,19 @@ from commitmq.log import Log
 from commitmq.semantics.recall import RecallHandle
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RunCheck
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE, TopicConfig
-from commitmq.store.metadata.topic_name import validate_topic
 from commitmq_plugins.rocketmq.broker.codes import refusal_of, response_code
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError
 from commitmq_plugins.rocketmq.broker.places import Places, count_of
 from commitmq_plugins.rocketmq.broker.retries import Retries
+from commitmq_plugins.rocketmq.broker.send_refusal import FAQ, SEND_FIELDS, Refusal, check_name
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.headers.sending import SendMessageRequestHeader, decode_send
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
-FAQ: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
-REGION: Final = "DefaultRegion"
-SEND_FIELDS: Final = {"MSG_REGION": REGION, "TRACE_ON": "true"}
-"""Fields of every answer to a send, refusals included (remoting 3.2)."""
-
-_TEMPLATE_QUEUES: Final = 8
 _MAX_TIMEOUT_S: Final = 15.0
 _COMPRESSION: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
 _TRANSACTION: Final = 0xC
@@ -62,6 +56,8 @@ class _Waiting(NamedTuple):
     sizes: list[int]
     answer: asyncio.Future[Command] | None = None
     """Takes the answer instead of the connection."""
+    is_inner_batch: bool = False
+    """Whether the messages are one record, with one unique id (remoting 3.2)."""
 
 
 class _Key(NamedTuple):
@@ -73,14 +69,6 @@ class _Key(NamedTuple):
     ack: str
     v6: bool
     number: int
-
-
-class Refusal(Exception):
-    """The send is refused with this code and remark."""
-
-    def __init__(self, code: int, remark: str) -> None:
-        super().__init__(remark)
-        self.code, self.remark = code, remark
 
 
 class Sends:
@@ -145,11 +133,11 @@ class Sends:
 
     async def _created(self, header: SendMessageRequestHeader) -> TopicConfig:
         """The topic of a send, made if sends may make topics. Raises Refusal, ProtocolError."""
-        _check_name(header.topic)
+        check_name(header.topic)
         if not self._auto_create:
             raise Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!{FAQ}")
         template = self._topics.get(header.default_topic)
-        most = _TEMPLATE_QUEUES if template is None else template.write_queues
+        most = self._topics.template_queues if template is None else template.write_queues
         return await self._topics.create(header.topic, max(1, min(header.default_topic_queue_nums, most)))
 
     async def stored(
@@ -329,7 +317,8 @@ class Sends:
             "born": max(0, header.born_timestamp),
             "ack": ack,
         }
-        waiting = _Waiting(connection, command, header.topic, queue, properties.get(Property.UNIQUE_KEY), [0])
+        unique = properties.get(Property.UNIQUE_KEY)
+        waiting = _Waiting(connection, command, header.topic, queue, unique, [0], is_inner_batch=True)
         future = self._node.line("writer").request("batch", fields, (bytes(command.body),), timeout_s=_MAX_TIMEOUT_S)
         future.add_done_callback(lambda done: self._stored(done, [waiting]))
 
@@ -364,6 +353,8 @@ class Sends:
             }
             if one.unique is not None:
                 fields["transactionId"] = one.unique
+                if one.is_inner_batch:
+                    fields["batchUniqId"] = one.unique
                 if "due_ms" in answer and not one.topic.startswith(_RETRY):
                     handle = RecallHandle(one.topic, self._network.broker_name, answer["due_ms"] + 1, one.unique)
                     fields["recallHandle"] = handle.encode()
@@ -381,16 +372,6 @@ class Sends:
                 waiting.answer.set_result(answer)
         elif not waiting.command.is_oneway:
             waiting.connection.send(answer)
-
-
-def _check_name(name: str) -> None:
-    """Raises Refusal for a name that no topic can have (spec store 2.7)."""
-    if not name.strip():
-        raise Refusal(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
-    try:
-        validate_topic(name)
-    except InvalidMessageError as error:
-        raise Refusal(ResponseCode.INVALID_PARAMETER, f"The specified topic: {name}: {error}") from error
 
 
 @lru_cache(maxsize=4_096)

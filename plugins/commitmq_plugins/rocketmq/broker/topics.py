@@ -13,6 +13,9 @@ from commitmq_plugins.rocketmq.broker.node import Node
 DEFAULT_TOPIC: Final = "TBW102"
 """RocketMQ's template of new topics. Name servers have it as long as sends may create topics."""
 
+_TEMPLATE_QUEUES: Final = 8
+"""RocketMQ's defaultTopicQueueNums. A producer asks for 4, unless it is told otherwise."""
+
 
 class Topics:
     """The topic table. :meth:`sync` reads what changed, which costs a look at a word when nothing did."""
@@ -25,6 +28,11 @@ class Topics:
         self._table = self._reader.everything()
         self.changed: set[str] = set(self._table.topics)
         """Names that changed since somebody emptied this set: name servers have to hear of them."""
+
+    @property
+    def template_queues(self) -> int:
+        """The most queues that a send may give to the topic that it makes."""
+        return max(_TEMPLATE_QUEUES, self._node.config.topics.default_queues)
 
     @property
     def all(self) -> dict[str, TopicConfig]:

@@ -1,7 +1,8 @@
 """rocketmq-namesrv: RocketMQ's name server, for this node and for any other broker that registers.
 
-Owns the file of stored texts, ``kvConfig.json`` in its folder. A death loses the routes: brokers register again within
-30 s, those of this node at once, and clients go on with the routes that they have.
+Owns the file of stored texts, ``kvConfig.json`` in its folder, and its certificate beside it (:mod:`.remoting.self_signed`). A
+death loses the routes: brokers register again within 30 s, those of this node at once, and clients go on with the routes that
+they have.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         for key in routes.channel_closed(connection):
             context.log.warning("a broker's connection ended", address=key.address)
 
-    server = RemotingServer(requests.handle, closed, context.log, limits_of(settings), tls_of(settings))
+    tls = tls_of(settings, context.folder, context.log)
+    server = RemotingServer(requests.handle, closed, context.log, limits_of(settings), tls)
     port = await server.listen(settings.host, settings.namesrv_port)
     context.ready(endpoints=[f"tcp://{settings.host}:{port}"])
     context.log.info("RocketMQ's name server serves", host=settings.host, port=port)

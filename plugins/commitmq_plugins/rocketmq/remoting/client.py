@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from typing import Final
 
 from commitmq_plugins.rocketmq.remoting.command import Command
@@ -17,8 +18,8 @@ _CONNECT_S: Final = 3.0
 class RemotingClient:
     """Connects at the first request, and again after the connection ended."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self.host, self.port = host, port
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self.host, self.port, self._tls = host, port, tls
         self._opaque = 0
         self._under_way: dict[int, asyncio.Future[Command]] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -58,7 +59,7 @@ class RemotingClient:
             return self._writer
         try:
             async with asyncio.timeout(_CONNECT_S):
-                reader, self._writer = await asyncio.open_connection(self.host, self.port)
+                reader, self._writer = await asyncio.open_connection(self.host, self.port, ssl=self._tls)
         except (OSError, TimeoutError) as error:
             raise PeerGoneError(f"cannot connect to {self.address}: {error}") from error
         self._reading = asyncio.create_task(self._read(reader))

@@ -14,7 +14,7 @@ from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.errors import PeerGoneError, PeerSilentError
 from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode_head
 from commitmq_plugins.rocketmq.remoting.limits import ServerLimits
-from commitmq_plugins.rocketmq.remoting.tls import FIRST_BYTE, Tls
+from commitmq_plugins.rocketmq.remoting.tls import FIRST_BYTE, Tls, TlsUnavailableError
 
 if TYPE_CHECKING:
     from commitmq.log import Log
@@ -173,6 +173,10 @@ class Connection:
                 self._is_open = True
                 return True
             self._due_s = time.monotonic() + self._server.limits.handshake_timeout_s
+            if tls.context is None:
+                self._read(False)
+                self._server.spawn(self._prepare(tls))
+                return False
             # The wrapped socket has the same descriptor, and the loop must not know it by the old object.
             self._read(False)
             channel.begin_tls(tls.context)
@@ -183,6 +187,15 @@ class Connection:
         if done:
             self._is_open, self._due_s = True, 0.0
         return bool(done)
+
+    async def _prepare(self, tls: Tls) -> None:
+        """Go on when the server has its certificate."""
+        try:
+            await tls.prepare(self._server.log)
+        except TlsUnavailableError as error:
+            self._lost(str(error))
+        else:
+            self._read(True)
 
     # ------------------------------------------------------------ requests of the peer
 

@@ -13,7 +13,7 @@ from commitmq_plugins.rocketmq.broker.runtime_info import RuntimeFigures, human_
 
 
 def _config() -> BrokerConfig:
-    return BrokerConfig(NodeConfig(), Path("/s"), "127.0.0.1:10911", ["127.0.0.1:9876"])
+    return BrokerConfig(NodeConfig(), Path("/s"), "127.0.0.1:10911", ["127.0.0.1:9876"], 8)
 
 
 def test_what_is_changed_is_shown_and_counts() -> None:
