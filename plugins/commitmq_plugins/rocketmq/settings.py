@@ -20,7 +20,7 @@ class RocketMQSettings:
 
     ``recall_message_enable``, ``store_reply_message_enable`` and ``trace_topic_enable`` are RocketMQ's recallMessageEnable,
     storeReplyMessageEnable and traceTopicEnable. ``tls_mode`` is its tlsMode: without ``tls_certificate`` and ``tls_key``
-    each server makes a self-signed certificate when the first client speaks TLS.
+    each server makes a self-signed certificate when it starts first, and uses it again.
     """
 
     enable: bool = setting(False)

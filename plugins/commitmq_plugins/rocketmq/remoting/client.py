@@ -90,5 +90,9 @@ class RemotingClient:
             self._reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._reading
-        if self._writer is not None:
+        if self._writer is not None and self._tls is None:
             self._writer.close()
+        elif self._writer is not None:
+            # (A close by TLS waits for the peer.)
+            self._writer.transport.abort()
+            await asyncio.sleep(0)

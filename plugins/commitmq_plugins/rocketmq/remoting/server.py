@@ -75,6 +75,8 @@ class RemotingServer(Owner):
             loop.add_reader(sock, self._accept, sock)
         if self._scanner is None:
             self._scanner = loop.call_later(_SCAN_S, self._scan)
+            if self.tls is not None:
+                self.spawn(self.tls.prepare_early(self.log))
         return bound
 
     def _accept(self, listening: socket.socket) -> None:

@@ -1,12 +1,13 @@
 """TLS as RocketMQ's servers have it: the first byte of a connection decides (remoting 2.1).
 
-A server without a certificate of its own makes one at the first connection with TLS (:mod:`.self_signed`), in a thread: plain
-connections go on meanwhile, and a server that nobody reaches by TLS makes none.
+A server without a certificate of its own makes one (:mod:`.self_signed`), in a thread: it serves plain connections meanwhile.
+It begins when it listens, because a client with TLS waits 3 seconds only, and on a busy machine that is too short.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class TlsUnavailableError(RemotingError):
 class Tls:
     """The TLS of a server. ``is_required``: connections without TLS end (RocketMQ's mode enforcing).
 
-    ``context`` is None until the first connection with TLS needs it, if ``make`` makes it.
+    ``context`` is None until :meth:`prepare` has made it with ``make``; connections with TLS wait for it.
     """
 
     def __init__(
@@ -46,6 +47,11 @@ class Tls:
         self._making: asyncio.Future[ssl.SSLContext] | None = None
         self._failed: TlsUnavailableError | None = None
         self._again_s = 0.0
+
+    async def prepare_early(self, log: Log) -> None:
+        """Have the context before a connection needs it. A failure is logged."""
+        with contextlib.suppress(TlsUnavailableError):
+            await self.prepare(log)
 
     async def prepare(self, log: Log) -> None:
         """Have the context: it is made once for all connections that wait for it.

@@ -1,5 +1,5 @@
-"""Goal: a server without a certificate makes one when the first client speaks TLS: its key is its owner's alone, it is used
-again, and what is wrong with it is told or mended.
+"""Goal: a server without a certificate makes one: its key is its owner's alone, it is used again, and what is wrong with it is
+told or mended.
 
 Method: the real file and real handshakes in the test's own loop; files and folders that tests damage by hand.
 """
@@ -168,8 +168,6 @@ def test_both_kinds_of_clients_are_served_and_one_certificate_is_made_for_all(tm
         return load_or_make(path, LOG)
 
     async def talk(port: int) -> None:
-        assert await asked(port, None) == b"hello"
-        assert not path.exists()
         answers = await asyncio.gather(*(asked(port, trusting() if number % 2 else None) for number in range(8)))
         assert answers == [b"hello"] * 8
         knowing = ssl.create_default_context(cafile=str(path))
@@ -181,7 +179,7 @@ def test_both_kinds_of_clients_are_served_and_one_certificate_is_made_for_all(tm
 
 
 def test_without_a_certificate_plain_clients_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "_AGAIN_S", 0.2)
+    monkeypatch.setattr(tls, "_AGAIN_S", 600)
     blocked = tmp_path / "workers"
     blocked.write_bytes(b"")
     tries = []
@@ -196,7 +194,9 @@ def test_without_a_certificate_plain_clients_go_on(tmp_path: Path, monkeypatch: 
         assert tries == [1], "a failure holds for a moment"
         assert await asked(port, None) == b"hello"
         blocked.unlink()
-        await asyncio.sleep(0.25)
+        assert found is not None
+        found._again_s = 0.0
         assert await asked(port, trusting()) == b"hello"
 
-    serving(tls.load("permissive", "", "", make), talk)
+    found = tls.load("permissive", "", "", make)
+    serving(found, talk)
