@@ -211,6 +211,10 @@ class SendFuture(Future[SendResult]):
                 ticket.acquire(timeout=min(left_s, _LONG_S))
         finally:
             result_waiters.discard(ticket)
+        if (
+            self._state in _DONE
+        ):  # without the lock: all that wake together would wait for it, and nothing undoes a state
+            return
         with sender.lock:
             if self._state in _DONE:
                 return

@@ -180,8 +180,10 @@ class CommitLogAppender(RunCheck):
         """The segments that ``pieces`` need, and the one left behind, by base, in order. Raises the errors of opening a
         segment.
         """
-        maps: dict[int, mmap.mmap] = {}
         first = self.position - self.position % self.segment_bytes
+        if first == self._base and self._map is not None and len(pieces) == 1 and pieces[0].base == first:
+            return {first: self._map}
+        maps: dict[int, mmap.mmap] = {}
         try:
             for base in (first, *(piece.base for piece in pieces)):
                 if base not in maps:

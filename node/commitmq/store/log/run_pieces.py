@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,7 @@ class Part:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Records [first, behind) of a run: its bytes [start, stop), to be stored at ``at`` of the segment at ``base``."""
 
     base: int
@@ -43,6 +42,10 @@ def split_run(run: CheckedRun, position: int, segment_bytes: int) -> list[Piece]
     ends, done, start = run.ends, 0, 0
     at = position % segment_bytes
     base = position - at
+    if run.count and at + (size := int(ends[-1])) + FILLER_BYTES <= segment_bytes:
+        return [
+            Piece(base, at, 0, size, 0, run.count)
+        ]  # the usual case, which the search below costs more than the rest
     while done < run.count:
         first = int(ends[done]) - start
         if first + FILLER_BYTES > segment_bytes:
