@@ -7,8 +7,9 @@ transactions.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -18,7 +19,7 @@ from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC
 from commitmq.store.metadata import json_config
 from delays import Peer, everything
 from golden_stores import unpack
-from nodes import Node, commitmq, eventually, start_node, started
+from nodes import Node, commitmq, eventually, halted, start_node, started
 from transactions import GROUP, QUICK, EndPeer, send_half
 
 pytestmark = pytest.mark.timeout(120)
@@ -94,6 +95,7 @@ def test_a_run_of_half_messages_ends_one_by_one(node: Node) -> None:
         ({"physical_offset": 1 << 50}, "SYSTEM_ERROR", "Find prepared transaction message failed"),
         ({"physical_offset": -1}, "INVALID_PARAMETER", "physical_offset"),
         ({"decision": "perhaps"}, "INVALID_PARAMETER", "decision"),
+        ({"ack": "soon"}, "INVALID_PARAMETER", "ack must be memory or flushed"),
     ],
 )
 def test_an_end_names_its_transaction(node: Node, change: dict[str, object], code: str, sentence: str) -> None:
@@ -104,6 +106,34 @@ def test_an_end_names_its_transaction(node: Node, change: dict[str, object], cod
         assert (answer["ok"], answer["code"]) == (False, code)
         assert sentence in answer["error"]
         assert ends.end(half, "rollback")["ok"]
+
+
+def test_a_commit_with_the_ack_memory_does_not_wait_for_the_device(node: Node) -> None:
+    # The positions do: a power cut must not take a commit whose half message nobody would look at again.
+    def positions() -> list[tuple[str, int, int]]:
+        with Admin(node.address) as admin:
+            return sorted(tuple(one) for one in admin.group("CID_RMQ_SYS_TRANS")["offsets"])
+
+    with Peer(node) as peer, EndPeer(node) as ends:
+        before = settled(positions)
+        with halted(node.pids()["flush"]):
+            half, patient = (send_half(peer, TOPIC, body, ack="memory") for body in (b"at once", b"patient"))
+            assert ends.end(half, "commit", ack="memory")["ok"]
+            with pytest.raises(TimeoutError):
+                ends.end(patient, "commit", timeout_s=0.5)
+            assert positions() == before
+        eventually(lambda: {b"at once", b"patient"} <= set(bodies(node)), "both are seen when they are on the device")
+        eventually(lambda: positions() != before, "the positions follow")
+
+
+def settled(look: Callable[[], Any]) -> Any:
+    """What ``look`` finds when it does not change for a second."""
+    known, since = look(), time.monotonic()
+    while time.monotonic() - since < 1:
+        time.sleep(0.05)
+        if (now := look()) != known:
+            known, since = now, time.monotonic()
+    return known
 
 
 def test_what_cannot_be_a_half_message_is_refused(node: Node) -> None:

@@ -29,12 +29,12 @@ _numbers = itertools.count(1)
 
 
 def send_half(
-    peer: Peer, topic: str, body: bytes, queue: int = 0, group: str = GROUP, **properties: str
+    peer: Peer, topic: str, body: bytes, queue: int = 0, group: str = GROUP, ack: str = "flushed", **properties: str
 ) -> dict[str, Any]:
     """The writer's answer to a half message, with the message's unique id."""
     unique = peer.ids.next()
     given = {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": unique, **properties}
-    return {**peer.ask(body, op="send", topic=topic, queue=queue, properties=given), "unique_id": unique}
+    return {**peer.ask(body, op="send", topic=topic, queue=queue, properties=given, ack=ack), "unique_id": unique}
 
 
 class EndPeer:

@@ -57,7 +57,7 @@ class TransactionGroup:
 
     def end(self, half: SendResult, state: TransactionState, deadline: float) -> Future[dict[str, Any]]:
         """Tell the node how the transaction of ``half`` ends."""
-        return self._end(half.queue_offset, half.physical_offset, state, deadline)
+        return self._end(half.queue_offset, half.physical_offset, state, deadline, ack=half.ack)
 
     def trace_end(self, half: SendResult, content: Content, state: TransactionState) -> None:
         """The transaction of ``half`` has ended so: a record of the trace, if there is one."""

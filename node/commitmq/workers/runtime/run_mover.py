@@ -97,8 +97,8 @@ class RunMover:
                 raise WriterLost
             self._context.wait(_LOOK_MS)
 
-    def put(self, runs: Sequence[MovedRun]) -> list[Put]:
-        """Append ``runs``, and wait until the last one is flushed. Raises WriterLost."""
+    def put(self, runs: Sequence[MovedRun], ack: str = "flushed") -> list[Put]:
+        """Append ``runs``, and wait for the ack of each, as a producer's sends have it. Raises WriterLost."""
         socket = self._connected()
         asked: dict[int, int] = {}
         for index, one in enumerate(runs):
@@ -110,7 +110,7 @@ class RunMover:
                 "topic": one.topic,
                 "queue": one.queue_id,
                 "count": one.run.count,
-                "ack": "flushed",
+                "ack": ack,
                 "moved": 6 if one.born_v6 else 4,
             }
             while not socket.poll(_LOOK_MS, zmq.POLLOUT):

@@ -144,6 +144,7 @@ class Timer:
         self._before_ms, self._before_offset = now, self._queue.bounds(bound, floor)[1]
         self._deliveries.begin(max(min(log, end), floor), end)
         self._context.tell(
+            waiting=self._waiting(),
             read_ms=self._read_ms,
             roll_window_s=self._config.roll_window_s,
             broker_name=self._context.config.network.broker_name,
@@ -308,7 +309,11 @@ class Timer:
         if self._positions.write_down():
             read_ms = self._positions.written.read_ms
             self._way.report_again()
-            self._context.tell(waiting=self._index.wheel.count(self._read_ms // PRECISION_MS), read_ms=read_ms)
+            self._context.tell(waiting=self._waiting(), read_ms=read_ms)
+
+    def _waiting(self) -> int:
+        """How many messages wait in the wheel."""
+        return self._index.wheel.count(self._read_ms // PRECISION_MS)
 
     def _progress(self) -> Progress | None:
         """The positions now. Deliveries of later messages lie behind what is flushed, unless they are under way."""

@@ -69,33 +69,33 @@ class Appends:
         """Whether the writer serves."""
         return self._mover.writer_lives
 
-    def put(self, name: str, appends: Sequence[Append]) -> None:
-        """Append all, and wait until they are flushed. ``name`` is that of the failpoints. Raises WriterLost."""
+    def put(self, name: str, appends: Sequence[Append], ack: str = "flushed") -> None:
+        """Append all, and wait for the acks. ``name`` is that of the failpoints. Raises WriterLost."""
         runs = self._runs(appends)
         if not runs:
             return
         if failpoints.ACTIVE:
             failpoints.hit(f"transaction.before_{name}")
         again: list[Append] = []
-        for run, (moved, put) in zip(runs, self._sent(runs), strict=True):
+        for run, (moved, put) in zip(runs, self._sent(runs, ack), strict=True):
             if put.code and len(run.appends) > 1 and not put.retry:
                 again += run.appends  # one of them is not as it should be: each for itself
             else:
                 _note(run, moved, put)
         for one in again:
             for run in self._runs([one]):
-                _note(run, *self._sent([run])[0])
+                _note(run, *self._sent([run], ack)[0])
         if failpoints.ACTIVE:
             failpoints.hit(f"transaction.after_{name}")
 
-    def _sent(self, runs: Sequence[_Run]) -> list[tuple[MovedRun, Put]]:
+    def _sent(self, runs: Sequence[_Run], ack: str) -> list[tuple[MovedRun, Put]]:
         moved = []
         for run in runs:
             first = run.appends[0].record
             ends = np.cumsum([len(one) for one in run.data], dtype=np.int64)
             checked = CheckedRun(np.frombuffer(b"".join(run.data), np.uint8), ends, len(run.data), moved=True)
             moved.append(MovedRun(first.topic, first.queue_id, checked, ":" in first.born_host.ip))
-        return list(zip(moved, self._mover.put(moved), strict=True))
+        return list(zip(moved, self._mover.put(moved, ack), strict=True))
 
     def _runs(self, appends: Sequence[Append]) -> list[_Run]:
         open_runs: dict[tuple[str, int, bool], _Run] = {}

@@ -1,6 +1,7 @@
 """Ends transactions: the commit or rollback that a producer, its answer to a check or a person asks for (spec 12.3).
 
-The ends of one turn are carried out together. A committed message is appended first; the op message that says so may come
+The ends of one turn are carried out together, with the ack that their producers want: a commit waits for the device unless all
+of the turn want the ack ``memory``. A committed message is appended first; the op message that says so may come
 some seconds later, because the committed message itself names its half message. A rollback has no other trace than its op
 message, so that is appended before the answer.
 """
@@ -52,6 +53,7 @@ class End:
 
     request: EndTransaction
     by_person: bool
+    ack: str
     fields: dict[str, Any] | None = None
     error: ProtocolError | None = None
 
@@ -65,6 +67,9 @@ def parse_end(header: dict[str, Any]) -> End:
     decision = header.get("decision")
     if decision not in DECISIONS:
         raise requests.refuse("decision", "commit or rollback", decision)
+    ack = header.get("ack", "flushed")
+    if ack not in ("memory", "flushed"):
+        raise requests.refuse("ack", "memory or flushed", ack)
     by_person = requests.flag(header, "by_person")
     group = "" if by_person else requests.text(header, "group")
     return End(
@@ -76,6 +81,7 @@ def parse_end(header: dict[str, Any]) -> End:
             requests.flag(header, "from_check"),
         ),
         by_person,
+        ack,
     )
 
 
@@ -98,6 +104,8 @@ class Ends:
         self._queues, self._appends, self._topics = queues, appends, topics
         self._timeout_ms = timeout_ms
         self.committed = self.rolled_back = 0
+        self.unflushed = 0
+        """Commits whose ack did not wait for the device lie below this position of the log."""
 
     def carry_out(self, ends: Sequence[End], now_ms: int) -> None:
         """End the transactions; afterwards each of ``ends`` has its answer. Raises WriterLost: then the same call comes
@@ -128,7 +136,11 @@ class Ends:
     def _commit(self, wanted: dict[int, _Wanted]) -> None:
         """Append and settle the commits of ``wanted``, which is empty afterwards. Raises WriterLost."""
         if wanted:
-            self._appends.put("commit", [one.append for one in wanted.values()])
+            waits = any(end.ack != "memory" for one in wanted.values() for end in one.asked)
+            self._appends.put("commit", [one.append for one in wanted.values()], "flushed" if waits else "memory")
+            if not waits:
+                ends = (one.append.place.physical + 1 for one in wanted.values() if one.append.place is not None)
+                self.unflushed = max(self.unflushed, *ends, 0)
         for one in wanted.values():
             self._settle(one)
         wanted.clear()

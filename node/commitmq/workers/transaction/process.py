@@ -9,7 +9,8 @@ Invariants
     * A committed message is in the log once (``transaction.exactly_once``): after a death of this process, of the writer
       or of the node the log is read from the oldest open half message on for what is there already.
     * A rolled-back one never is: the answer to a rollback comes after its op message is flushed.
-    * None is lost: a position passes a half message when its end, its newer copy or its discarded copy is flushed.
+    * None is lost: a position that passes a half message is written down when its end, its newer copy or its discarded copy
+      is flushed.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Transactions:
         )
         self._ledger = Ledger(0, 0, OpBuffer(0))
         self._written = (-1, -1)
+        self._due = ((-1, -1), 0)  # the next positions to write down, and how far the log must be flushed for them
         self._told: tuple[int, ...] = ()
         self._check_at_ms = 0
         self._router, self.endpoints = context.bind_router(ROLE)
@@ -113,6 +115,7 @@ class Transactions:
         buffer = OpBuffer(_now_ms(), interval_ms=config.op_interval_ms, max_bytes=config.op_max_bytes)
         ledger = Ledger(min(max(positions[0], low), high), min(max(positions[1], ops_low), ops_high), buffer)
         self._written = positions
+        self._due = ((-1, -1), 0)
         self._ledger = self._ends.ledger = self._checks.ledger = ledger
         self._checks.forget()
         at = ledger.op_offset
@@ -194,11 +197,11 @@ class Transactions:
                 self._checks.begin(now)
         if self._checks.is_running:
             self._checks.step(now)
-            if not self._checks.is_running:
-                self._commit_positions()
-                self._tell()
-            else:
+            if self._checks.is_running:
                 return 0
+            self._due = ((self._ledger.half_offset, self._ledger.op_offset), self._ends.unflushed)
+            self._tell()
+        self._commit_positions()
         if more:
             return 0
         waits = [_IDLE_MS, max(0, self._check_at_ms - monotonic_ms())]
@@ -307,13 +310,14 @@ class Transactions:
         self._context.tell(left_out=self._left_out)
 
     def _commit_positions(self) -> None:
-        """Tell the coordinator how far both queues are dealt with."""
-        now = (self._ledger.half_offset, self._ledger.op_offset)
-        if now == self._written or now == (0, 0):
+        """Tell the coordinator how far both queues are dealt with, when that is flushed."""
+        now, end = self._due
+        if now == self._written or now in ((0, 0), (-1, -1)) or self._control.get(Word.FLUSHED) < end:
             return
+        self._due = ((-1, -1), 0)  # after a failure the next round commits
         try:
             if not self._positions.commit(*now):
-                return  # the next round commits
+                return
         except ProtocolError as error:
             self._context.log.error("the positions of transactions cannot be committed", error=str(error))
             return
