@@ -108,6 +108,10 @@ ELSEWHERE = {
     "map.timerlog": "tests/crash/test_timer_crash.py",
     **{f"{one}.timercheck": "tests/crash/test_timer_crash.py" for one in CONTENT},
     "resize.journal": "tests/unit/store/metadata/test_journal.py",
+    **{f"{one}.acl": "tests/unit/security/test_access_file.py" for one in CONTENT},
+    "open.acl_lock": "tests/unit/security/test_access_file.py",
+    "open.acl_configured": "tests/unit/security/test_access_file.py",
+    "sync_folder.acl_configured": "tests/unit/security/test_access_file.py",
     **{f"{one}.pool_note": "tests/unit/store/test_shared_folder.py" for one in CONTENT},
     **{f"{one}.pool_owner": "tests/unit/store/test_shared_folder.py" for one in PASSING_CONTENT},
 }
@@ -278,8 +282,8 @@ def test_every_call_in_the_sources_is_in_the_table() -> None:
     for where in ELSEWHERE.values():
         assert (PROJECT / where).exists()
     assert contents() == {
-        "dispatcher_state", "epoch", "index_state", "journal", "json", "members", "node_file", "pool_note", "pool_owner",
-        "producers", "queue_ends", "shared_memory", "store_file", "subscriptions", "timercheck",
+        "acl", "dispatcher_state", "epoch", "index_state", "journal", "json", "members", "node_file", "pool_note",
+        "pool_owner", "producers", "queue_ends", "shared_memory", "store_file", "subscriptions", "timercheck",
     }  # fmt: skip
 
 

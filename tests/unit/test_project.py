@@ -102,6 +102,7 @@ RULES: dict[str, set[str]] = {
     "format": {"errors"},
     "files": {"errors", "failpoints", "format", "log"},
     "semantics": {"errors", "format"},
+    "security": {"errors", "files", "log"},
     "kernels": {"extras", "format.constants"},
     "store": {"errors", "failpoints", "files", "format", "kernels", "log", "semantics"},
     "config": {"errors", "format", "store"},

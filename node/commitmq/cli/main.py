@@ -43,6 +43,8 @@ VERBS = {
     "plugins": "List plugins and the parts that they add.",
     "dispatcher": "List dispatchers; move one that is stuck.",
     "transaction": "List open transactions; end one by hand.",
+    "user": "Add, change, delete and list users.",
+    "acl": "Allow and deny what users do.",
     "kernels": "Compile the numba kernels, and show where they are kept.",
 }
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from commitmq.errors import CommitMQError
 from commitmq.log import Log
+from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.errors import RemotingError
@@ -23,8 +24,8 @@ class Part(Protocol):
 class Dispatch:
     """All parts. Raises ValueError when two of them answer one request."""
 
-    def __init__(self, parts: Iterable[Part], log: Log) -> None:
-        self._log = log
+    def __init__(self, parts: Iterable[Part], access: Access, log: Log) -> None:
+        self._access, self._log = access, log
         self._handlers: dict[int, Handler] = {}
         for part in parts:
             for code, handler in part.handlers.items():
@@ -34,10 +35,13 @@ class Dispatch:
 
     def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """The answer to one request, or what will give it."""
-        handler = self._handlers.get(command.code)
-        if handler is None:
-            return command.not_supported()
         try:
+            refusal = self._access.refusal(connection, command)
+            if refusal is not None:
+                return refusal
+            handler = self._handlers.get(command.code)
+            if handler is None:
+                return command.not_supported()
             found = handler(connection, command)
         except Exception as error:
             return self._failed(command, error)

@@ -10,13 +10,17 @@ from __future__ import annotations
 import asyncio
 
 from commitmq.plugin import WorkerContext, run_async
+from commitmq.security.access_file import AccessFile
+from commitmq.security.live_access import LiveAccess
 from commitmq.semantics.trace import TRACE_TOPIC
+from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.admin_broker import AdminBroker
 from commitmq_plugins.rocketmq.broker.admin_clients import AdminClients
 from commitmq_plugins.rocketmq.broker.admin_groups import AdminGroups
 from commitmq_plugins.rocketmq.broker.admin_offsets import AdminOffsets
 from commitmq_plugins.rocketmq.broker.admin_queues import Queues
 from commitmq_plugins.rocketmq.broker.admin_topics import AdminTopics
+from commitmq_plugins.rocketmq.broker.admin_users import AdminUsers
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.counting import Counting
@@ -56,6 +60,8 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     network, log, loop = context.config.network, context.log, asyncio.get_running_loop()
     port = settings.port or network.store_port
     host = settings.advertised_host or network.store_host
+    users = AccessFile(context.layout.root)
+    access = Access(LiveAccess(users, log), network.cluster_name, log)
     node = Node(context, loop)
     topics = Topics(node)
     clients = Clients(node, topics, loop, log)
@@ -82,6 +88,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         AdminClients(node, topics, clients, address),
         AdminOffsets(node, topics, clients, offsets, pulls, queues, groups, address),
         AdminBroker(node, broker_config, counting),
+        AdminUsers(users),
         clients,
         offsets,
         retries,
@@ -95,7 +102,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         RequestModes(node, topics, clients),
         Replies(node, topics, clients, sends, store=settings.store_reply_message_enable),
     ]
-    dispatch = Dispatch(parts, log)
+    dispatch = Dispatch(parts, access, log)
     tls = tls_of(settings, context.folder, log)
     server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings), tls)
     await _listen(server, settings, port)

@@ -1,0 +1,148 @@
+"""``commitmq acl allow|deny|remove|list|test``: what each user may do (RocketMQ's ACL 2.0)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from commitmq.cli.output import json_option, print_json, print_table
+from commitmq.cli.user import access_file, known_user, store_option, usage
+
+if TYPE_CHECKING:
+    from commitmq.security.access_table import AccessTable
+
+_from_option = click.option(
+    "--from", "networks", metavar="IP|NETWORK", multiple=True, help="Only from there; may be repeated."
+)
+
+
+@click.group()
+def acl() -> None:
+    """Allow and deny what users do.
+
+    RESOURCE is Topic:orders, Group:billing, Topic:orders-* (all names that begin so), Topic:*, Cluster:* or *. ACTIONS are
+    Pub, Sub, Create, Update, Delete, Get, List or All, with commas. The most exact entry decides; among equal ones Deny.
+    """
+
+
+@acl.command()
+@click.argument("user")
+@click.argument("resource")
+@click.argument("actions")
+@_from_option
+@store_option
+def allow(user: str, resource: str, actions: str, networks: tuple[str, ...], store: Path) -> None:
+    """Let USER do ACTIONS on RESOURCE; replaces what USER had for RESOURCE."""
+    _put(user, resource, actions, networks, store, allow=True)
+
+
+@acl.command()
+@click.argument("user")
+@click.argument("resource")
+@click.argument("actions")
+@_from_option
+@store_option
+def deny(user: str, resource: str, actions: str, networks: tuple[str, ...], store: Path) -> None:
+    """Refuse USER's ACTIONS on RESOURCE; replaces what USER had for RESOURCE."""
+    _put(user, resource, actions, networks, store, allow=False)
+
+
+def _put(user: str, resource: str, actions: str, networks: tuple[str, ...], store: Path, *, allow: bool) -> None:
+    from commitmq.security.policy import Entry, Policies, parse_actions, parse_network
+    from commitmq.security.resource import ResourcePattern
+
+    entry = usage(
+        lambda: Entry(
+            ResourcePattern.parse(resource),
+            parse_actions(actions.split(",")),
+            tuple(parse_network(one) for one in networks),
+            allow,
+        )
+    )
+
+    def apply(table: AccessTable) -> None:
+        known_user(table, user)
+        table.policies[user] = table.policies.get(user, Policies()).with_entry(entry)
+
+    access_file(store).change(apply)
+    verb = "allowed" if allow else "denied"
+    click.echo(f"user {user}: {verb} {', '.join(sorted(entry.actions))} on {entry.pattern}")
+
+
+@acl.command()
+@click.argument("user")
+@click.argument("resource")
+@store_option
+def remove(user: str, resource: str, store: Path) -> None:
+    """Remove USER's entry for RESOURCE."""
+    from commitmq.security.policy import Policies
+    from commitmq.security.resource import ResourcePattern
+
+    pattern = usage(lambda: ResourcePattern.parse(resource))
+
+    def apply(table: AccessTable) -> None:
+        known_user(table, user)
+        try:
+            table.policies[user] = table.policies.get(user, Policies()).without(pattern)
+        except KeyError:
+            raise click.UsageError(f"user {user} has no entry for {pattern}; `commitmq acl list {user}`") from None
+
+    access_file(store).change(apply)
+    click.echo(f"user {user}: no entry for {pattern}")
+
+
+@acl.command(name="list")
+@click.argument("user", required=False)
+@store_option
+@json_option
+def list_(user: str | None, store: Path, as_json: bool) -> None:
+    """List the entries of USER, or of all users."""
+    table = access_file(store).load()
+    if user is not None:
+        known_user(table, user)
+    found = {name: one for name, one in table.policies.items() if user in (None, name)}
+    if as_json:
+        print_json({name: one.to_json() for name, one in found.items()})
+        return
+    rows = [
+        (
+            name,
+            str(entry.pattern),
+            ", ".join(sorted(entry.actions)),
+            "Allow" if entry.allow else "Deny",
+            ", ".join(str(network) for network in entry.networks) or "everywhere",
+        )
+        for name, policies in found.items()
+        for entry in (*policies.custom, *policies.default)
+    ]
+    if rows:
+        print_table(("USER", "RESOURCE", "ACTIONS", "DECISION", "FROM"), rows, left=(0, 1, 2, 3, 4))
+    else:
+        click.echo("no entries: users that are not super users may do nothing")
+
+
+@acl.command()
+@click.argument("user")
+@click.argument("action")
+@click.argument("resource")
+@click.option("--from", "address", metavar="IP", default="127.0.0.1", show_default=True, help="The peer's address.")
+@store_option
+@json_option
+def test(user: str, action: str, resource: str, address: str, store: Path, as_json: bool) -> None:
+    """Say whether USER may do ACTION on RESOURCE, and which entry decides."""
+    from commitmq.security.policy import parse_actions, parse_address
+    from commitmq.security.resource import Resource, ResourcePattern, ResourceType
+
+    pattern = usage(lambda: ResourcePattern.parse(resource))
+    if pattern.prefix or pattern.type is ResourceType.ANY:
+        raise click.UsageError(f"name one resource, such as Topic:orders, not {resource}")
+    if parse_address(address) is None:
+        raise click.UsageError(f"--from is an IP, not {address!r}")
+    wanted = usage(lambda: parse_actions([action]))
+    decision = access_file(store).load().decide(user, Resource(pattern.type, pattern.name), wanted, address)
+    if as_json:
+        print_json({"allowed": decision.allowed, "reason": decision.reason})
+    else:
+        click.echo(f"{'allowed' if decision.allowed else 'refused'}: {decision.reason}")

@@ -1,0 +1,189 @@
+"""``commitmq user add|alter|delete|list``: the users of a store, whose names and secrets RocketMQ's clients sign with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from commitmq.cli.output import json_option, print_json, print_table
+
+if TYPE_CHECKING:
+    from commitmq.security.access_file import AccessFile
+    from commitmq.security.access_table import AccessTable
+    from commitmq.security.user import Secret, User
+
+_Value = TypeVar("_Value")
+store_option = click.option(
+    "--store",
+    required=True,
+    type=click.Path(exists=True, path_type=Path, file_okay=False),
+    help="The store, whether a node runs on it or not.",
+)
+_secret_option = click.option(
+    "--secret-stdin", is_flag=True, help="Read the secret from standard input, one line; else a new one is made."
+)
+
+
+@click.group()
+def user() -> None:
+    """Add, change, delete and list users.
+
+    With the first user RocketMQ's clients must sign their requests; a running node knows a change within a second.
+    """
+
+
+@user.command()
+@click.argument("name")
+@click.option("--super", "is_super", is_flag=True, help="May do everything.")
+@_secret_option
+@store_option
+@json_option
+def add(name: str, is_super: bool, secret_stdin: bool, store: Path, as_json: bool) -> None:
+    """Add user NAME, and print the secret that was made for it, once."""
+    from commitmq.security.user import User, check_name
+
+    checked = usage(lambda: check_name(name))
+    secret = _read_secret() if secret_stdin else _new_secret()
+
+    def apply(table: AccessTable) -> None:
+        if checked in table.users:
+            raise click.UsageError(f"there is a user {checked} already; `commitmq user alter` changes it")
+        table.users[checked] = User(checked, secret, is_super)
+
+    access_file(store).change(apply)
+    _tell(User(checked, secret, is_super), None if secret_stdin else secret, as_json)
+
+
+@user.command()
+@click.argument("name")
+@click.option("--super/--normal", "is_super", default=None, help="Whether the user may do everything.")
+@click.option("--enable/--disable", "is_enabled", default=None, help="Whether the user may do anything.")
+@click.option("--new-secret", is_flag=True, help="Make a new secret and print it.")
+@_secret_option
+@store_option
+@json_option
+def alter(
+    name: str,
+    is_super: bool | None,
+    is_enabled: bool | None,
+    new_secret: bool,
+    secret_stdin: bool,
+    store: Path,
+    as_json: bool,
+) -> None:
+    """Change user NAME: its kind, its secret, whether it may do anything."""
+    from dataclasses import replace
+
+    if new_secret and secret_stdin:
+        raise click.UsageError("give --new-secret or --secret-stdin")
+    if is_super is None and is_enabled is None and not new_secret and not secret_stdin:
+        raise click.UsageError("say what changes: --super, --normal, --enable, --disable, --new-secret, --secret-stdin")
+    secret = _new_secret() if new_secret else _read_secret() if secret_stdin else None
+    changed: list[User] = []
+
+    def apply(table: AccessTable) -> None:
+        known = known_user(table, name)
+        one = replace(
+            known,
+            is_super=known.is_super if is_super is None else is_super,
+            is_enabled=known.is_enabled if is_enabled is None else is_enabled,
+            secret=secret or known.secret,
+        )
+        table.users[name] = one
+        changed.append(one)
+
+    access_file(store).change(apply)
+    _tell(changed[-1], secret if new_secret else None, as_json)
+
+
+@user.command()
+@click.argument("name")
+@store_option
+@json_option
+def delete(name: str, store: Path, as_json: bool) -> None:
+    """Delete user NAME and its policies. Without any user everybody is let in: deleting the last one is refused.
+
+    `commitmq user alter NAME --disable` keeps everybody out.
+    """
+
+    def apply(table: AccessTable) -> None:
+        known_user(table, name)
+        if len(table.users) == 1:
+            raise click.UsageError(
+                f"{name} is the last user, and without users everybody is let in; to have that, stop the node and remove"
+                f" {access_file(store).folder}"
+            )
+        del table.users[name]
+        table.policies.pop(name, None)
+
+    access_file(store).change(apply)
+    if as_json:
+        print_json({"name": name, "deleted": True})
+    else:
+        click.echo(f"user {name} deleted")
+
+
+@user.command(name="list")
+@store_option
+@json_option
+def list_(store: Path, as_json: bool) -> None:
+    """List the users."""
+    users = access_file(store).load().users.values()
+    if as_json:
+        print_json([{"name": one.name, **one.shown()} for one in users])
+    elif not users:
+        click.echo("no users: everybody who reaches the node is let in")
+    else:
+        print_table(("USER", "TYPE", "STATUS"), [(one.name, *one.shown().values()) for one in users], left=(0, 1, 2))
+
+
+def access_file(store: Path) -> AccessFile:
+    """The file of users of a store. Raises StoreError for a folder that is none."""
+    from commitmq.security.access_file import AccessFile
+    from commitmq.store.access import require_store
+    from commitmq.store.layout import StoreLayout
+
+    require_store(StoreLayout(store))
+    return AccessFile(store)
+
+
+def known_user(table: AccessTable, name: str) -> User:
+    """The user of that name. Raises UsageError."""
+    known = table.users.get(name)
+    if known is None:
+        raise click.UsageError(f"there is no user {name!r}; `commitmq user list` shows them")
+    return known
+
+
+def usage(read: Callable[[], _Value]) -> _Value:
+    """What ``read`` returns; its ValueError is one of usage."""
+    try:
+        return read()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _new_secret() -> Secret:
+    from commitmq.security.user import Secret
+
+    return Secret.make()
+
+
+def _read_secret() -> Secret:
+    from commitmq.security.user import Secret
+
+    return usage(lambda: Secret(sys.stdin.readline(1_024).rstrip("\r\n")))
+
+
+def _tell(one: User, secret: Secret | None, as_json: bool) -> None:
+    if as_json:
+        shown = {"name": one.name, **one.shown()}
+        print_json(shown if secret is None else {**shown, "secret": secret.reveal()})
+        return
+    click.echo(f"user {one.name}: {', '.join(one.shown().values())}d")
+    if secret is not None:
+        click.echo(f"secret: {secret.reveal()}  (it is not shown again)")

@@ -1,0 +1,79 @@
+"""Who sends a request, and may they: the signatures of RocketMQ's clients (AK/SK) and the node's users.
+
+A node without users asks nobody. There is no time and no number in a signature: who reads a request on the wire can repeat
+it, so a network that others can read needs TLS too.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from commitmq.log import Log
+from commitmq.security.live_access import LiveAccess
+from commitmq.security.signature import ACCESS_KEY, is_signed
+from commitmq_plugins.rocketmq.broker.rights import needs_of
+from commitmq_plugins.rocketmq.remoting.codes import V4_9_3, RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.server import Connection
+
+_UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
+_NOBODY: Final = "a secret that nobody has"
+_WRONG: Final = "check signature failed"
+_MOST_TOLD: Final = 10
+"""Refusals that the log has, of each second."""
+
+
+class Access:
+    """See the module."""
+
+    def __init__(self, live: LiveAccess, cluster: str, log: Log) -> None:
+        self._live, self._cluster, self._log = live, cluster, log
+        self._second = self._told = self._untold = 0
+
+    def refusal(self, connection: Connection, command: Command) -> Command | None:
+        """The answer to a request that must not be handled. Raises BodyError."""
+        table = self._live.table()
+        if table.is_open:
+            return None
+        fields = command.ext_fields
+        name = fields.get(ACCESS_KEY, "")
+        user = table.users.get(name)
+        # Clients up to 4.9.3 add this field after they have signed.
+        without = _UNIQUE_KEY_QUERY if command.version <= V4_9_3 else ""
+        secret = _NOBODY if user is None else user.secret.reveal()
+        # An unknown user and a wrong signature look the same, and take the same time.
+        if not is_signed(fields, command.body, secret, without=without) or user is None:
+            return self._refuse(connection, command, name, _WRONG if name else "the request has no AccessKey")
+        if not user.is_enabled:
+            return self._refuse(connection, command, name, f"user {name} is disabled")
+        if user.is_super:
+            return None
+        needs = needs_of(command, self._cluster)
+        if needs is None:
+            return self._refuse(connection, command, name, f"only super users may send request {command.code}")
+        address = connection.peer[0]
+        for resource, actions in needs:
+            decision = table.decide(name, resource, actions, address)
+            if not decision.allowed:
+                return self._refuse(connection, command, name, f"{decision.reason}; from {address}")
+        return None
+
+    def _refuse(self, connection: Connection, command: Command, name: str, reason: str) -> Command:
+        second = time.monotonic_ns() // 1_000_000_000
+        if second != self._second:
+            if self._untold:
+                self._log.warning("more requests were refused", count=self._untold)
+            self._second, self._told, self._untold = second, 0, 0
+        if self._told < _MOST_TOLD:
+            self._told += 1
+            code = RequestCode(command.code).name if command.code in _CODES else str(command.code)
+            self._log.warning(
+                "a request was refused", user=name[:128], request=code, peer=connection.name, reason=reason
+            )
+        else:
+            self._untold += 1
+        return command.answer(ResponseCode.NO_PERMISSION, reason)
+
+
+_CODES: Final = frozenset(int(one) for one in RequestCode)

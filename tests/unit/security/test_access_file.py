@@ -1,0 +1,222 @@
+"""Goal: the file of users is changed whole or not at all, read only whole, and never lets everybody in by accident.
+
+Method: every failpoint of a change with an error and with a death; files that somebody removed, cut or edited; several that
+change it at once; a process that reads it while it changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commitmq import failpoints
+from commitmq.errors import StoreError
+from commitmq.log import get_log
+from commitmq.security.access_file import AccessFile
+from commitmq.security.access_table import AccessTable
+from commitmq.security.live_access import LOOK_MS, LiveAccess
+from commitmq.security.user import Secret, User
+
+SECRET = "canary-of-the-secret"
+
+
+@contextlib.contextmanager
+def active(text: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failpoints, "ACTIVE", True)
+        patch.setattr(failpoints, "_points", failpoints.parse(text))
+        yield
+
+
+def add(file: AccessFile, name: str) -> AccessTable:
+    def apply(table: AccessTable) -> None:
+        table.users[name] = User(name, Secret(SECRET))
+
+    return file.change(apply)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(AccessFile(root).load().users)
+
+
+def test_a_store_without_the_file_has_no_users(tmp_path: Path) -> None:
+    assert AccessFile(tmp_path).load().is_open
+    assert not (tmp_path / "config").exists(), "a look makes nothing"
+
+
+def test_only_the_owner_reads_it(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path)
+    before = os.umask(0)
+    try:
+        add(file, "ann")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(one.stat().st_mode) for one in file.folder.iterdir()} == {0o600}
+    assert add(file, "bob").version == 2
+    assert names(tmp_path) == ["ann", "bob"]
+
+
+POINTS = [
+    f"{place}:{side}"
+    for place in ("disk.open.acl_lock", "disk.open.acl", "disk.sync.acl", "disk.replace.acl", "disk.sync_folder.acl")
+    for side in ("before", "after")
+] + ["acl.write"]
+FIRST = [
+    f"{place}:{side}"
+    for place in ("disk.open.acl_configured", "disk.sync_folder.acl_configured")
+    for side in ("before", "after")
+]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_an_error_leaves_the_old_users_or_the_new(tmp_path: Path, point: str) -> None:
+    file = AccessFile(tmp_path)
+    add(file, "ann")
+    with active(f"{point}=errno:EIO"), pytest.raises(StoreError, match="file of users"):
+        add(file, "bob")
+    assert names(tmp_path) in (["ann"], ["ann", "bob"])
+    add(file, "bob")
+    assert names(tmp_path) == ["ann", "bob"]
+
+
+def _die(root: Path, point: str) -> None:
+    with active(f"{point}=kill"):
+        add(AccessFile(root), "bob")
+
+
+@pytest.mark.parametrize("point", [*POINTS, *FIRST])
+def test_a_death_leaves_the_old_users_or_the_new(tmp_path: Path, point: str) -> None:
+    if point not in FIRST:
+        add(AccessFile(tmp_path), "ann")
+    process = multiprocessing.get_context("fork").Process(target=_die, args=(tmp_path, point))
+    process.start()
+    process.join(20)
+    assert process.exitcode == -9
+    assert names(tmp_path) in (["ann"], ["ann", "bob"], ["bob"])
+    add(AccessFile(tmp_path), "bob")
+    assert "bob" in names(tmp_path)
+
+
+def test_a_file_that_somebody_removed_lets_nobody_in(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path)
+    add(file, "ann")
+    file.path.unlink()
+    with pytest.raises(StoreError, match="is missing"):
+        file.load()
+    with pytest.raises(StoreError, match="is missing"):
+        add(file, "bob")
+    (file.folder / "configured").unlink()
+    assert file.load().is_open
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        ("{", ""),
+        ("[]", "shape"),
+        ('{"version": 1, "users": {"ann": {}}, "policies": {}}', "ann"),
+        (
+            '{"version": 1, "users": {"ann": {"type": "Normal", "status": "enable", "secret": 1}}, "policies": {}}',
+            "ann",
+        ),
+        ('{"version": 1, "users": {}, "policies": {"bob": {}}}', "bob"),
+        ('{"version": -1, "users": {}, "policies": {}}', "version"),
+    ],
+)
+def test_a_damaged_file_is_refused_and_kept(tmp_path: Path, text: str, reason: str) -> None:
+    file = AccessFile(tmp_path)
+    add(file, "ann")
+    file.path.write_text(text)
+    with pytest.raises(StoreError, match=f"(?i)damaged.*{reason}"):
+        file.load()
+    with pytest.raises(StoreError, match="damaged"):
+        add(file, "bob")
+    assert file.path.read_text() == text
+
+
+def test_a_message_never_has_the_secret(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path)
+    add(file, "ann")
+    file.path.write_text(file.path.read_text().replace('"Normal"', '"Strange"'))
+    with pytest.raises(StoreError) as caught:
+        file.load()
+    assert SECRET not in str(caught.value)
+    assert SECRET not in repr(User("ann", Secret(SECRET)))
+    assert SECRET not in f"{Secret(SECRET)}"
+
+
+def _add_many(root: Path, first: int) -> None:
+    for number in range(first, first + 20):
+        add(AccessFile(root), f"user-{number}")
+
+
+def test_several_change_it_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_add_many, args=(tmp_path, first)) for first in (0, 20, 40)]
+    for one in processes:
+        one.start()
+    for one in processes:
+        one.join(60)
+    assert [one.exitcode for one in processes] == [0, 0, 0]
+    table = AccessFile(tmp_path).load()
+    assert (len(table.users), table.version) == (60, 60)
+
+
+def test_another_account_may_not_change_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(tmp_path).st_uid + 1)
+    with pytest.raises(StoreError, match="owner"):
+        add(AccessFile(tmp_path), "ann")
+    assert not (tmp_path / "config").exists()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+    def pass_ms(self, count: float) -> None:
+        self.now += int(count * 1_000_000)
+
+
+def test_a_running_process_follows_the_file(tmp_path: Path) -> None:
+    clock, file = Clock(), AccessFile(tmp_path)
+    live = LiveAccess(file, get_log("test"), clock_ns=clock)
+    assert live.table().is_open
+    add(file, "ann")
+    clock.pass_ms(LOOK_MS - 1)
+    assert live.table().is_open, "it looks only now and then"
+    clock.pass_ms(1)
+    assert list(live.table().users) == ["ann"]
+    known = live.table()
+    clock.pass_ms(LOOK_MS)
+    assert live.table() is known, "what did not change is not read"
+
+
+@pytest.mark.parametrize("damage", ["remove", "remove folder", "cut"])
+def test_a_running_process_keeps_its_users_when_the_file_goes(tmp_path: Path, damage: str) -> None:
+    clock, file = Clock(), AccessFile(tmp_path)
+    add(file, "ann")
+    live = LiveAccess(file, get_log("test"), clock_ns=clock)
+    data = file.path.read_bytes()
+    if damage == "cut":
+        file.path.write_bytes(data[:40])
+    else:
+        for one in file.folder.iterdir() if damage == "remove folder" else [file.path]:
+            one.unlink()
+    for _ in range(3):
+        clock.pass_ms(LOOK_MS)
+        assert list(live.table().users) == ["ann"]
+    file.path.write_bytes(data)
+    add(file, "bob")
+    clock.pass_ms(LOOK_MS)
+    assert list(live.table().users) == ["ann", "bob"]
