@@ -9,10 +9,10 @@ Sockets    ROUTER ``pop`` (ipc and tcp) for clients; DEALERs to the writer and t
 Exit       0 after ``stop``: parked receives are answered empty. 74 when topics or segments are unusable.
 
 Invariants
-    * A check point is flushed before its messages are handed out. So what a consumer has got comes back after its invisible
-      time, whatever dies.
-    * An ack is flushed before its answer. A message that came back is acked by this process after its copy is flushed.
-    * Offsets of groups grow behind check points only. After a death the log says more than the committed offsets: where check
+    * A check point is stored before its messages are handed out, an ack before its answer: on the device, or in the log of a
+      node that flushes asynchronously. So what a consumer has got comes back after its invisible time, whatever dies.
+    * A message that came back is acked by this process after its copy is flushed.
+    * Offsets of groups grow behind flushed check points only. After a death the log says more than the offsets: where check
       points end, which of their messages are done, and which came back (:mod:`commitmq.workers.pop.recovery`).
 
 One loop; all requests of a turn share one append (:mod:`commitmq.workers.pop.turn`).
@@ -45,6 +45,7 @@ from commitmq.workers.pop.recovery import ProgressFile, read_points
 from commitmq.workers.pop.revival import Revival
 from commitmq.workers.pop.revive_queues import ReviveQueues, cluster_of
 from commitmq.workers.pop.shares import Share, Shares
+from commitmq.workers.pop.unflushed import Unflushed
 from commitmq.workers.reader.answers import Answers
 from commitmq.workers.reader.filters import Filters
 from commitmq.workers.reader.places import Places, subscribe
@@ -93,6 +94,7 @@ class Pop:
         self._committed_log = 0
         self._is_dirty = False
         self._told: tuple[int, int] = (-1, -1)
+        self._unflushed = Unflushed(context)
         context.control.put_worker(context.slot, WorkerWord.AWAITED_UNTIL_MS, 0)
         self._begin()
 
@@ -217,8 +219,8 @@ class Pop:
     def _store(self) -> None:
         if self._handler.turn.steps or self._handler.turn.records:
             self._is_dirty = True
-            self._handler.turn.store(self._records, self._mover, self._answers)
-        self._ordered.store(lambda: self._shares.commit([], self._is_in_flight))
+            self._handler.turn.store(self._records, self._mover, self._answers, self._unflushed)
+        self._ordered.store(lambda: self._shares.commit([], self._is_in_flight, only_ordered=True))
 
     def _is_in_flight(self, share: Share) -> bool:
         if share.ordered:
@@ -240,12 +242,10 @@ class Pop:
         for due in (self._points.next_due_ms(), self._orders.next_end_ms()):
             if due is not None:
                 timeout = min(timeout, due - now_ms())
-        now = monotonic_ms()
-        deadline = self._parked.next_deadline_ms()
-        if deadline is not None:
-            timeout = min(timeout, deadline - now)
+        if (deadline := self._parked.next_deadline_ms()) is not None:
+            timeout = min(timeout, deadline - monotonic_ms())
         if self._is_dirty:
-            timeout = min(timeout, self._commit_at_ms - now)
+            timeout = min(timeout, self._commit_at_ms - monotonic_ms())
         return max(0, timeout)
 
     def _serve(self) -> None:
@@ -323,6 +323,8 @@ class Pop:
         if not self._is_dirty and not commits and not any(True for _ in self._shares):
             return
         self._commit_at_ms = now + self._limits.commit_interval_ms
+        if not (self._unflushed.wait() if at_once else self._unflushed.is_nothing()):
+            return  # the next time; until then the log says more than the offsets
         log = self._control.get(Word.WRITTEN)
         try:
             if not self._shares.commit(commits, self._is_in_flight):

@@ -152,15 +152,20 @@ class Shares:
                     for topic, queue, _ in request["offsets"]:
                         self.handed_out.pop((request["group"], topic, queue), None)
 
-    def commit(self, extra: list[dict[str, Any]], is_in_flight: Callable[[Share], bool]) -> bool:
+    def commit(
+        self, extra: list[dict[str, Any]], is_in_flight: Callable[[Share], bool], *, only_ordered: bool = False
+    ) -> bool:
         """Commit what changed, and renew leases; ``extra`` requests of the caller go with it. False: not all succeeded.
 
-        ``is_in_flight``: whether messages of a share are in flight, so that it stays.
+        ``is_in_flight``: whether messages of a share are in flight, so that it stays. ``only_ordered``: leave out the shares
+        whose offsets must not pass check points that are not flushed.
         """
         now = monotonic_ms()
         requests: list[dict[str, Any]] = list(extra)
         shares: list[Share | None] = [None] * len(extra)
         for share in list(self._shares.values()):
+            if only_ordered and not share.ordered:
+                continue
             dirty = share.dirty()
             for at in range(0, len(dirty), _COMMITS):
                 known = [

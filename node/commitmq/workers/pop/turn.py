@@ -1,6 +1,7 @@
 """What one turn of the pop process stores and answers: one append for the requests of many clients.
 
-An answer leaves when what it promises is flushed. When the append is refused, every step of the turn is taken back.
+An answer leaves when what it promises is stored (:mod:`commitmq.workers.pop.unflushed`). When the append is refused, every
+step of the turn is taken back.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from commitmq.protocol import wire
 from commitmq.semantics.pop_revive import CheckPointKey
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.workers.pop.records import Records
+from commitmq.workers.pop.unflushed import Unflushed
 from commitmq.workers.reader.answers import Answers
-from commitmq.workers.runtime.run_mover import MovedRun, RunMover
+from commitmq.workers.runtime.run_mover import MovedRun, Put, RunMover
 
 
 class Step(NamedTuple):
@@ -58,11 +60,15 @@ class Turn:
         for one in list(self.claimed)[claimed:]:
             del self.claimed[one]
 
-    def store(self, made: Records, mover: RunMover, answers: Answers) -> bool:
+    def store(self, made: Records, mover: RunMover, answers: Answers, unflushed: Unflushed) -> bool:
         """Append and answer. False when the append was refused. Raises WriterLost."""
         if failpoints.ACTIVE and self.records:
             failpoints.hit("pop.before_put")
-        puts = mover.put(_ordered(run for run, _ in made.runs(self.records))) if self.records else []
+        puts: list[Put] = []
+        if self.records:
+            ack = unflushed.ack()
+            puts = mover.put(_ordered(run for run, _ in made.runs(self.records)), ack)
+            unflushed.stored(ack)
         if failpoints.ACTIVE and self.records:
             failpoints.hit("pop.after_put")
         refused = next((put for put in puts if put.code), None)

@@ -206,6 +206,7 @@ def test_offsets_are_not_committed_while_it_is_open_what_is_stored(lost: bool) -
     process._parked.all.return_value = []  # type: ignore[attr-defined]
     process._ringers, process._is_dirty, process._commit_at_ms = [], False, 0
     process._limits.commit_interval_ms = 1  # type: ignore[misc]
+    process._unflushed = MagicMock()
     process._queues.commits.return_value = [{"op": "offset.commit"}]  # type: ignore[attr-defined]
     process.close(lost=lost)
     assert process._shares.commit.called is not lost  # type: ignore[attr-defined]
@@ -222,8 +223,8 @@ def test_check_points_are_stored_before_the_acks_of_those_they_replace() -> None
         records.check_point(CheckPoint(KEY._replace(start_offset=41, pop_time=now), 5_000, (0,)), 1, now),
         records.ack(Ack(KEY, 41), 5_000, 1, now),
     ]
-    turn.store(records, mover, MagicMock())
-    (runs,) = mover.put.call_args.args
+    turn.store(records, mover, MagicMock(), MagicMock())
+    runs, _ = mover.put.call_args.args
     assert [(run.topic, run.run.count) for run in runs] == [(TIMER_TOPIC, 1), (revive_topic("C"), 2)]
 
 
