@@ -101,9 +101,7 @@ def generated(chance: random.Random) -> dict[str, Any]:
 
 
 def ours(case: dict[str, Any]) -> tuple[bool, bool]:
-    """Our decision, and whether equally exact entries disagree. Then RocketMQ mostly allows, against its own comment; its
-    order of two denials is none.
-    """
+    """Our decision, and whether equally exact entries disagree."""
     members = {kind.lower(): entries for kind, entries in case["policies"].items()}
     policies = Policies.from_json(members)
     pattern = ResourcePattern.parse(case["resource"])
@@ -128,19 +126,15 @@ def ours(case: dict[str, Any]) -> tuple[bool, bool]:
 
 def test_rocketmqs_own_classes_decide_the_same(user_tool: OpenTool) -> None:
     tool, chance = user_tool("decide"), random.Random(20_261_126)
-    allowed = differences = 0
+    allowed = disagreements = 0
     for _ in range(CASES):
         case = generated(chance)
         decision, disagree = ours(case)
-        theirs = tool.ask(**case)["allowed"]
-        if disagree:
-            assert not decision, case
-            differences += theirs
-        else:
-            assert decision == theirs, case
+        assert decision == tool.ask(**case)["allowed"], case
+        disagreements += disagree
         allowed += decision
     assert CASES // 10 < allowed < CASES * 9 // 10, "the cases show both"
-    assert differences > 5, "the stated difference is met"
+    assert disagreements > 5, "some have entries that disagree"
 
 
 @pytest.fixture

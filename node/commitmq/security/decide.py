@@ -2,8 +2,7 @@
 
 Super users may do everything. Of all others' entries those count that match the resource, one of the actions and the peer's
 address; default entries only if no custom one does. Among those the most exact pattern decides, and among equally exact
-ones Deny wins. RocketMQ's comment says the same of Deny; its sort does the opposite. Without a matching entry the answer
-is no.
+ones Deny wins. Without a matching entry the answer is no.
 """
 
 from __future__ import annotations

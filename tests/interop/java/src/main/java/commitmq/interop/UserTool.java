@@ -172,7 +172,8 @@ public final class UserTool {
                 answer.put("refused", String.valueOf(error.getErrorMessage()));
                 answer.put("code", error.getResponseCode());
             } catch (MQClientException error) {  // of a producer, after its tries
-                answer.put("refused", String.valueOf(error.getMessage()));
+                String told = error.getCause() instanceof MQBrokerException cause ? cause.getErrorMessage() : error.getMessage();
+                answer.put("refused", String.valueOf(told));
                 answer.put("code", error.getResponseCode());
             } catch (Exception error) {
                 answer.put("refused", String.valueOf(error));
