@@ -91,8 +91,7 @@ class Pop:
         self._is_awaited = False
         self._sweep_at_ms = self._commit_at_ms = self._store_at_ms = 0
         self._swept = self._resets = -1
-        self._committed_log = 0
-        self._is_dirty = False
+        self._committed_log, self._is_dirty = 0, False
         self._told: tuple[int, int] = (-1, -1)
         self._unflushed = Unflushed(context)
         context.control.put_worker(context.slot, WorkerWord.AWAITED_UNTIL_MS, 0)
