@@ -237,26 +237,6 @@ def test_some_calls_fail(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("part", range(8))
-def test_a_node_dies_on_one_side_of_each_call(tmp_path: Path, part: int) -> None:
-    number = seed() + part
-    chance = random.Random(number)
-    every = {f"{place}:{chance.choice(SIDES)}": "kill_node" for place in PLACES[part::8]}
-    check_met(every, life(tmp_path, every, number, starts=3))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("part", range(8))
-def test_each_call_fails(tmp_path: Path, part: int) -> None:
-    number = seed() + part
-    chance = random.Random(number)
-    every = {f"{place}:{chance.choice(SIDES)}": f"errno:{chance.choice(ERRORS)}" for place in PLACES[part::8]}
-    check_met(every, life(tmp_path, every, number, starts=4))
-
-
-@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("action", ["kill_node", *(f"errno:{error}" for error in ERRORS)])
 @pytest.mark.parametrize("side", SIDES)

@@ -418,6 +418,6 @@ def test_more_steps(node: Node, seed: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(100, 150))
+@pytest.mark.parametrize("seed", range(100, 120))
 def test_many_steps(node: Node, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run(node, seed, 80, monkeypatch)
