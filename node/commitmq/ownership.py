@@ -126,6 +126,7 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("run/segment.new", Role.ALLOCATE, "a segment that is being made"),
     FileOwner("run/index*", Role.INDEX, "index files that are being made, with the progress of one"),
     FileOwner("run/*.lock", Role.EACH, "held by the worker of that name while it lives"),
+    FileOwner("run/*.counts", Role.EACH, "what the worker of that name counted, for /metrics"),
     FileOwner("run/*.bell", Role.EACH, "wakes the worker of that name"),
     FileOwner("run/*.ipc", Role.EACH, "the ZeroMQ endpoint of the worker of that name"),
     FileOwner("run/*.sock", Role.WRITER, "the Unix socket for single sends"),

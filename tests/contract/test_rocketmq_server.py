@@ -9,8 +9,10 @@ import asyncio
 import os
 import signal
 import socket
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +25,7 @@ from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.errors import PeerSilentError
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
 from commitmq_plugins.rocketmq.remoting.frame import encode
-from nodes import Node
+from nodes import Node, start_node
 from rocketmq_client import PULL, ask, free_port, send, served
 
 
@@ -175,3 +177,33 @@ def test_a_dead_server_is_replaced_and_loses_nothing(node: Node, port: int) -> N
     eventually(lambda: node.healed("worker-rocketmq_broker", pid), "another broker server")
     served(port)
     assert ask(port, lambda client: send(client, b"after", "K2", b="deaths")).ext_fields["queueOffset"] == "1"
+
+
+def test_what_its_clients_do_is_in_the_metrics(tmp_path: Path) -> None:
+    port = free_port()
+    settings = ["plugins.rocketmq.enable=true", "plugins.rocketmq.vip_port=false", "plugins.rocketmq.namesrv_port=0"]
+    settings += [f"network.store_port={port}", "metrics.enable=true", "metrics.port=0", "metrics.age_ms=0"]
+    with start_node(tmp_path, *settings) as node:
+        served(port)
+
+        async def talk(client: RemotingClient) -> None:
+            assert (await client.request(heartbeat("one@1", "post", "orders"))).code == ResponseCode.SUCCESS
+            assert (await send(client, b"counted", "k")).code == ResponseCode.SUCCESS
+            eventually(lambda: 'language="java",version="v5_4_0",consume_mode="push"' in metrics(node), "it is counted")
+
+        ask(port, talk)
+        text = metrics(node)
+        assert 'rocketmq_messages_in_total{cluster="DefaultCluster",node_type="broker",node_id="commitmq",' in text
+        begin = (
+            'rocketmq_rpc_latency_milliseconds_count{cluster="DefaultCluster",node_type="broker",node_id="commitmq",'
+        )
+        begin += 'protocol_type="remoting",request_code='
+        assert f'{begin}"send_message_v2",response_code="success",is_long_polling="false",result="success"}} 1' in text
+        assert f'{begin}"heart_beat",response_code="success"' in text
+
+
+def metrics(node: Node) -> str:
+    """The answer to a scrape."""
+    [address] = eventually(lambda: node.row("worker-metrics").get("endpoints"), "metrics are served")
+    with urllib.request.urlopen(f"{address}/metrics", timeout=20) as answer:
+        return str(answer.read().decode())

@@ -97,6 +97,7 @@ RULES: dict[str, set[str]] = {
     "failpoints": {"errors"},
     "extras": {"errors"},
     "control": {"errors"},
+    "counting": {"errors"},
     "trace_points": set(),
     "ownership": {"control"},
     "format": {"errors"},
@@ -110,10 +111,10 @@ RULES: dict[str, set[str]] = {
     "network": {"config", "log", "protocol"},
     "client": {"errors", "format", "log", "protocol", "semantics", "store"},
     "coordination": BASE | {"config", "files", "format", "semantics", "store"},
-    "plugin": BASE | {"config", "format", "store"},
+    "plugin": BASE | {"config", "counting", "format", "store"},
     "offline": BASE | {"config", "files", "format", "kernels", "plugin", "store"},
     "workers": BASE
-    | {"config", "coordination", "files", "format", "kernels", "network", "offline", "plugin", "protocol"}
+    | {"config", "coordination", "counting", "files", "format", "kernels", "network", "offline", "plugin", "protocol"}
     | {"semantics", "store"},
     "supervision": BASE
     | {"config", "files", "format", "kernels", "network", "plugin", "protocol", "store", "workers.runtime"},

@@ -41,6 +41,7 @@ _LOG_TAIL_LINES = 5
     "--profile", type=click.Choice(list(PROFILES)), help=f"Defaults for a machine's size.  [default: {DEFAULT_PROFILE}]"
 )
 @click.option("--rocketmq", is_flag=True, help="Serve RocketMQ's clients too: plugins.rocketmq.enable=true.")
+@click.option("--metrics", is_flag=True, help="Serve /metrics and /health too: metrics.enable=true.")
 @click.option("--background", is_flag=True, help="Return when the node accepts messages.")
 @click.option("--verbose", is_flag=True, help="In the foreground: log to standard error, not to commitmq/node.log.")
 @click.option(
@@ -55,6 +56,7 @@ def start(
     overrides: tuple[str, ...],
     profile: str | None,
     rocketmq: bool,
+    metrics: bool,
     background: bool,
     verbose: bool,
     allow_cut: int | None,
@@ -73,6 +75,8 @@ def start(
     do_without()  # the report of a start is optional: a launcher that closed its streams still wants a node
     if rocketmq:
         overrides = ("plugins.rocketmq.enable=true", *overrides)
+    if metrics:
+        overrides = ("metrics.enable=true", *overrides)
     if allow_cut is not None:
         overrides = (*overrides, f"commit_log.allow_cut={allow_cut}")
     config = node_config.load(config_file, overrides, profile)
@@ -89,6 +93,11 @@ def start(
     if not is_loopback(config.network.host):
         warning = exposure_warning(config.network.host, config.network.port)
         click.secho(f"WARNING: {warning}", fg="red", bold=True, err=True)
+    if config.metrics.enable and not is_loopback(config.metrics.host):
+        warning = f"metrics are served on {config.metrics.host}:{config.metrics.port} WITHOUT A PASSWORD: everyone who reaches"
+        click.secho(
+            f"WARNING: {warning} that address sees the names of topics and groups", fg="red", bold=True, err=True
+        )
     # A memory file instead of arguments: every supervisor that the keeper starts reads exactly these values.
     config_fd = os.memfd_create("commitmq-config", 0)
     os.write(config_fd, node_config.dumps(config))

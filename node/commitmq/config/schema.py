@@ -303,6 +303,24 @@ class SupervisorConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    enable: bool = _key(False)
+    host: str = _key("127.0.0.1")
+    port: int = _key(9311, 0, 65_535)
+    age_ms: int = _key(1_000, 0, 3_600_000)
+    queue_topics: str = _key("")
+    top_queues: int = _key(50, 0, 10_000)
+    idle_after_s: int = _key(3_600, 1)
+    max_series: int = _key(50_000, 1_000, 1_000_000)
+    max_counts: int = _key(10_000, 100, 1_000_000)
+    max_positions: int = _key(20_000, 100, 1_000_000)
+    max_connections: int = _key(32, 1, 10_000)
+    max_request_bytes: int = _key(8_192, 512, 1_048_576)
+    timeout_ms: int = _key(10_000, 100, 600_000)
+    compat_unsuffixed: bool = _key(False)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeConfig:
     """The whole configuration; immutable, so that every process of a node works from the same values."""
 
@@ -325,6 +343,7 @@ class NodeConfig:
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     disk: DiskConfig = field(default_factory=DiskConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The sections ``[plugins.NAME]``; their plugins check them (see :mod:`commitmq.plugin.loading`)."""

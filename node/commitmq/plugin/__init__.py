@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from commitmq.config import NodeConfig, setting
+    from commitmq.counting.family import Family, Kind
     from commitmq.errors import CommitMQError, ConfigError, FilterError
     from commitmq.format.compression import decompress
     from commitmq.format.record import decode_record
@@ -47,9 +48,11 @@ __all__ = [
     "Dispatcher",
     "DispatcherSpec",
     "DispatcherView",
+    "Family",
     "FilterBatch",
     "FilterError",
     "FilterSpec",
+    "Kind",
     "Log",
     "MessageFilter",
     "NodeConfig",
@@ -69,8 +72,10 @@ _HOMES = {
     "CommitMQError": "commitmq.errors",
     "ConfigError": "commitmq.errors",
     "DispatchBatch": "commitmq.store.log.dispatch_batch",
+    "Family": "commitmq.counting.family",
     "FilterBatch": "commitmq.store.queues.message_filter",
     "FilterError": "commitmq.errors",
+    "Kind": "commitmq.counting.family",
     "Log": "commitmq.log",
     "NodeConfig": "commitmq.config",
     "SqliteDispatcher": "commitmq.plugin.sqlite_dispatcher",

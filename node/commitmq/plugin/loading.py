@@ -33,6 +33,7 @@ BUILT_IN = (
     "commitmq_dispatchers.memory",
     "commitmq_plugins.sql92",
     "commitmq_plugins.rocketmq",
+    "commitmq_plugins.metrics",
     "commitmq_plugins.spark",
 )
 ENTRY_POINT_GROUP = "commitmq"

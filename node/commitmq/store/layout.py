@@ -131,6 +131,10 @@ class StoreLayout:
         """JSON about the live node: pid, admin endpoints, token. Exists only while a node runs, and after its death."""
         return self.run / "node.json"
 
+    def counts(self, role: str) -> Path:
+        """What the worker of ``role`` counted; see :mod:`commitmq.counting.table`."""
+        return self.run / f"{role}.counts"
+
     def role_lock(self, role: str) -> Path:
         """The file that the worker of ``role`` holds locked while it lives."""
         return self.run / f"{role}.lock"

@@ -207,7 +207,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _lock(layout: StoreLayout) -> None:
-    from commitmq.workers.runtime.context import acquire_role_lock
+    from commitmq.workers.runtime.role_lock import acquire_role_lock
 
     acquire_role_lock(layout.role_lock("forkserver"))
 

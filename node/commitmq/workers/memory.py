@@ -22,6 +22,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -118,16 +119,14 @@ class MemorySends(SendRequests):
         self.storing = False  # true after the store raised an unexpected exception
 
     def _store_record(self, topic: str, queue_id: int, record: bytearray, born_host_bytes: int) -> tuple[int, Appended]:
-        incarnation = self._incarnation(topic)
-        return self._kept(
-            topic, queue_id, lambda: self._store.append_record(topic, incarnation, queue_id, record, born_host_bytes)
-        )
+        append = partial(self._store.append_record, topic, self._incarnation(topic), queue_id, record, born_host_bytes)
+        return self._kept(topic, queue_id, append, 1, len(record))
 
     def _store_run(self, topic: str, queue_id: int, run: CheckedRun, host: bytes) -> tuple[int, Appended]:
-        incarnation = self._incarnation(topic)
-        return self._kept(topic, queue_id, lambda: self._store.append_run(topic, incarnation, queue_id, run, host))
+        append = partial(self._store.append_run, topic, self._incarnation(topic), queue_id, run, host)
+        return self._kept(topic, queue_id, append, run.count, len(run.data))
 
-    def _kept(self, topic: str, queue_id: int, append: Callable[[], Stored]) -> tuple[int, Appended]:
+    def _kept(self, topic: str, queue_id: int, append: Callable[[], Stored], *size: int) -> tuple[int, Appended]:
         self.storing = True
         try:
             stored = append()
@@ -139,6 +138,8 @@ class MemorySends(SendRequests):
             raise
         self.storing = False
         self.changed[topic, queue_id] = None
+        if self.counts is not None:
+            self.counts.stored(topic, *size)
         return stored.queue_offset, stored.appended
 
     def _incarnation(self, name: str) -> int:
@@ -206,6 +207,8 @@ class MemoryProcess:
         more = self.take_requests()
         if self._requests.changed and time.monotonic_ns() >= self._next_announcement_ns:
             self._announce()
+        if self._requests.counts is not None:
+            self._requests.counts.settle(0)
         readable = self._context.wait(0 if more else _ANNOUNCE_MS if self._requests.changed else _POLL_MS)
         if self._news in readable or self._topics.is_stale:
             self._hear_news()
@@ -271,12 +274,8 @@ class MemoryProcess:
                 return wire.error(header["id"], "INVALID_PARAMETER", "hello takes no payload", outcome="not_stored")
             return self._requests.hello(header, frames[0])
         if op not in ("send", "append"):
-            return wire.error(
-                header["id"],
-                "UNKNOWN_OP",
-                f"the memory process knows send, append and hello, not {op!r}",
-                outcome="not_stored",
-            )
+            sentence = f"the memory process knows send, append and hello, not {op!r}"
+            return wire.error(header["id"], "UNKNOWN_OP", sentence, outcome="not_stored")
         if self._topics.is_stale:
             # The coordinator stores and counts a change before it publishes it. A client may know a new topic already,
             # and must not be served with the older topic of that name that this process knows.

@@ -39,6 +39,7 @@ from commitmq.workers.flush.log_committer import LogCommitter
 from commitmq.workers.runtime.coalescing import CoalescingDelay
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms, role_slot
 from commitmq.workers.runtime.failed_sync import leave_note, write_again
+from commitmq.workers.runtime.sync_counts import SyncCounts
 
 ROLE = "flush"
 _PAGE_BYTES = 4096
@@ -70,6 +71,7 @@ class LogFlusher:
         self.retry_at_ms = 0
         self._complained = ""
         self._alive = context.heartbeat
+        self._counts = SyncCounts.of(context, ROLE)
         self._on_disk: tuple[int, ...] | None = None
         self._next_checkpoint_ms = 0
         if self._control.get(Word.FLUSHED) < 0:
@@ -115,6 +117,7 @@ class LogFlusher:
                 self._retry_later(error)
             return False
         control.put(Word.FLUSHING, target)
+        began_ns = time.monotonic_ns()
         try:
             for fd in fds:
                 if failpoints.ACTIVE:
@@ -125,6 +128,8 @@ class LogFlusher:
         except OSError as error:
             self._fail(error)
             return False
+        if self._counts is not None:
+            self._counts.synced(time.monotonic_ns() - began_ns, target - start)
         if self.writer_failed():
             return False
         if target // self._segment_bytes > start // self._segment_bytes:

@@ -55,6 +55,7 @@ class Handler:
         self._next_revive_queue = 0
         self._last_pop_ms = 0
         self._ordered = ordered
+        ordered.counts = points.counts
         self.turn = Turn()
         self.log_end = 0
         """The end of the log at the beginning of the turn."""
@@ -179,6 +180,8 @@ class Handler:
             revive_queue=revive_queue,
             broker=self._records.broker_name,
         )
+        if self._points.counts is not None:
+            self._points.counts.handed_out(pop.group, found.portions)
         return header, [frame for one in found.portions for frame in one.frames]
 
     # ------------------------------------------------------------ ack, nack, extend

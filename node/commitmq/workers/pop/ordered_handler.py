@@ -25,6 +25,7 @@ from commitmq.workers.pop.finder import Portion
 from commitmq.workers.pop.ordered_finder import OrderedFinder
 from commitmq.workers.pop.orders import OrderKey, Orders
 from commitmq.workers.pop.parked_pops import ParkedPops, Pop
+from commitmq.workers.pop.pop_counts import PopCounts
 from commitmq.workers.pop.requests import Receipt, asked_of
 from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.pop.shares import QueueKey, Share, Shares
@@ -57,6 +58,7 @@ class OrderedHandler:
         self._moved: dict[tuple[str, QueueKey], Share] = {}
         """The queues whose offsets are committed before the answers of this turn."""
         self._last_pop_ms = 0
+        self.counts: PopCounts | None = None
 
     # ------------------------------------------------------------ pop
 
@@ -98,7 +100,13 @@ class OrderedHandler:
             max_retries=taken.share.max_retries,
         )
         frames = [frame for one in taken.portions for frame in one.frames]
-        self._steps.append(Step(pop.client, pop.request, nothing, nothing, lambda: (header, frames)))
+
+        def handed_out() -> tuple[bytes, list[Any]]:
+            if self.counts is not None:
+                self.counts.handed_out(pop.group, taken.portions)
+            return header, frames
+
+        self._steps.append(Step(pop.client, pop.request, nothing, nothing, handed_out))
         pop.done = True
         return True
 

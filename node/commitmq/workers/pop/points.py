@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from commitmq.config import PopConfig
 from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey
+from commitmq.workers.pop.pop_counts import PopCounts
 
 MAX_DONE: Final = 100_000
 OVERDUE_MS: Final = 60_000
@@ -48,6 +49,7 @@ class Points:
     by_key: dict[CheckPointKey, Point] = field(default_factory=dict)
     open: int = 0
     """Messages in flight."""
+    counts: PopCounts | None = None
     _groups: Counter[str] = field(default_factory=Counter)
     _queues: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     _clients: Counter[bytes] = field(default_factory=Counter)
@@ -147,6 +149,8 @@ class Points:
         _change(self._groups, point.check_point.key.group, change)
         _change(self._queues, point.queue, change)
         _change(self._clients, point.client, change)
+        if self.counts is not None:
+            self.counts.in_flight(point.check_point.key.topic, point.check_point.key.group, change)
 
 
 def _change(counter: Counter[_Key], key: _Key, change: int) -> None:

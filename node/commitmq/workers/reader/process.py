@@ -83,9 +83,10 @@ class Reader:
         ctx.register(self._router)
         self._answers = Answers(self._router, ctx.log)
         self._pulls = Pulls(ctx, self._places, self._parked, self._answers)
+        pull = self._pulls.pull if self._pulls.counts is None else self._pulls.counts.timed(self._pulls.pull)
         look_ups = LookUps(self._limits, ctx.control, self._places, self._key_queries, self._answers)
         self._operations: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
-            "pull": self._pulls.pull,
+            "pull": pull,
             "offsets": look_ups.offsets,
             "view": look_ups.view,
             "query": look_ups.query,

@@ -23,6 +23,7 @@ from commitmq.workers.reader.answers import Answers
 from commitmq.workers.reader.filters import ExpressionFilter, Filters
 from commitmq.workers.reader.parked_pulls import ParkedPulls, Pull, QueueKey, parse_pull
 from commitmq.workers.reader.places import Places, subscribe
+from commitmq.workers.reader.pull_counts import PullCounts
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.flow import Flow, FlowRefusedError
 from commitmq.workers.runtime.subscription_view import BitMapFilter, SubscriptionView
@@ -44,6 +45,7 @@ class Pulls:
         self._places, self._parked, self._answers = places, parked, answers
         self._limits = ctx.config.reader
         self._flow = Flow.of_pulls(ctx)
+        self.counts = PullCounts.of(ctx, parked)
         self._subscriptions = SubscriptionView(ctx.layout, ctx.control)
         self._filters = Filters(ctx.params.get("filters", ()), limit=ctx.config.filter.max_compiled)
         self.changes = subscribe(ctx, "queues-changed", *(("memory-changed",) if ctx.config.memory.enable else ()))
@@ -154,6 +156,8 @@ class Pulls:
         if self._flow is not None and result.count:
             size_bytes = int(result.units["size"].sum())
             self._flow.take(result.count, size_bytes, pull.client, pull.topic, pull.group)
+        if self.counts is not None:
+            self.counts.answered(pull, result)
         header = wire.ok(
             pull.request,
             status=result.status,

@@ -10,7 +10,6 @@ End of file means the supervisor is dead: the worker then exits at once, because
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import math
 import os
@@ -30,11 +29,14 @@ import zmq
 from commitmq import failpoints
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, WorkerState, WorkerWord
+from commitmq.counting.table import CountTable
+from commitmq.errors import StoreError
 from commitmq.log import Log, get_log
 from commitmq.network.router import Router, open_router
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.node_files import read_node_file
 from commitmq.workers.runtime.doorbell import NAPPING, SLEEPING, Doorbell, Ringer
+from commitmq.workers.runtime.role_lock import RoleTaken, acquire_role_lock
 
 # The context has a property named zmq, which would hide the module in annotations.
 Socket: TypeAlias = zmq.Socket[bytes]
@@ -98,10 +100,6 @@ class RestartWanted(Exception):
     """The worker has closed its files in order and asks to run again in a new process."""
 
 
-class RoleTaken(BlockingIOError):
-    """Another process holds the lock of this role."""
-
-
 def monotonic_ms() -> int:
     """Clock for heartbeats and time-outs: never set back, the same in all processes of the machine."""
     return time.monotonic_ns() // 1_000_000
@@ -121,6 +119,8 @@ class WorkerContext:
     params: dict[str, Any] = field(default_factory=dict)  # from the supervisor: ports to bind, slots, plugin names
     stopping: bool = False
     _zmq: Context | None = None
+    _counts: CountTable | None = None
+    _has_no_counts: bool = False
     _epoll: select.epoll = field(default_factory=select.epoll)
     _sources: dict[int, Socket | int] = field(default_factory=dict)
     _watched: list[Socket] = field(default_factory=list)
@@ -144,6 +144,19 @@ class WorkerContext:
         return self._zmq
 
     @property
+    def counts(self) -> CountTable | None:
+        """This process's counters, gauges and histograms, which ``/metrics`` shows; None where ``metrics.enable`` is off, and
+        where there is no space for them.
+        """
+        if self._counts is None and self.config.metrics.enable and not self._has_no_counts:
+            try:
+                self._counts = CountTable(self.layout.counts(self.role), self.config.metrics.max_counts)
+            except StoreError as error:
+                self._has_no_counts = True
+                self.log.warning("this process counts nothing", why=str(error))
+        return self._counts
+
+    @property
     def address(self) -> str:
         """The node's admin address, as clients take it: ``Producer(context.address)``."""
         return str(read_node_file(self.layout)["admin"][0])
@@ -157,6 +170,10 @@ class WorkerContext:
     def admin_ipc(self) -> str:
         """The same for processes of this host."""
         return str(read_node_file(self.layout)["admin"][1])
+
+    def slot_of(self, role: str) -> int:
+        """The worker slot of one of the node's own roles (``writer``, ``reader-0``) in the control block."""
+        return role_slot(role)
 
     def ringer(self, role: str) -> Ringer:
         """A Ringer that wakes the worker of ``role``."""
@@ -311,21 +328,6 @@ class WorkerContext:
         self._epoll.close()
 
 
-def acquire_role_lock(path: Path) -> int:
-    """Take the POSIX lock of a role, without waiting. Returns the descriptor that holds it.
-
-    POSIX and not flock: ``F_GETLK`` names the holder's pid, so a supervisor can end exactly the orphan that holds it.
-    The process must never close this or another descriptor of the file: that drops the lock. Raises RoleTaken.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(fd)
-        raise RoleTaken(f"{path} is held by another process") from error
-    return fd
-
-
 def main(
     role: str,
     run: Callable[[WorkerContext], None],
@@ -335,8 +337,6 @@ def main(
     params: dict[str, Any],
 ) -> int:
     """Run one worker from lock to exit code. Called in the forked child; never raises."""
-    from commitmq.errors import StoreError
-
     # Ctrl-C and a service manager's SIGTERM go to the whole group. Only the supervisor acts on them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

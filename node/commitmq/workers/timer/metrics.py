@@ -15,6 +15,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from commitmq.counting import families
+from commitmq.counting.table import CountTable
 from commitmq.errors import StoreError
 from commitmq.log import Log
 from commitmq.store.metadata import json_config
@@ -26,23 +28,35 @@ NameOf = Callable[[int], "str | None"]
 """The topic whose name has this hash, None while no message has told it."""
 
 _INTERVAL_MS: Final = 10_000
+UNKNOWN: Final = "_unknown"
+"""Stands in counts for a topic whose name no message has told yet."""
 
 
 class TimerMetrics:
     """The counts and the file. One process uses it."""
 
-    def __init__(self, path: Path, log: Log, name_of: NameOf, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, path: Path, log: Log, name_of: NameOf, now_ms: Callable[[], int], counts: CountTable | None = None
+    ) -> None:
         self._path, self._log, self._name_of, self._now_ms = path, log, name_of, now_ms
         self._counts: dict[int, int] = {}
         self._changed_ms: dict[int, int] = {}
         self._version: DataVersion | None = None
         self._changed = False
         self._store_at_ms = 0
+        self._table = counts
 
     def begin(self, hashes: Integers, steps: Integers) -> None:
         """These units wait, and no others."""
         self._counts.clear()
+        if self._table is not None:
+            self._table.reset(families.DELAYED_WAITING)
+        table, self._table = self._table, None  # these were counted when they came
         self.add(hashes, steps)
+        self._table = table
+        if table is not None:
+            for name, count in self.counts().items():
+                table.count(families.DELAYED_WAITING, name).set(count)
 
     def add(self, hashes: Integers, steps: Integers) -> None:
         """Units of the topics ``hashes`` came; each changes its topic's count by its step."""
@@ -54,7 +68,15 @@ class TimerMetrics:
         for topic, change in zip(topics.tolist(), sums.tolist(), strict=True):
             self._counts[topic] = self._counts.get(topic, 0) + change
             self._changed_ms[topic] = now_ms
+            if self._table is not None:
+                self._count(self._table, topic, change)
         self._changed = True
+
+    def _count(self, table: CountTable, topic: int, change: int) -> None:
+        name = self._name_of(topic) or UNKNOWN
+        if name != UNKNOWN:
+            table.count(families.DELAYED_WAITING, name).set(self._counts[topic])
+        table.count(families.DELAYED_IN if change > 0 else families.DELAYED_OUT, name).add(abs(change))
 
     def counts(self) -> dict[str, int]:
         """By topic. A topic that is not known by its name yet is left out."""

@@ -102,7 +102,8 @@ class Timer:
             context, self._config.persist_interval_ms, take=self._progress, store=self._store, start=Progress()
         )
         self._changed = False
-        self._metrics = TimerMetrics(layout.config / "timermetrics", context.log, self._queue.topics.get, _clock_ms)
+        path, names = layout.config / "timermetrics", self._queue.topics.get
+        self._metrics = TimerMetrics(path, context.log, names, _clock_ms, context.counts)
 
     # ------------------------------------------------------------ begin and resume
 

@@ -32,6 +32,7 @@ from commitmq.workers.runtime.topic_view import TopicViews
 from commitmq.workers.transaction.appends import MOST_BYTES, Append, Appends
 from commitmq.workers.transaction.half_queues import HalfQueues
 from commitmq.workers.transaction.ledger import PASSED, Ledger, Place
+from commitmq.workers.transaction.transaction_counts import TransactionCounts
 
 DECISIONS: Final = {"commit": int(COMMIT), "rollback": int(ROLLBACK)}
 NAMES: Final = {value: name for name, value in DECISIONS.items()}
@@ -106,6 +107,7 @@ class Ends:
         self.committed = self.rolled_back = 0
         self.unflushed = 0
         """Commits whose ack did not wait for the device lie below this position of the log."""
+        self.counts: TransactionCounts | None = None
 
     def carry_out(self, ends: Sequence[End], now_ms: int) -> None:
         """End the transactions; afterwards each of ``ends`` has its answer. Raises WriterLost: then the same call comes
@@ -195,6 +197,8 @@ class Ends:
         if request.decision == ROLLBACK:
             self.ledger.note_end(half, place, int(ROLLBACK))
             self.rolled_back += 1
+            if self.counts is not None:
+                self.counts.rolled_back(half)
             return 0
         real_queue(half)
         wanted[place.offset] = _Wanted(half, place, Append(placed_commit(half)), [end])
@@ -222,6 +226,8 @@ class Ends:
             return
         self.ledger.note_end(one.half, one.place, int(COMMIT))
         self.committed += 1
+        if self.counts is not None:
+            self.counts.committed(one.half)
         topic, queue = real_queue(one.half)
         fields: dict[str, Any] = {
             "decision": "commit",

@@ -69,6 +69,10 @@ class Ledger:
         """Whether the half message at ``offset`` stands for a transaction without an end."""
         return offset >= self.half_offset and offset not in self._ended
 
+    def open_below(self, end: int) -> int:
+        """How many half messages below offset ``end`` stand for transactions without an end."""
+        return max(0, end - self.half_offset - len(self._ended))
+
     def newest(self, half: Record) -> Place | None:
         """Where the transaction of ``half`` is now; None when it has ended, or was given up."""
         if self.is_open(half.queue_offset):

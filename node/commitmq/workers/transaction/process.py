@@ -45,6 +45,7 @@ from commitmq.workers.transaction.ledger import Ledger, Place
 from commitmq.workers.transaction.listing import list_open
 from commitmq.workers.transaction.positions import Positions
 from commitmq.workers.transaction.producers import Producers
+from commitmq.workers.transaction.transaction_counts import TransactionCounts
 
 ROLE = "transaction"
 _REQUESTS_A_TURN: Final = 512
@@ -81,6 +82,7 @@ class Transactions:
         self._checks = Checks(
             self._queues, self._appends, self._ends, rules, config.batch_messages, self._ask, self._report
         )
+        self._counts = self._ends.counts = TransactionCounts.of(context)
         self._ledger = Ledger(0, 0, OpBuffer(0))
         self._written = (-1, -1)
         self._due = ((-1, -1), 0)  # the next positions to write down, and how far the log must be flushed for them
@@ -185,6 +187,8 @@ class Transactions:
             self._topics.reload()
         more = self._take_requests()
         self._carry_out()
+        if self._counts is not None:
+            self._counts.open(self._ledger.open_below(self._queues.bounds(HALF_TOPIC)[1]))
         now = _now_ms()
         due_ms = self._ledger.ops.due_in_ms(now)
         if due_ms == 0:

@@ -264,6 +264,8 @@ class Writer:
         while waiting and waiting[0].end <= flushed:
             one = waiting.popleft()
             self._answer(one.identity, one.answer)
+            if one.began_ns and self.requests.counts is not None:
+                self.requests.counts.acked(one.began_ns)
         if not waiting:
             return
         if self._control.get(Word.FLUSH_ERRNO):
@@ -271,14 +273,10 @@ class Writer:
             while waiting:
                 self._fail(waiting.popleft(), "FLUSH_DISK_TIMEOUT", sentence, "unknown")
             return
-        now = monotonic_ms()
+        now, limit_ms = monotonic_ms(), self._context.config.commit_log.sync_flush_timeout_ms
         while waiting and waiting[0].deadline_ms <= now:
-            self._fail(
-                waiting.popleft(),
-                "FLUSH_DISK_TIMEOUT",
-                f"stored, but not flushed within {self._context.config.commit_log.sync_flush_timeout_ms} ms",
-                "stored",
-            )
+            sentence = f"stored, but not flushed within {limit_ms} ms"
+            self._fail(waiting.popleft(), "FLUSH_DISK_TIMEOUT", sentence, "stored")
 
     def _fail(self, one: PendingAck, code: str, sentence: str, outcome: str) -> None:
         self._answer(one.identity, wire.error(one.request_id, code, sentence, outcome=outcome, **one.fields))
@@ -352,6 +350,8 @@ class Writer:
         while not more and self.appender.populate_ahead():
             # Between requests the kernel maps the next pages to append to, a piece at a time.
             more = self._look = bool(int(self.router.getsockopt(_EVENTS)) & _POLLIN)
+        if self.requests.counts is not None:
+            self.requests.counts.settle(len(self._waiting))
         timeout_ms = 0 if more else 20 if self._waiting or self._unknown.deadlines else _POLL_MS
         readable = self._context.wait(timeout_ms, self._flush_done)
         self._arrived = self.local.requests(readable)

@@ -35,6 +35,8 @@ class PendingAck:
     request_id: int
     deadline_ms: int
     fields: dict[str, Any]
+    began_ns: int = 0
+    """When the writer read the request; 0 where nothing is counted."""
 
 
 class SendAnswers:

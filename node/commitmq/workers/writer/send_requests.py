@@ -37,6 +37,7 @@ from commitmq.workers.writer.recalls import LATE_RECALL, Recalls
 from commitmq.workers.writer.send_answers import PendingAck, SendAnswers
 from commitmq.workers.writer.send_backs import SendBacks
 from commitmq.workers.writer.send_checks import FORBIDDEN, Refusal, SendChecks, integer, unnumbered
+from commitmq.workers.writer.send_counts import SendCounts
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError, batch_properties
 
 _PERSISTED_RETRY_MS = 200
@@ -78,12 +79,15 @@ class SendRequests:
         patient = PatientAppend(context, publish)
         self.busy = None if gate is None else BusySends.of(context, gate)
         self._stored = patient.store if self.busy is None else self.busy.timed(patient.store)
+        self.counts = SendCounts.of(context)
         self._config = context.config
         self._rules = PutRules(appender, context.config, context.layout)
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
         self._recalls = None if topics is None else Recalls(context, self._rules)
         self._flow = Flow.of_sends(context)
-        self._is_guarded = self._flow is not None or self.busy is not None
+        self._take = self._handled if self._flow is None and self.busy is None else self._within_limits
+        if self.counts is not None:
+            self._take = self.counts.timed_send(self._take)
         self._born_hosts = BornHosts()
         self._further = FurtherQueues(context.config, offsets)
         self._max_run_bytes = context.config.commit_log.max_run_bytes
@@ -114,9 +118,7 @@ class SendRequests:
     def send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         """Handle one ``send``, ``append`` or ``batch``. Returns the answer, or a PendingAck that waits for the flush."""
         try:
-            if self._is_guarded and header["op"] not in ("send_back", "recall") and "moved" not in header:
-                return self._within_limits(identity, header, frames)
-            return self._handled(identity, header, frames)
+            return self._take(identity, header, frames)
         except SpecialSendError as refusal:
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored")
         except SequenceRefusedError as refusal:
@@ -139,6 +141,8 @@ class SendRequests:
 
     def _within_limits(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         """Handle a request of a client, if ``[flow]`` lets it pass. Raises Refusal and others."""
+        if header["op"] in ("send_back", "recall") or "moved" in header:
+            return self._handled(identity, header, frames)
         topic = header.get("topic")
         flow = self._flow
         try:
@@ -316,6 +320,8 @@ class SendRequests:
         )
         done = self._stored(lambda: self._appender.append_record(record, number, len(host)))
         self._offsets[topic, queue_id] = number + count
+        if self.counts is not None:
+            self.counts.stored(topic, count, len(record))
         return self._answers.acknowledged(identity, header, topic, queue_id, number, count, done, ack)
 
     def _send_back(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
@@ -326,6 +332,8 @@ class SendRequests:
         copy = self._send_backs.copy_of(header)
         placed = copy.placed
         number, done = self._store_run(placed.topic, placed.queue_id, placed.run, bytes(copy.born_host_bytes))
+        if copy.dead and self.counts is not None:
+            self.counts.dead_letter(header["topic"], header["group"])
         where = {"topic": copy.topic, "dead": copy.dead, **placed.where(copy.topic)}
         return self._answers.acknowledged(identity, header, copy.topic, copy.queue_id, number, 1, done, ack, where)
 
@@ -349,6 +357,8 @@ class SendRequests:
         number = self._offsets.get((topic, queue_id), 0)
         done = self._stored(lambda: self._appender.append_record(record, number, born_host_bytes))
         self._offsets[topic, queue_id] = number + 1
+        if self.counts is not None:
+            self.counts.stored(topic, 1, len(record))
         return number, done
 
     def _store_run(self, topic: str, queue_id: int, run: CheckedRun, host: bytes) -> tuple[int, Appended]:
@@ -356,6 +366,8 @@ class SendRequests:
         number = self._offsets.get((topic, queue_id), 0)
         done = self._stored(lambda: self._appender.append_run(run, number, host))
         self._offsets[topic, queue_id] = number + run.count
+        if self.counts is not None:
+            self.counts.stored(topic, run.count, len(run.data))
         return number, done
 
     # ------------------------------------------------------------ idempotent producers

@@ -32,6 +32,7 @@ from commitmq.files import disk
 from commitmq.format.file_names import segment_name
 from commitmq.workers.runtime.context import WorkerContext, role_slot
 from commitmq.workers.runtime.failed_sync import leave_note, write_again
+from commitmq.workers.runtime.sync_counts import SyncCounts
 
 _SYNC, _SYNCED, _TIMESTAMP = int(Word.WRITER_SYNC), int(Word.WRITER_SYNCED), int(Word.WRITER_SYNCED_TIMESTAMP)
 _FLUSHED, _FLUSH_ERRNO = int(Word.FLUSHED), int(Word.FLUSH_ERRNO)
@@ -55,6 +56,7 @@ class InlineFsync:
         self._slow_s = log_config.writer_sync_slow_ms / 1000
         self._rests_until = 0.0
         self.synced = 0
+        self._counts = SyncCounts.of(context, "writer")
         if self._control.get(_SYNC) == WriterSync.SYNCING:
             # A former writer was killed in its sync, and the outcome is unknown. If flush was killed as well, no
             # process has the write error.
@@ -112,6 +114,8 @@ class InlineFsync:
         if control.get(_FLUSH_ERRNO):
             control.put(_SYNC, WriterSync.IDLE)
             return False
+        if self._counts is not None:
+            self._counts.synced(round((over - began) * 1e9), end - max(control.get(_FLUSHED), self.synced))
         self.synced = end
         control.put(_SYNCED, end)
         control.put(_TIMESTAMP, timestamp)

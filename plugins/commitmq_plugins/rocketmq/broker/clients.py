@@ -78,6 +78,7 @@ class Clients:
         """Functions that are called with the names of producer groups that came or went."""
         self.pops: Callable[[str], bool] = lambda group: False
         """Whether consumers of a group share queues, so that it has no members at the coordinator."""
+        self.on_turn: Callable[[], None] | None = None
         self._turning = loop.create_task(self._turn())
         self._next_scan = time.monotonic() + _SCAN_S
         self.handlers: dict[RequestCode, Handler] = {
@@ -261,6 +262,8 @@ class Clients:
         while True:
             await asyncio.sleep(_TURN_S)
             now = time.monotonic()
+            if self.on_turn is not None:
+                self.on_turn()
             for session in list(self._sessions.values()):
                 if session.due <= now and not session.is_asking:
                     session.is_asking = True

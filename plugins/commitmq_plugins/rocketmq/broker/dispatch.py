@@ -8,6 +8,7 @@ from typing import Protocol
 from commitmq.errors import CommitMQError
 from commitmq.log import Log
 from commitmq_plugins.rocketmq.broker.access import Access
+from commitmq_plugins.rocketmq.broker.server_counts import ServerCounts
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.errors import RemotingError
@@ -24,8 +25,8 @@ class Part(Protocol):
 class Dispatch:
     """All parts. Raises ValueError when two of them answer one request."""
 
-    def __init__(self, parts: Iterable[Part], access: Access, log: Log) -> None:
-        self._access, self._log = access, log
+    def __init__(self, parts: Iterable[Part], access: Access, log: Log, counts: ServerCounts | None = None) -> None:
+        self._access, self._log, self._counts = access, log, counts
         self._handlers: dict[int, Handler] = {}
         for part in parts:
             for code, handler in part.handlers.items():
@@ -35,6 +36,24 @@ class Dispatch:
 
     def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """The answer to one request, or what will give it."""
+        if self._counts is None:
+            return self._handled(connection, command)
+        began_ns = self._counts.began()
+        found = self._handled(connection, command)
+        if found is None or isinstance(found, Command):
+            self._counts.answered(began_ns, command, found)
+            return found
+        return self._counted(self._counts, began_ns, command, found)
+
+    @staticmethod
+    async def _counted(
+        counts: ServerCounts, began_ns: int, command: Command, found: Awaitable[Command | None]
+    ) -> Command | None:
+        answer = await found
+        counts.answered(began_ns, command, answer)
+        return answer
+
+    def _handled(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         try:
             refusal = self._access.refusal(connection, command)
             if refusal is not None:

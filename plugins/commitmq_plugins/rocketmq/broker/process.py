@@ -8,6 +8,7 @@ heartbeats bring the registry back.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from commitmq.plugin import WorkerContext, run_async
 from commitmq.security.access_file import AccessFile
@@ -40,6 +41,7 @@ from commitmq_plugins.rocketmq.broker.replies import Replies
 from commitmq_plugins.rocketmq.broker.request_modes import RequestModes
 from commitmq_plugins.rocketmq.broker.retries import Retries
 from commitmq_plugins.rocketmq.broker.sending import Sends
+from commitmq_plugins.rocketmq.broker.server_counts import ServerCounts
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.broker.transactions import Transactions
 from commitmq_plugins.rocketmq.limits import limits_of, tls_of
@@ -102,7 +104,10 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         RequestModes(node, topics, clients),
         Replies(node, topics, clients, sends, store=settings.store_reply_message_enable),
     ]
-    dispatch = Dispatch(parts, access, log)
+    counts = None if context.counts is None else ServerCounts(context.counts)
+    if counts is not None:
+        clients.on_turn = partial(counts.look, clients.registry)
+    dispatch = Dispatch(parts, access, log, counts)
     tls = tls_of(settings, context.folder, log)
     server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings), tls)
     await _listen(server, settings, port)

@@ -1,0 +1,16 @@
+"""``/metrics`` for Prometheus and ``/health`` for whoever starts and watches nodes, from a process of its own.
+
+Built by the hooks that third parties use. The process is a client of the node and reads its shared memory; the node's own
+processes only count, each in a table of its own (:mod:`commitmq.counting.table`).
+"""
+
+from __future__ import annotations
+
+from commitmq.config import NodeConfig
+from commitmq.plugin.hookspecs import WorkerSpec, hookimpl
+
+
+@hookimpl
+def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
+    """The process ``worker-metrics``, when ``metrics.enable`` is on."""
+    return [WorkerSpec("metrics", "commitmq_plugins.metrics.process:run")] if config.metrics.enable else []

@@ -1,0 +1,57 @@
+"""Whether the node lives, and whether it takes and gives messages: from the control block alone, so no process is asked."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+from commitmq.control import DiskFlag, Word, WorkerState, WorkerWord
+from commitmq.plugin import WorkerContext
+
+_NEEDED: Final = ("coordinator", "dispatcher-consume_queue", "reput", "flush", "allocate", "writer", "cleanup")
+_LATE_S: Final = 10.0
+
+
+class Health:
+    """See the module."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context, self._control = context, context.control
+        readers = [f"reader-{number}" for number in range(context.config.reader.count)]
+        self._needed = [*_NEEDED, *readers, *(["dispatcher-memory"] if context.config.memory.enable else [])]
+
+    def reasons(self) -> list[str]:
+        """Why the node is not ready: a sentence each; none when it is."""
+        control, now_ms = self._control, time.monotonic_ns() // 1_000_000
+        found = []
+        for role in self._needed:
+            slot = self._context.slot_of(role)
+            state, pid = control.worker(slot, WorkerWord.STATE), control.worker(slot, WorkerWord.PID)
+            if state != WorkerState.READY or not _lives(pid):
+                found.append(f"the process {role} is not ready")
+                continue
+            age_s = (now_ms - control.worker(slot, WorkerWord.HEARTBEAT_MS)) / 1000
+            if age_s > _LATE_S:
+                found.append(f"the loop of {role} has not turned for {age_s:.0f} s")
+        if number := control.get(Word.FLUSH_ERRNO):
+            found.append(f"the device refused a sync: {os.strerror(number)}; the store is read-only")
+        flags = control.get(Word.DISK_FLAGS)
+        found += [f"sends are refused: {flag.name}" for flag in DiskFlag if flags & flag]
+        return found
+
+    def may_write(self) -> bool:
+        """Whether sends are taken, as far as device and disk are concerned."""
+        return not (self._control.get(Word.FLUSH_ERRNO) or self._control.get(Word.DISK_FLAGS))
+
+
+def _lives(pid: int) -> bool:
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,182 @@
+"""A small HTTP/1.1 server for GET and HEAD, in an asyncio loop, that no client can make large or slow.
+
+Bounds: connections; bytes of a request's head; the time until it is there; the time until its answer is taken. An answer is
+one object for all clients that get it, and is handed over in pieces: a client that does not read holds a piece, and loses its
+connection when its time is over. A client that sends a body, or anything that is no request, gets an answer and loses its
+connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final
+
+from commitmq.log import Log
+
+_PIECE_BYTES: Final = 64 * 1024
+_METHODS: Final = ("GET", "HEAD")
+_END: Final = b"\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``headers`` have lower-case names; of a repeated one the last counts."""
+
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """See the module; ``timeout_s`` for a request, and for its answer."""
+
+    max_connections: int
+    max_request_bytes: int
+    timeout_s: float
+
+
+class BadRequestError(Exception):
+    """What came is no request that this server takes. ``status`` is the answer's."""
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class HttpServer:
+    """One listener. ``handler`` gives the answers; an exception of it is answered with 500 and logged."""
+
+    def __init__(self, handler: Handler, limits: HttpLimits, log: Log) -> None:
+        self._handler, self._limits, self._log = handler, limits, log
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.refused = 0
+        """Connections beyond the limit."""
+
+    def __len__(self) -> int:
+        """Open connections."""
+        return len(self._writers)
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; returns the address. Raises OSError."""
+        limit = self._limits.max_request_bytes
+        self._server = await asyncio.start_server(self._serve, host, port, limit=limit, backlog=64)
+        found = self._server.sockets[0].getsockname()
+        return str(found[0]), int(found[1])
+
+    async def close(self) -> None:
+        """Stop listening, and end all connections."""
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._writers) >= self._limits.max_connections:
+            self.refused += 1
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        writer.transport.set_write_buffer_limits(high=_PIECE_BYTES)
+        try:
+            while await self._one(reader, writer):
+                pass
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client has gone, or was too slow
+        finally:
+            self._tasks.discard(task)
+            self._writers.discard(writer)
+            if writer.transport.get_write_buffer_size():
+                writer.transport.abort()  # it does not read
+            else:
+                writer.close()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request. False when the connection ends."""
+        timeout_s = self._limits.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                head = await self._head(reader)
+            request, keeps = parse(head)
+        except BadRequestError as error:
+            response, keeps, method = Response(f"{error}\n".encode(), status=error.status), False, "GET"
+        else:
+            method = request.method
+            try:
+                response = await self._handler(request)
+            except Exception as error:
+                self._log.exception("a request failed", path=request.path[:100], error=repr(error))
+                response = Response(b"the node failed on this request\n", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+        async with asyncio.timeout(timeout_s):
+            await self._send(writer, response, keeps=keeps, with_body=method != "HEAD")
+        return keeps
+
+    async def _head(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            return await reader.readuntil(_END)
+        except asyncio.LimitOverrunError as error:
+            most = self._limits.max_request_bytes
+            why = f"the head of a request has {most} bytes at most"
+            raise BadRequestError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, why) from error
+
+    @staticmethod
+    async def _send(writer: asyncio.StreamWriter, response: Response, *, keeps: bool, with_body: bool) -> None:
+        status = response.status
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {response.content_type}\r\n"
+            f"Content-Length: {len(response.body)}\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+            f"Connection: {'keep-alive' if keeps else 'close'}\r\n\r\n"
+        )
+        writer.write(head.encode("ascii"))
+        view = memoryview(response.body) if with_body else memoryview(b"")
+        for start in range(0, len(view), _PIECE_BYTES):
+            writer.write(view[start : start + _PIECE_BYTES])
+            await writer.drain()
+        await writer.drain()
+
+
+def parse(head: bytes) -> tuple[Request, bool]:
+    """The request of a head, and whether the client keeps the connection. Raises BadRequestError."""
+    with contextlib.suppress(UnicodeDecodeError, ValueError):
+        first, *lines = head.removesuffix(_END).decode("ascii").split("\r\n")
+        method, target, version = first.split(" ")
+        headers = {}
+        for line in lines:
+            name, colon, value = line.partition(":")
+            if not colon or not name or name != name.strip():
+                raise BadRequestError(HTTPStatus.BAD_REQUEST, "a header line has no name")
+            headers[name.lower()] = value.strip()
+        if not target.startswith("/") or version not in ("HTTP/1.1", "HTTP/1.0"):
+            raise BadRequestError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
+        if method not in _METHODS:
+            raise BadRequestError(HTTPStatus.METHOD_NOT_ALLOWED, "this server takes GET and HEAD")
+        if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+            raise BadRequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "this server takes no bodies")
+        path, _, query = target.partition("?")
+        keeps = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
+        return Request(method, path, query, headers), keeps
+    raise BadRequestError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")

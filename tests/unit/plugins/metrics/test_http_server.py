@@ -1,0 +1,146 @@
+"""Goal: no client can make the metrics server large, slow or silent. Method: sockets that misbehave, on a real listener."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+import pytest
+
+from commitmq.log import get_log
+from commitmq_plugins.metrics.http_server import BadRequestError, HttpLimits, HttpServer, Request, Response, parse
+
+BODY = b"x" * 30_000_000
+LIMITS = HttpLimits(max_connections=4, max_request_bytes=1_024, timeout_s=0.4)
+GET = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+
+Talk = Callable[[HttpServer, int], Awaitable[None]]
+
+
+async def answer(request: Request) -> Response:
+    if request.path == "/broken":
+        raise RuntimeError("broken")
+    return Response(BODY if request.path == "/large" else f"{request.path} {request.query}".encode())
+
+
+def served(talk: Talk, limits: HttpLimits = LIMITS) -> None:
+    async def run() -> None:
+        server = HttpServer(answer, limits, get_log("test"))
+        _, port = await server.listen("127.0.0.1", 0)
+        try:
+            await asyncio.wait_for(talk(server, port), 20)
+        finally:
+            await server.close()
+        assert len(server) == 0
+
+    asyncio.run(run())
+
+
+async def ask(port: int, data: bytes) -> bytes:
+    """All that comes until the server ends the connection, or for a second."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    found = b""
+    try:
+        async with asyncio.timeout(1.5):
+            while piece := await reader.read(1 << 20):
+                found += piece
+    except (TimeoutError, ConnectionResetError):
+        pass
+    writer.close()
+    return found
+
+
+def test_requests_of_one_connection_are_answered_in_order() -> None:
+    async def talk(server: HttpServer, port: int) -> None:
+        found = await ask(
+            port, b"GET /a?b=1 HTTP/1.1\r\n\r\nHEAD /c HTTP/1.1\r\n\r\nGET /d HTTP/1.1\r\nConnection: close\r\n\r\n"
+        )
+        first, head, last, *rest = found.split(b"HTTP/1.1 200 OK\r\n")[1:]
+        assert not rest
+        assert first.endswith(b"\r\n\r\n/a b=1")
+        assert head.endswith(b"Content-Length: 3\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+                             b"Connection: keep-alive\r\n\r\n")  # fmt: skip
+        assert last.endswith(b"Connection: close\r\n\r\n/d ")
+
+    served(talk)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /" + b"a" * 5_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", 405),
+        (b"GET /metrics HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", 413),
+        (b"GET /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 413),
+        (b"GET metrics HTTP/1.1\r\n\r\n", 400),
+        (b"GET /metrics HTTP/2\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00 \r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\n bad: folded\r\n\r\n", 400),
+        (b"GET /broken HTTP/1.1\r\nConnection: close\r\n\r\n", 500),
+    ],
+)
+def test_what_is_no_request_is_answered_and_ends(data: bytes, status: int) -> None:
+    async def talk(server: HttpServer, port: int) -> None:
+        assert (await ask(port, data)).startswith(f"HTTP/1.1 {status} ".encode())
+        assert (await ask(port, GET)).startswith(b"HTTP/1.1 200 ")
+
+    served(talk)
+
+
+def test_slow_clients_lose_their_connections() -> None:
+    async def talk(server: HttpServer, port: int) -> None:
+        drips = [await asyncio.open_connection("127.0.0.1", port) for _ in range(LIMITS.max_connections)]
+        began = time.monotonic()
+        while len(server) and time.monotonic() - began < 3:
+            for _, writer in drips:
+                writer.write(b"G")  # a byte now and then: slow loris
+            await asyncio.sleep(0.1)
+        assert time.monotonic() - began < 2, "the time of a request begins anew with each byte"
+        assert (await ask(port, GET)).startswith(b"HTTP/1.1 200 ")
+        for _, writer in drips:
+            writer.close()
+
+    served(talk)
+
+
+def test_a_client_that_never_reads_costs_a_piece_and_ends() -> None:
+    async def talk(server: HttpServer, port: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(b"GET /large HTTP/1.1\r\n\r\n")
+        await asyncio.sleep(0.15)
+        [held] = [one.transport.get_write_buffer_size() for one in server._writers]
+        assert held <= 1 << 20, "the whole answer waits for a client that does not read"
+        began = time.monotonic()
+        while len(server) and time.monotonic() - began < 3:
+            await asyncio.sleep(0.05)
+        assert time.monotonic() - began < 2
+        writer.close()
+
+    served(talk)
+
+
+def test_connections_are_bounded() -> None:
+    async def talk(server: HttpServer, port: int) -> None:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        assert await ask(port, GET) == b""
+        assert server.refused == 1
+        held[0][1].close()
+        await asyncio.sleep(0.1)
+        assert (await ask(port, GET)).startswith(b"HTTP/1.1 200 ")
+        for _, writer in held:
+            writer.close()
+
+    served(talk, HttpLimits(max_connections=4, max_request_bytes=1_024, timeout_s=5.0))
+
+
+def test_a_head_is_taken_apart() -> None:
+    request, keeps = parse(b"GET /a?b=c HTTP/1.0\r\nAccept: x\r\naccept: y\r\n\r\n")
+    assert request == Request("GET", "/a", "b=c", {"accept": "y"})
+    assert not keeps
+    with pytest.raises(BadRequestError) as raised:
+        parse(b"GET /a HTTP/1.1\r\nno colon\r\n\r\n")
+    assert raised.value.status is HTTPStatus.BAD_REQUEST
