@@ -177,6 +177,7 @@ def address(node: Node) -> str:
 
 
 def test_both_formats_are_what_scrapers_take(address: str) -> None:
+    eventually(lambda: "commitmq_up" in scrape(address), "the processes are known", 20)
     status, kind, text = get(address)
     assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
     found = parse(text)
@@ -305,8 +306,9 @@ def test_lag_in_seconds_is_right_within_a_second(node: Node, address: str) -> No
         producer.send("behind", b"read")
         assert [one.body for one in consumer.poll(timeout_s=10)] == [b"read"]
         consumer.commit()
-        sent_s = time.time()
+        began_s = time.time()
         producer.send("behind", b"first", ack="flushed")
+        stored_s = time.time()
         time.sleep(1.5)
         producer.send("behind", b"second", ack="flushed")
 
@@ -320,11 +322,13 @@ def test_lag_in_seconds_is_right_within_a_second(node: Node, address: str) -> No
 
         eventually(lambda: lag()[0] == 2, "both messages are in the queue")
         for _ in range(3):
+            asked_s = time.time()
             messages, seconds, native = lag()
-            wanted = time.time() - sent_s
+            answered_s = time.time()
             assert messages == 2
-            assert abs(seconds - wanted) < 1.0
-            assert abs(native - wanted) < 1.0
+            # On a machine that is not busy the bounds are milliseconds apart.
+            for one in (seconds, native):
+                assert asked_s - stored_s - 0.1 <= one <= answered_s - began_s + 0.1
             time.sleep(0.4)
         found = scrape(address)
         worst = found["commitmq_group_queue_lag_messages"]
@@ -358,7 +362,7 @@ def test_the_metrics_process_may_die(node: Node, address: str) -> None:
     pid = node.pids()["worker-metrics"]
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: node.healed("worker-metrics", pid), "it runs again")
-    assert scrape(address_of(node))["commitmq_messages_in_total"].value(topic="later", source="client") is not None
+    assert scrape(address_of(node))["commitmq_messages_in_total"].value(topic="orders", source="client") >= 61
 
 
 # ---------------------------------------------------------------- health

@@ -37,7 +37,7 @@ from commitmq.workers.writer.recalls import LATE_RECALL, Recalls
 from commitmq.workers.writer.send_answers import PendingAck, SendAnswers
 from commitmq.workers.writer.send_backs import SendBacks
 from commitmq.workers.writer.send_checks import FORBIDDEN, Refusal, SendChecks, integer, unnumbered
-from commitmq.workers.writer.send_counts import SendCounts
+from commitmq.workers.writer.send_counts import Send, SendCounts
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError, batch_properties
 
 _PERSISTED_RETRY_MS = 200
@@ -85,7 +85,7 @@ class SendRequests:
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
         self._recalls = None if topics is None else Recalls(context, self._rules)
         self._flow = Flow.of_sends(context)
-        self._take = self._handled if self._flow is None and self.busy is None else self._within_limits
+        self._take: Send = self._handled if self._flow is None and self.busy is None else self._within_limits
         if self.counts is not None:
             self._take = self.counts.timed_send(self._take)
         self._born_hosts = BornHosts()

@@ -48,7 +48,14 @@ def flusher(tmp_path: Path, control: ControlBlock) -> Iterator[flush.LogFlusher]
 
 def context_of(layout: StoreLayout, control: ControlBlock, config: NodeConfig) -> Any:
     return SimpleNamespace(
-        control=control, layout=layout, log=get_log("flush"), config=config, heartbeat=lambda: None, slot=0, params={}
+        control=control,
+        layout=layout,
+        log=get_log("flush"),
+        config=config,
+        heartbeat=lambda: None,
+        slot=0,
+        params={},
+        counts=None,
     )
 
 
