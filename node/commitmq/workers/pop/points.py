@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from commitmq.config import PopConfig
 from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey
 from commitmq.workers.pop.pop_counts import PopCounts
+from commitmq.workers.runtime.context import WorkerContext
 
 MAX_DONE: Final = 100_000
 OVERDUE_MS: Final = 60_000
@@ -56,6 +57,11 @@ class Points:
     _heap: list[tuple[int, int, Point]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _done: dict[Point, None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, context: WorkerContext) -> Points:
+        """Nothing is in flight yet."""
+        return cls(context.config.pop, counts=PopCounts.of(context))
 
     def room(self, group: str, topic: str, queue: int, client: bytes, *, taken: int, of_queue: int) -> int:
         """How many more messages of the queue ``client`` may get, who is getting ``taken``, ``of_queue`` of this queue."""

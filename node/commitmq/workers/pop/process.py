@@ -40,7 +40,6 @@ from commitmq.workers.pop.ordered_handler import OrderedHandler
 from commitmq.workers.pop.orders import OrderKey, Orders
 from commitmq.workers.pop.parked_pops import ParkedPops
 from commitmq.workers.pop.points import Points
-from commitmq.workers.pop.pop_counts import PopCounts
 from commitmq.workers.pop.records import Records
 from commitmq.workers.pop.recovery import ProgressFile, read_points
 from commitmq.workers.pop.revival import Revival
@@ -100,8 +99,7 @@ class Pop:
 
     def _begin(self) -> None:
         """State without anything in it."""
-        counts = PopCounts.of(self._context)
-        self._points = Points(self._limits, counts=counts)
+        self._points = Points.of(self._context)
         most, resets = self._limits.max_groups, partial(self._control.get, Word.GROUP_RESETS)
         self._shares = Shares(self._line, revive_topic(self._cluster), self._revive_queues_count, most, resets)
         self._revival = Revival(self._context, self._places, self._shares, self._records, self._mover)
