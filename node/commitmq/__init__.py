@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from commitmq.client.handling.counts import HandlerCounts
     from commitmq.client.message import Message, Tombstone
     from commitmq.client.producer import Producer
+    from commitmq.client.producing.fault_strategy import FaultStrategy
     from commitmq.client.receiving.batch import MessageBatch
     from commitmq.client.receiving.query import QueryResult
     from commitmq.client.results import BatchResult, BatchSendError, SendResult
@@ -90,6 +91,7 @@ __all__ = [
     "DelayedMessages",
     "DiskFullError",
     "ExactlyOnce",
+    "FaultStrategy",
     "FencedError",
     "FilterError",
     "GroupNotFoundError",
@@ -177,6 +179,7 @@ _HOMES = {
     "HandlerCounts": "commitmq.client.handling.counts",
     "RetryLater": "commitmq.client.handling.consume_result",
     "ExactlyOnce": "commitmq.client.sending.options",
+    "FaultStrategy": "commitmq.client.producing.fault_strategy",
     "Message": "commitmq.client.message",
     "Tombstone": "commitmq.client.message",
     "MessageBatch": "commitmq.client.receiving.batch",

@@ -16,6 +16,7 @@ from commitmq import (
     Consumer,
     ConsumeResult,
     ExactlyOnce,
+    FaultStrategy,
     Message,
     Outcome,
     Producer,
@@ -46,7 +47,10 @@ def produce() -> int:
         for one in batch:
             offset = max(offset, one.physical_offset)
         producer.flush(5)
-        return offset + len(batch)
+    with Producer(["one:7310", "two:7310"], retries=1, fault_strategy=FaultStrategy(isolation_ms=5_000)) as several:
+        node: str | None = several.send("orders", b"tea").node
+        print(node)
+    return offset + len(batch)
 
 
 def consume(consumer: Consumer | Reader) -> list[bytes]:

@@ -34,6 +34,7 @@ from commitmq.client.sending.options import (
 )
 from commitmq.client.sending.outbox import NoRoom
 from commitmq.errors import CommitMQError
+from commitmq.protocol.node_address import several_addresses
 
 if TYPE_CHECKING:
     from commitmq.client.transactions.half_message import TransactionResult
@@ -56,7 +57,7 @@ class AsyncProducer:
 
     def __init__(
         self,
-        node: str | None = None,
+        node: str | Iterable[str] | None = None,
         *,
         idempotent: bool = False,
         producer_id: str | None = None,
@@ -68,6 +69,12 @@ class AsyncProducer:
             given = settings.get("delivery")
             settings["delivery"] = former_delivery(given, idempotent, producer_id, producer_epoch)
         settings.setdefault("linger_ms", 0.0)
+        addresses = several_addresses(node)
+        if addresses is not None:
+            from commitmq.client.producing.aio_several_nodes import become_several
+
+            become_several(self, AsyncProducer, addresses, settings)
+            return
         self._producer = Producer(node, **settings)
         self._producer._lanes.waiters.room = self._has_room
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-producer")

@@ -22,6 +22,7 @@ from commitmq.client.producer_batches import BatchProducer
 from commitmq.client.producer_cancelling import CancellingProducer
 from commitmq.client.producer_requests import RequestProducer
 from commitmq.client.producer_transactions import TransactionProducer
+from commitmq.client.producing.fault_strategy import FaultStrategy
 from commitmq.client.properties import Keys, both_keys
 from commitmq.client.requesting.reply_reader import ReplyReader
 from commitmq.client.results import SendResult
@@ -31,7 +32,7 @@ from commitmq.client.sending.busy import is_busy
 from commitmq.client.sending.delivery import AtMostOnce, Numbered, Sequences
 from commitmq.client.sending.lane import Lane
 from commitmq.client.sending.lanes import Lanes
-from commitmq.client.sending.options import ExactlyOnce, OnDelivery, former_delivery, tell_delivery
+from commitmq.client.sending.options import ExactlyOnce, OnDelivery, check_settings, former_delivery, tell_delivery
 from commitmq.client.sending.outbox import too_large
 from commitmq.client.transactions.half_message import Listener
 from commitmq.errors import SendError
@@ -39,9 +40,9 @@ from commitmq.format.compression import compression_flags
 from commitmq.format.unique_ids import UniqueIds
 from commitmq.protocol import wire
 from commitmq.protocol.channel import WAIT_SLICE_S
+from commitmq.protocol.node_address import several_addresses
 
 _MAX_STARTS: Final = 10_000
-MAX_LINGER_MS: Final = 1_000
 
 _dumps = orjson.dumps
 _monotonic = time.monotonic
@@ -65,48 +66,41 @@ class Producer(BatchProducer, TransactionProducer, RequestProducer, CancellingPr
     at once after a pause, while a thread waits in ``result``, ``flush`` or ``send``, and as soon as 256 KiB are
     pending. 0 turns the wait off. (Kafka's producer has ``linger.ms``, by default 5.)
 
-    A thread of the producer sends the asynchronous messages. While the program's own threads compute without a pause,
-    this thread waits for the interpreter several times a run, each time up to ``sys.getswitchinterval()`` (5 ms). A
-    program that sets a shorter interval shortens the way of a message (measured at 10,000 a second: 16 ms, with an
-    interval of 0.5 ms 6 ms).
+    A thread of the producer sends the asynchronous messages. While the program's own threads compute without a pause, it
+    waits for the interpreter several times a run, each time up to ``sys.getswitchinterval()`` (5 ms); a shorter interval
+    shortens the way of a message (measured at 10,000 a second: 16 ms, with an interval of 0.5 ms 6 ms).
 
     ``keep_freed_memory=True`` sets the C library's heap for the whole process, and for good: up to 16 MiB of freed memory
-    stay with the process (``mallopt``; no effect where the C library has none). It is for a process whose main work is
-    to send batches: without it glibc gives the memory of each run back to the kernel, and the page faults of the next
-    run can take most of the CPU time. A producer changes nothing in its process by default.
+    stay with the process (``mallopt``; no effect where the C library has none). It is for a process whose main work is to
+    send batches: without it glibc gives the memory of each run back to the kernel, and the page faults of the next run can
+    take most of the CPU time.
 
-    ``trace=True`` writes RocketMQ's trace records of all stored messages into ``RMQ_SYS_TRACE_TOPIC``, in the background
-    and in batches; a record that finds no room is dropped. ``commitmq trace`` reads them. (Messages of memory topics are
-    not traced.)
+    ``trace=True`` writes RocketMQ's trace records of all stored messages but those of memory topics, in the background and in
+    batches, into ``RMQ_SYS_TRACE_TOPIC``; a record that finds no room is dropped. ``commitmq trace`` reads them.
 
     Order: messages that one thread sends to one queue are stored in that order. Without ``queue`` or ``sharding_key`` a
     message may go to any queue.
 
-    ``delivery=ExactlyOnce()`` makes an idempotent producer. It numbers each message, and the node stores each number
-    once. After the death of the node or the end of the connection the producer sends such a message again, until its
-    ``timeout_s`` is over; set that to more than a restart of the node takes. A message whose time is over is still of
-    unknown fate. A single ``send`` takes a little longer than without numbers. The node remembers a producer for
-    ``producers.expiry_ms``. Memory topics, BatchCQ topics and ``multi_dispatch`` take no idempotent sends.
-
-    With ``ExactlyOnce("import-7", epoch=0)`` a program can repeat itself after its own death. The ``producer_id`` (1 to
-    64 letters, digits and ``._-/@+=``) outlives this object. The producer numbers the messages of each queue from 0, in
-    the order of sending. The node does not store a message with the id, epoch, queue and number of a stored one; its
-    result has ``duplicate`` set and the place of the stored one. So a new producer, anywhere, repeats a failed attempt:
-    it sends the same messages in the same order to the same queues, and may cut them into other batches. Two attempts
-    at the same time store each message once. Every send needs its queue then: ``queue``, or sharding keys while the
-    number of queues stays. A higher epoch begins at 0 again, and the node refuses the sends of lower epochs
-    (ProducerFencedError). After a send of unknown fate such a producer refuses all further sends; its successor repeats
-    all messages. An id belongs to one sender: several senders at the same time must send the very same messages.
+    ``delivery=ExactlyOnce()`` makes an idempotent producer. It numbers each message, and the node stores each number once.
+    After the death of the node or the end of the connection the producer sends such a message again, until its ``timeout_s``
+    is over; set that to more than a restart of the node takes. A message whose time is over is still of unknown fate. The
+    node remembers a producer for ``producers.expiry_ms``. Memory topics, BatchCQ topics and ``multi_dispatch`` take no
+    idempotent sends. With a ``producer_id`` a program can repeat itself after its own death; see :class:`ExactlyOnce`.
 
     ``group`` is for transactions (:meth:`transaction`). The node asks any live producer of the group about a transaction
     without an end, and the producer asks its ``transaction_listener``: a function of a :class:`HalfMessage` that returns a
     :class:`TransactionState`, or an object with ``check`` and ``execute`` (:class:`TransactionListener`). A listener is
     called in threads of the producer, two at most.
+
+    ``node`` may name several nodes, with commas between or as a list: each message goes to one of them. A node that is slow,
+    refuses or does not answer is avoided (``fault_strategy``). A message that is certainly not stored goes to another node,
+    ``retries`` times after a refusal; with ``retry_may_store_twice=True`` also one of unknown fate. Messages with a queue or
+    a sharding key, transactions, requests and idempotent messages stay at a node. Each node has ``max_pending``.
     """
 
     def __init__(
         self,
-        node: str | None = None,
+        node: str | Iterable[str] | None = None,
         *,
         ack: str = "flushed",
         timeout_s: float = 10.0,
@@ -121,6 +115,9 @@ class Producer(BatchProducer, TransactionProducer, RequestProducer, CancellingPr
         trace: bool = False,
         group: str | None = None,
         transaction_listener: Listener | None = None,
+        retries: int = 2,
+        retry_may_store_twice: bool = False,
+        fault_strategy: FaultStrategy | None = None,
         idempotent: bool = False,
         producer_id: str | None = None,
         producer_epoch: int = 0,
@@ -132,12 +129,14 @@ class Producer(BatchProducer, TransactionProducer, RequestProducer, CancellingPr
         if idempotent or producer_id is not None or producer_epoch:
             delivery = former_delivery(delivery, idempotent, producer_id, producer_epoch)
         timeout_s = checks.seconds("timeout_s", timeout_s)
-        if max_pending < 1 or max_pending_bytes < 1:
-            raise ValueError("max_pending and max_pending_bytes must be at least 1")
-        if max_requests < 1:
-            raise ValueError("max_requests must be at least 1")
-        if not 0 <= linger_ms <= MAX_LINGER_MS:
-            raise ValueError(f"linger_ms must be between 0 and {MAX_LINGER_MS}, not {linger_ms}")
+        check_settings(max_pending, max_pending_bytes, max_requests, linger_ms, retries, fault_strategy)
+        addresses = several_addresses(node)
+        if addresses is not None:
+            from commitmq.client.producing.several_nodes import become_several
+
+            become_several(self, Producer, addresses, locals())
+            return
+        assert isinstance(node, str | None)
         if keep_freed_memory:
             heap.keep_freed_memory()
         self._closed = True  # until all of it is made: __del__ must not warn of a producer whose __init__ raised
@@ -297,7 +296,7 @@ class Producer(BatchProducer, TransactionProducer, RequestProducer, CancellingPr
         if answer is None:
             return None
         if answer["ok"] is not True:
-            if is_busy(answer):
+            if is_busy(answer) and (queue is not None or not lane.gives_back):
                 lane.delivery.busy.note(answer)
                 return None  # the pump sends it after a rest
             raise wire.send_refusal(answer)
@@ -316,6 +315,7 @@ class Producer(BatchProducer, TransactionProducer, RequestProducer, CancellingPr
                 answer["ack"],
                 False,
                 answer.get("stored_topic"),
+                None,
             ),
         )
 

@@ -20,6 +20,8 @@ class SendResult(NamedTuple):
 
     ``stored_topic`` is None for an ordinary message. A delayed message waits in that topic of the node until it is due.
     ``queue_offset``, ``physical_offset`` and ``msg_id`` are then those of the place where it waits.
+
+    ``node`` is the address of the node that has the message, from a producer with several nodes; else None.
     """
 
     topic: str
@@ -32,6 +34,7 @@ class SendResult(NamedTuple):
     ack: str
     duplicate: bool = False
     stored_topic: str | None = None
+    node: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -41,7 +44,8 @@ class SendResult(NamedTuple):
         place = f"{self.topic}/{self.queue}@{self.queue_offset}"
         again = ", duplicate" if self.duplicate else ""
         waits = "" if self.stored_topic is None else f", waits in {self.stored_topic}"
-        return f"SendResult({place}, physical_offset={self.physical_offset}, {self.ack}{again}{waits})"
+        at = "" if self.node is None else f", {self.node}"
+        return f"SendResult({place}, physical_offset={self.physical_offset}, {self.ack}{again}{waits}{at})"
 
 
 _tuple_of = tuple.__new__
@@ -60,6 +64,7 @@ class RunAck:
         "ack",
         "answer",
         "count",
+        "node",
         "queue",
         "sizes",
         "topic",
@@ -83,6 +88,8 @@ class RunAck:
         self.unique = unique
         self.answer = answer
         self.count = len(sizes)
+        self.node: str | None = None
+        """The node, where the producer has several."""
         self._offsets: list[int] | None = None
         self._repeats = "stored_before" in answer
         self._stored_topic: str | None = answer.get("stored_topic")
@@ -121,6 +128,7 @@ class RunAck:
                 self.ack,
                 False,
                 self._stored_topic,
+                self.node,
             ),
         )
 
@@ -134,7 +142,16 @@ class RunAck:
             queue_offset, physical, stamp, unique_id = before[index]
             msg_id = f"{prefix}{physical:016X}" if prefix and physical >= 0 else ""
             return SendResult(
-                self.topic, self.queue, queue_offset, physical, stamp, msg_id, unique_id, self.ack, duplicate=True
+                self.topic,
+                self.queue,
+                queue_offset,
+                physical,
+                stamp,
+                msg_id,
+                unique_id,
+                self.ack,
+                duplicate=True,
+                node=self.node,
             )
         if self._offsets is None:
             self._offsets = self._physical_offsets(len(before))
@@ -143,9 +160,8 @@ class RunAck:
         msg_id = f"{prefix}{physical:016X}"
         stamp = rest["store_timestamp"]
         unique_id = self._unique_id(index)
-        return SendResult(
-            self.topic, self.queue, rest["queue_offset"] + within, physical, stamp, msg_id, unique_id, self.ack
-        )
+        offset = rest["queue_offset"] + within
+        return SendResult(self.topic, self.queue, offset, physical, stamp, msg_id, unique_id, self.ack, node=self.node)
 
     def _unique_id(self, index: int) -> str:
         unique = self.unique
@@ -208,6 +224,12 @@ class BatchResult(Sequence[SendResult]):
             return self.acks[run].result(within)
         run = bisect_right(self._ends, index)
         return self.acks[run].result(index - (self._ends[run - 1] if run else 0))
+
+    def places(self) -> list[tuple[int, int]]:
+        """(run, index in the run) of each message."""
+        if self._order is not None:
+            return self._order
+        return [(run, within) for run, ack in enumerate(self.acks) for within in range(ack.count)]
 
     @property
     def end_offset(self) -> int:

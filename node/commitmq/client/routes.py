@@ -51,6 +51,10 @@ class Routes:
         ] = {}  # and when, of topics that were asked for in the background
         self.told: Callable[[str], None] = lambda _topic: None
         """Called in a thread of its own when a topic that was asked for in the background has its outcome."""
+        self.patience_s = math.inf
+        """No question to the coordinator takes longer."""
+        self.away: Callable[[SendError], None] = lambda _error: None
+        """Called when the coordinator does not answer, in the thread that asked."""
         self._closed = False
         self._turns: dict[str, int] = {}  # one a topic: with a common one, topics sent to in turn would skip queues
         self._first_turn = int.from_bytes(os.urandom(2), "big")  # so that many short-lived producers use all queues
@@ -89,6 +93,7 @@ class Routes:
 
     def _look_up(self, topic: str, known: tuple[int, float, bool] | None, deadline: float) -> int:
         line, ticket = self._line, Line.ticket()
+        deadline = min(deadline, time.monotonic() + self.patience_s)
         try:
             line.append(ticket)
             if not line.wait(ticket, deadline):
@@ -100,7 +105,9 @@ class Routes:
             if known is not None:
                 self._known[topic] = (known[0], time.monotonic(), known[2])
                 return known[0]
-            raise not_stored(error.code, error.message) from error
+            problem = not_stored(error.code, error.message)
+            self.away(problem)
+            raise problem from error
         except RequestError as error:
             raise send_error(error.code, error.message, Outcome.NOT_STORED, error.retry_after_ms) from error
         finally:

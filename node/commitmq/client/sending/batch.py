@@ -129,6 +129,7 @@ class Batch:
         self._limit_s = limit_s
         self._inner = inner
         self._queue = queue
+        self._is_free = queue is None and plan.sharding_keys is None
         self._born = time.time_ns() // 1_000_000
         self._planned: list[PlannedRun] = []
         self._left: deque[int] | None = None  # numbers of runs to be sent; None until it is planned
@@ -165,6 +166,12 @@ class Batch:
     def more(self) -> bool:
         """Whether the batch has another run to send."""
         return self._problem is None and self._refusal is None and (self._left is None or bool(self._left))
+
+    @property
+    def may_move(self) -> bool:
+        """Whether another node may take all of it."""
+        untouched = not (self.in_flight or self._acks or self._stored or self._unknown)
+        return self._is_free and untouched
 
     def settle(self) -> None:
         """Give the batch's room back."""
@@ -298,13 +305,19 @@ class Batch:
             fields.update(born=self._born, properties=self._record_properties(planned))
             # The messages share one record, so the next one is 0 bytes away.
             encoded = EncodedRun(topic, queue, data, [0] * (planned.stop - planned.start), unique)
-            return BatchRun(self, number, planned, encoded, fields)
+            return self._run_of(number, planned, encoded, fields)
         with lane.delivery.numbered(topic, queue, fields) as sequence:
             encoded = encode_run(
                 lane.layout(topic), queue, unique_ids=lane.ids, born=self._born, sequence=sequence, **part
             )
-        run = BatchRun(self, number, planned, encoded, fields)
+        run = self._run_of(number, planned, encoded, fields)
         run.sequence = sequence
+        return run
+
+    def _run_of(self, number: int, planned: PlannedRun, encoded: EncodedRun, fields: dict[str, Any]) -> BatchRun:
+        run = BatchRun(self, number, planned, encoded, fields)
+        # (A batch goes to another node as a whole or not at all.)
+        run.is_free = self._is_free and len(self._planned) == 1
         return run
 
     def _record_properties(self, planned: PlannedRun) -> dict[str, str]:

@@ -56,6 +56,8 @@ class Way(Protocol):
     line: Line
     flying: dict[int, Run]
 
+    @property
+    def gives_back(self) -> bool: ...
     def connect(self, deadline: float) -> Channel: ...
     def put(self, channel: Channel, run: Run) -> None: ...
     def disconnect(self) -> None: ...
@@ -104,8 +106,8 @@ class AtMostOnce:
         run.give_back()
 
     def refused(self, lane: Way, run: Run, answer: dict[str, Any]) -> None:
-        """The node has refused ``run``."""
-        if is_busy(answer):
+        """The node has refused ``run``. Where it is busy, a run without a queue goes to another node, if there is one."""
+        if is_busy(answer) and not (run.is_free and lane.gives_back):
             self.busy.hold(run, answer, alone=not lane.flying)
         else:
             lane.refuse(run, answer)

@@ -28,7 +28,8 @@ import zmq
 from commitmq.client.routes import Routes, not_stored, unknown
 from commitmq.client.sending.delivery import LEAST_WINDOW, AtMostOnce, no_answer
 from commitmq.client.sending.line import Line
-from commitmq.client.sending.run import MAX_RUN_BYTES, MessagesRun, Run
+from commitmq.client.sending.node_watch import NodeWatch
+from commitmq.client.sending.run import MAX_RUN_BYTES, NEVER_S, MessagesRun, Run
 from commitmq.client.sending.run_encoder import RunLayout
 from commitmq.errors import NodeUnavailableError, RequestError, SendError
 from commitmq.format.unique_ids import UniqueIds
@@ -86,6 +87,8 @@ class Lane:
         self.flying_messages = 0
         """Runs of single messages among them."""
         self.trace: Tracer | None = None
+        self.watch: NodeWatch | None = None
+        """Set where the producer has further nodes."""
         self._connected = connected
         self._misled = misled
         self._layouts: dict[str, RunLayout] = {}
@@ -100,6 +103,8 @@ class Lane:
                 return channel
             # The next connection counts its requests from one again: no run of this one may stay behind.
             self.lose("the connection ended before the answer")
+        if self.watch is not None:
+            deadline = min(deadline, time.monotonic() + self.watch.connect_timeout_s)
         try:
             channel, hello = self.directory.connect(self.role, deadline, hello=True)
         except RequestError as error:
@@ -254,6 +259,11 @@ class Lane:
     # ------------------------------------------------------------ runs
 
     @property
+    def gives_back(self) -> bool:
+        """Whether messages that name no queue go to another node, instead of waiting for this one."""
+        return self.watch is not None and self.watch.gives_back
+
+    @property
     def has_batches_in_flight(self) -> bool:
         """Whether a run of a batch was handed over and not answered."""
         return len(self.flying) > self.flying_messages
@@ -274,8 +284,10 @@ class Lane:
         identity = channel.next_id()
         channel.put([orjson.dumps({**run.fields, "id": identity}), run.data], time.monotonic() + _PUT_S)
         self.flying[identity] = run
-        if self.trace is not None:
+        if self.trace is not None or self.watch is not None:
             run.sent_at = time.monotonic()
+            if self.watch is not None:
+                self.watch.sent(run.sent_at)
         self.flying_messages += isinstance(run, MessagesRun)
 
     def receive(self) -> None:
@@ -302,6 +314,8 @@ class Lane:
                 self.lose(f"the node could not read a request: {answer.get('error')}")
             return
         self.flying_messages -= isinstance(run, MessagesRun)
+        if self.watch is not None:
+            self.watch.answered(run.sent_at, next((one.sent_at for one in self.flying.values()), NEVER_S))
         if answer["ok"]:
             if self.delivery.busy.error is not None:
                 self.delivery.busy.passed(run)
@@ -330,6 +344,8 @@ class Lane:
 
     def _take_flying(self) -> list[Run]:
         flying, self.flying, self.flying_messages = self.flying, {}, 0
+        if self.watch is not None:
+            self.watch.since = NEVER_S
         return list(flying.values())
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from commitmq.client.routes import Routes
 from commitmq.client.sending.delivery import AtMostOnce
 from commitmq.client.sending.lane import WRONG_ENDPOINT
+from commitmq.client.sending.node_watch import NodeWatch
 from commitmq.client.sending.outbox import Waiters
 from commitmq.client.sending.pump import Pump
 from commitmq.errors import Outcome, SendError
@@ -51,6 +52,7 @@ class Lanes:
             "linger_s": linger_s,
         }
         self._memory: Pump | None = None
+        self._watched: Callable[[], NodeWatch] | None = None
         self._is_closed = False
         # An idempotent producer numbers the messages of one lane, so it has the writer's only, which refuses memory topics.
         self._is_numbered = delivery is not None and delivery.in_submission_order
@@ -67,7 +69,7 @@ class Lanes:
         redirects: Callable[[str, float], bool],
         misled: Callable[[str], None],
     ) -> Pump:
-        return Pump(
+        pump = Pump(
             self._node,
             role,
             self.waiters,
@@ -81,6 +83,14 @@ class Lanes:
             misled=misled,
             **self._limits,
         )
+        if self._watched is not None:
+            pump.lane.watch = self._watched()
+        return pump
+
+    def watch(self, made: Callable[[], NodeWatch]) -> None:
+        """The producer has further nodes: give each lane a watch, made by ``made``. Before the first send."""
+        self._watched = made
+        self.writer.lane.watch = made()
 
     @property
     def lock(self) -> threading.RLock:

@@ -24,6 +24,7 @@ class LoneRun(Run):
 
     def __init__(self, message: LoneMessage, fields: dict[str, Any], body: bytes) -> None:
         super().__init__(fields["topic"], fields["queue"], 1, fields, body)
+        self.is_free = fields["queue"] < 0
         self.message = message
         self.is_open = True
 
@@ -74,6 +75,11 @@ class LoneMessage:
     def more(self) -> bool:
         """Whether the message is still to be sent."""
         return not self._is_sent and self._error is None
+
+    @property
+    def may_move(self) -> bool:
+        """Whether another node may take it."""
+        return not self._is_sent and self._fields["queue"] < 0
 
     def wait(self) -> SendResult:
         """Wait for its result. Raises SendError, or InvalidMessageError for a body that is larger than the node allows."""

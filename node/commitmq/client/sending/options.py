@@ -6,13 +6,16 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol, TypedDict
+from typing import Final, Protocol, TypedDict
 
+from commitmq.client.producing.fault_strategy import FaultStrategy
 from commitmq.client.properties import Keys
 from commitmq.client.results import SendResult
 from commitmq.client.sending.asked import Asked
 from commitmq.client.transactions.half_message import Listener
 
+MAX_LINGER_MS: Final = 1_000
+MAX_RETRIES: Final = 1_000
 OnDelivery = Callable[[BaseException | None, SendResult | None], object]
 """Called with ``(error, result)`` once a message has its outcome; one of both is None."""
 
@@ -21,8 +24,17 @@ OnDelivery = Callable[[BaseException | None, SendResult | None], object]
 class ExactlyOnce:
     """The delivery of an idempotent producer: ``Producer(delivery=ExactlyOnce())``; see :class:`Producer`.
 
-    A ``producer_id`` outlives its producer, so a program can repeat itself. ``epoch`` belongs to the ``producer_id``: the node
-    refuses the sends of lower epochs. Raises ValueError for an epoch without an id.
+    With ``ExactlyOnce("import-7", epoch=0)`` a program can repeat itself after its own death. The ``producer_id`` (1 to
+    64 letters, digits and ``._-/@+=``) outlives its producer. The producer numbers the messages of each queue from 0, in
+    the order of sending. The node does not store a message with the id, epoch, queue and number of a stored one; its
+    result has ``duplicate`` set and the place of the stored one. So a new producer, anywhere, repeats a failed attempt:
+    it sends the same messages in the same order to the same queues, and may cut them into other batches. Two attempts
+    at the same time store each message once. Every send needs its queue then: ``queue``, or sharding keys while the
+    number of queues stays. A higher epoch begins at 0 again, and the node refuses the sends of lower epochs
+    (ProducerFencedError). After a send of unknown fate such a producer refuses all further sends; its successor repeats
+    all messages. An id belongs to one sender: several senders at the same time must send the very same messages.
+
+    Raises ValueError for an epoch without an id.
     """
 
     producer_id: str | None = None
@@ -96,12 +108,41 @@ class ProducerOptions(TypedDict, total=False):
     trace: bool
     group: str | None
     transaction_listener: Listener | None
+    retries: int
+    retry_may_store_twice: bool
+    fault_strategy: FaultStrategy | None
 
 
 class HalfOptions(MessageOptions, total=False):
     """Those of a message of a transaction, as the producers hand them on."""
 
     half: Asked
+
+
+def check_settings(
+    max_pending: int,
+    max_pending_bytes: int,
+    max_requests: int,
+    linger_ms: float,
+    retries: int,
+    fault_strategy: FaultStrategy | None,
+) -> None:
+    """Raise ValueError for a setting of a producer that is out of range."""
+    if max_pending < 1 or max_pending_bytes < 1:
+        raise ValueError("max_pending and max_pending_bytes must be at least 1")
+    if max_requests < 1:
+        raise ValueError("max_requests must be at least 1")
+    if not 0 <= linger_ms <= MAX_LINGER_MS:
+        raise ValueError(f"linger_ms must be between 0 and {MAX_LINGER_MS}, not {linger_ms}")
+    check_retries(retries, fault_strategy)
+
+
+def check_retries(retries: int, fault_strategy: FaultStrategy | None) -> None:
+    """Raise ValueError for a setting of a producer with several nodes that is out of range."""
+    if type(retries) is not int or not 0 <= retries <= MAX_RETRIES:
+        raise ValueError(f"retries must be an integer from 0 to {MAX_RETRIES}, not {retries!r}")
+    if not isinstance(fault_strategy, FaultStrategy | None):
+        raise ValueError(f"fault_strategy must be a FaultStrategy, not {type(fault_strategy).__name__}")
 
 
 class Outcome(Protocol):

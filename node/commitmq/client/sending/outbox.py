@@ -455,6 +455,18 @@ class Outbox:
                 self.pending_bytes -= one.size_bytes
         self.fail(waiting, lambda: send_error(error.code, error.message, error.outcome, error.retry_after_ms))
 
+    def fail_free(self, error: SendError) -> None:
+        """Fail the messages and batches that name no queue and were not handed over, with the code and outcome of
+        ``error``."""
+        with self.lock:
+            groups = [group for group in self.groups if group[1] < 0]
+        for group in groups:
+            self.fail_group(group, error)
+        for batch in list(self.batches):
+            if batch.may_move:
+                batch.fail(send_error(error.code, error.message, error.outcome, error.retry_after_ms))
+                self.finish_batch(batch)
+
     def note_deadlines(self, in_flight: float) -> None:
         """Compute :attr:`earliest` anew. ``in_flight`` is the earliest deadline of the runs in flight."""
         with self.lock:

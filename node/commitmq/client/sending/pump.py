@@ -166,7 +166,9 @@ class Pump:
             outbox.linger(batches_in_flight=lane.has_batches_in_flight)
             try:
                 line.append(ticket)
-                if line[0] is not ticket:
+                if lane.watch is not None:
+                    lane.watch.wait(line, ticket, outbox)
+                elif line[0] is not ticket:
                     line.wait(ticket, NEVER_S)
                 self.drive()
             except Exception as error:
@@ -199,6 +201,8 @@ class Pump:
                 if len(lane.flying) < lane.window and len(line) < 2:
                     outbox.wakes_at = FULL_RUN_BYTES if lane.flying_messages else ANY_BYTES
             self._receive()
+            if lane.watch is not None:
+                lane.watch.look(outbox)
             if time.monotonic() >= outbox.earliest:
                 self.expire()
         if time.monotonic() >= outbox.earliest:
@@ -231,6 +235,8 @@ class Pump:
                 # The messages stay pending, because the node may come back within their time.
                 if error.code in ("NODE_UNAVAILABLE", "SERVICE_NOT_AVAILABLE"):
                     outbox.fail_late(error.code, error.message)
+                    if lane.watch is not None:
+                        lane.watch.not_reached(error, outbox)
                 else:
                     outbox.fail_all(error.code, error.message)
                 return
@@ -264,11 +270,15 @@ class Pump:
             return False
         if queue >= 0:
             return True
-        if error.code == "NODE_UNAVAILABLE":
-            self.outbox.fail_late(error.code, error.message)
+        self._without_route(group, error)
+        return False
+
+    def _without_route(self, group: Group, error: SendError) -> None:
+        """The queues of ``group``, which names none, are not known."""
+        if error.code == "NODE_UNAVAILABLE" and not self.lane.gives_back:
+            self.outbox.fail_late(error.code, error.message)  # the others wait for the node
         else:
             self.outbox.fail_group(group, error)
-        return False
 
     def _send_messages(self, channel: Channel, group: Group, now: float) -> bool:
         """Send a run of ``group``. False when the connection is lost."""
@@ -280,10 +290,7 @@ class Pump:
             try:
                 queue = lane.routes.next_queue(topic, now + 1.0)
             except SendError as error:
-                if error.code == "NODE_UNAVAILABLE":
-                    outbox.fail_late(error.code, error.message)
-                else:
-                    outbox.fail_group(group, error)
+                self._without_route(group, error)
                 return True
         futures = outbox.take(group)
         if futures:
@@ -328,6 +335,8 @@ class Pump:
             run = batch.next_run(now + _CONNECT_S)
         except NotYet as error:
             outbox.fail_late("NODE_UNAVAILABLE", str(error))
+            if lane.watch is not None:
+                lane.watch.not_reached(not_stored("NODE_UNAVAILABLE", str(error)), outbox)
             return False
         if run is not None and not lane.send(channel, run):
             return False

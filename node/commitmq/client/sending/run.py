@@ -58,6 +58,10 @@ class Job(Protocol):
     def more(self) -> bool:
         """Whether the job has another run to send."""
 
+    @property
+    def may_move(self) -> bool:
+        """Whether it names no queue and nothing of it was handed over, so that another node may take all of it."""
+
     def __len__(self) -> int:
         """Number of messages."""
         ...
@@ -84,6 +88,7 @@ class Run:
         "data",
         "fields",
         "in_doubt",
+        "is_free",
         "order",
         "queue",
         "refused_sequence",
@@ -100,7 +105,8 @@ class Run:
         self.data = data
         self.sequence: int | None = None
         self.order = 0
-        self.sent_at = 0.0  # monotonic seconds, for a trace
+        self.sent_at = 0.0  # monotonic seconds, for a trace and for a watch
+        self.is_free = False  # no message of it names a queue
         self.in_doubt = False  # the connection took it once, and no answer came
         self.refused_sequence = False  # the node refused its numbers, and not its messages
 
@@ -140,6 +146,7 @@ class MessagesRun(Run):
         super().__init__(group[0], queue, len(futures), fields, data)
         self.outbox = outbox
         self.group = group
+        self.is_free = group[1] < 0
         self.futures = futures
         self.sizes = sizes
         self.unique = unique
