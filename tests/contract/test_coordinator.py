@@ -424,6 +424,9 @@ def test_retry_topics_are_those_of_the_group_s_settings(node: Node) -> None:
     client = node.client()
     assert client.ok("group.retry_topics", group="g")["max_retries"] == 5
     assert client.ok("topic.describe", topic="%RETRY%g")["topic"]["read_queues"] == 3
+    assert client.ok("group.retry_topics", group="h", only_retry=True)["dead"] == "%DLQ%h"
+    assert client.ok("topic.describe", topic="%RETRY%h")["topic"]["read_queues"] == 1
+    assert client.refused("topic.describe", topic="%DLQ%h") == "TOPIC_NOT_EXIST"
     assert client.refused("group.retry_topics", group="none") == "NO_PERMISSION"
     assert client.refused("group.retry_topics", group="b a d") == "INVALID_PARAMETER"
     assert client.refused("group.retry_topics") == "INVALID_PARAMETER"

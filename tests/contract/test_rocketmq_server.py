@@ -120,6 +120,14 @@ def heartbeat(client_id: str, group: str, topic: str) -> Command:
     return request(RequestCode.HEART_BEAT, body=dumps({"clientID": client_id, "consumerDataSet": [consumer]}))
 
 
+def test_a_client_s_first_trace_makes_the_topic_of_traces(node: Node, port: int) -> None:
+    """With as many queues as the client has seen in the template of topics, and picked one of."""
+    served(port)
+    fields = {"b": "RMQ_SYS_TRACE_TOPIC", "d": "4", "e": "3"}
+    answer = ask(port, lambda client: send(client, b"trace", "TRACE", **fields))
+    assert (answer.code, answer.ext_fields["queueId"]) == (0, "3")
+
+
 def test_the_last_offsets_of_a_consumer_that_leaves_are_stored(node: Node, port: int) -> None:
     served(port)
     with Producer(node.address) as producer:

@@ -149,10 +149,13 @@ class GroupOperations:
         if config.retry_queues < 1:
             # RocketMQ drops the failed messages of such a group. A program that handles messages should know.
             raise ProtocolError("NO_PERMISSION", f"group {group} keeps no failed messages: its retryQueueNums is 0")
-        names = RETRY_PREFIX + group, DLQ_PREFIX + group
-        for name, queues in zip(names, (min(config.retry_queues, topic_rules.MAX_QUEUES), 1), strict=True):
+        retry, dead = RETRY_PREFIX + group, DLQ_PREFIX + group
+        wanted = {retry: min(config.retry_queues, topic_rules.MAX_QUEUES)}
+        if not requests.flag(header, "only_retry"):
+            wanted[dead] = 1
+        for name, queues in wanted.items():
             if not self._topics.exists(name):
                 self._topics.create(name, queues)
-        staged = any(self._topics.is_staged(name) for name in names)
-        fields = {"retry": names[0], "dead": names[1], "max_retries": config.max_retries}
+        staged = any(self._topics.is_staged(name) for name in wanted)
+        fields = {"retry": retry, "dead": dead, "max_retries": config.max_retries}
         return Answer(lambda: fields, "topics" if staged else None)

@@ -7,7 +7,9 @@ import time
 
 from commitmq.control import DispatcherWord, Word
 from commitmq.errors import ProtocolError, StoreError
+from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.store.metadata import json_config
+from commitmq_plugins.rocketmq.broker.admin_queues import Queues
 from commitmq_plugins.rocketmq.broker.broker_config import LOCKED, BrokerConfig, ConfigError, parse_properties
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.counting import Counting
@@ -24,8 +26,8 @@ from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 class AdminBroker:
     """See the module."""
 
-    def __init__(self, node: Node, settings: BrokerConfig, counting: Counting) -> None:
-        self._node, self._settings, self._counting = node, settings, counting
+    def __init__(self, node: Node, settings: BrokerConfig, counting: Counting, queues: Queues) -> None:
+        self._node, self._settings, self._counting, self._queues = node, settings, counting, queues
         self._started_ms = time.time_ns() // 1_000_000
         self._changes = 0
         self.handlers: dict[RequestCode, Handler] = {
@@ -73,7 +75,6 @@ class AdminBroker:
             now_ms=time.time_ns() // 1_000_000,
             put_total=counting.broker_total("BROKER_PUT_NUMS"),
             put_bytes=counting.broker_total("BROKER_PUT_SIZE"),
-            get_total=counting.broker_total("BROKER_GET_NUMS"),
             put_rates=rates["BROKER_PUT_NUMS"],
             found_rates=rates["BROKER_GET_NUMS"],
             missed_rates=rates["BROKER_GET_MISS"],
@@ -85,7 +86,9 @@ class AdminBroker:
             disk_total=disk.total,
             disk_free=disk.free,
             log_folder=str(self._node.layout.root / "commitlog"),
-            delay_offsets={level: (offset, offset) for level, offset in self._delays().items()},
+            delay_offsets=await self._delay_progress(),
+            today=counting.now(),
+            mornings=counting.mornings(),
         )
         return command.answer(body=kv_table(runtime_table(figures)))
 
@@ -110,6 +113,17 @@ class AdminBroker:
             return {int(level): int(offset) for level, offset in (found.get("offsetTable") or {}).items()}
         except (StoreError, ValueError, AttributeError):
             return {}
+
+    async def _delay_progress(self) -> dict[int, tuple[int, int]]:
+        """Next queue offset and end of each delay level that was used."""
+        delays = self._delays()
+        if not delays:
+            return {}
+        try:
+            bounds = await self._queues.bounds(SCHEDULE_TOPIC, max(delays))
+        except ProtocolError:
+            bounds = {}
+        return {level: (at, max(at, bounds.get(level - 1, (0, 0))[1])) for level, at in delays.items()}
 
     def delay_offsets(self, connection: Connection, command: Command) -> Command:
         """Request 45."""

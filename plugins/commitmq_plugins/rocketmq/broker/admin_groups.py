@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from commitmq.errors import InvalidMessageError, ProtocolError
-from commitmq.store.metadata.topic_name import validate_group
+from commitmq.errors import ProtocolError
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.names import group_refusal
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
@@ -89,12 +89,9 @@ class AdminGroups:
     async def _update(self, command: Command, groups: list[dict[str, Any]]) -> Command:
         for group in groups:
             name = group.get("groupName")
-            if not isinstance(name, str) or not name.strip():
-                return command.answer(ResponseCode.INVALID_PARAMETER, "The specified group is blank.")
-            try:
-                validate_group(name)
-            except InvalidMessageError as error:
-                return command.answer(ResponseCode.INVALID_PARAMETER, f"The specified group: {name}: {error}")
+            refused = group_refusal(name if isinstance(name, str) else "")
+            if refused is not None:
+                return command.answer(ResponseCode.INVALID_PARAMETER, refused)
         try:
             for group in groups:
                 await self._put(group)

@@ -10,6 +10,7 @@ from commitmq_plugins.rocketmq.broker.admin_groups import AdminGroups
 from commitmq_plugins.rocketmq.broker.admin_queues import Queues
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
 from commitmq_plugins.rocketmq.broker.pulling import Pulls
@@ -29,10 +30,11 @@ class AdminOffsets:
 
     def __init__(
         self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, pulls: Pulls, queues: Queues,
-        groups: AdminGroups, address: str
+        groups: AdminGroups, counting: Counting, address: str
     ) -> None:  # fmt: skip
         self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
-        self._pulls, self._queues, self._groups, self._address = pulls, queues, groups, address
+        self._pulls, self._queues, self._groups, self._counting = pulls, queues, groups, counting
+        self._address = address
         self._broker_name = node.config.network.broker_name
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.all,
@@ -66,7 +68,8 @@ class AdminOffsets:
                     max(0, times.get(queue, 0)),
                 )
                 for queue, (_, end) in bounds.items()
-            }
+            },
+            self._counting.rate("GROUP_GET_NUMS", f"{topic}@{group}"),
         )
 
     async def stats(self, connection: Connection, command: Command) -> Command:
@@ -84,7 +87,9 @@ class AdminOffsets:
             for topic in dict.fromkeys(wanted):
                 config = self._topics.get(topic)
                 if config is not None:
-                    found.offset_table |= (await self._progress(group, topic, config.read_queues)).offset_table
+                    progress = await self._progress(group, topic, config.read_queues)
+                    found.offset_table |= progress.offset_table
+                    found.consume_tps += progress.consume_tps
         except ProtocolError as error:
             return command.answer(*refusal_of(error))
         return command.answer(body=found.encode())

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from commitmq.errors import InvalidMessageError, ProtocolError
-from commitmq.store.metadata.topic_name import is_send_forbidden, validate_topic
+from commitmq.errors import ProtocolError
+from commitmq.store.metadata.topic_name import is_send_forbidden
 from commitmq_plugins.rocketmq.broker.admin_queues import Queues
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.counting import Counting
+from commitmq_plugins.rocketmq.broker.names import topic_refusal
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.registration import Registration, remoting_config
+from commitmq_plugins.rocketmq.broker.system_topics import SYSTEM_PREFIX, SYSTEM_TOPICS
 from commitmq_plugins.rocketmq.broker.topic_attributes import AttributesError, merged, parse
-from commitmq_plugins.rocketmq.broker.topics import DEFAULT_TOPIC, Topics
+from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
 from commitmq_plugins.rocketmq.remoting.bodies.routes import topic_list
 from commitmq_plugins.rocketmq.remoting.bodies.stats import TopicOffset, topic_stats_table
@@ -24,18 +27,16 @@ from commitmq_plugins.rocketmq.remoting.headers.topics import CreateTopicRequest
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 _DELETE_S: Final = 30.0
-_SYSTEM: Final = (
-    *("SELF_TEST_TOPIC", DEFAULT_TOPIC, "BenchmarkTest", "OFFSET_MOVED_EVENT", "SCHEDULE_TOPIC_XXXX"),
-    *("RMQ_SYS_TRACE_TOPIC", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"),
-    *("TRANS_CHECK_MAX_TIME_TOPIC", "rmq_sys_wheel_timer"),
-)
 
 
 class AdminTopics:
     """See the module. Name servers know a new or changed topic before the answer goes."""
 
-    def __init__(self, node: Node, topics: Topics, queues: Queues, registration: Registration) -> None:
+    def __init__(
+        self, node: Node, topics: Topics, queues: Queues, registration: Registration, counting: Counting
+    ) -> None:
         self._node, self._topics, self._queues, self._registration = node, topics, queues, registration
+        self._counting = counting
         network = node.config.network
         self._broker_name, self._cluster_name = network.broker_name, network.cluster_name
         self._started_ms = time.time_ns() // 1_000_000
@@ -102,14 +103,12 @@ class AdminTopics:
         return command.answer(ResponseCode.SYSTEM_ERROR, str(error))
 
     def _refused(self, name: str) -> str | None:
-        """Why no topic of this name can be made, changed or deleted."""
-        if not name.strip():
-            return "The specified topic is blank."
-        try:
-            validate_topic(name)
-        except InvalidMessageError as error:
-            return f"The specified topic: {name}: {error}"
-        if is_send_forbidden(name) or name.startswith("rmq_sys_") or name in self._system_topics():
+        """Why no topic of this name can be made or changed."""
+        return topic_refusal(name) or self._conflict(name)
+
+    def _conflict(self, name: str) -> str | None:
+        """Why a topic of the broker itself stays as it is."""
+        if is_send_forbidden(name) or name.startswith(SYSTEM_PREFIX) or name in self._system_topics():
             return f"The topic[{name}] is conflict with system topic."
         return None
 
@@ -132,7 +131,7 @@ class AdminTopics:
     async def delete(self, connection: Connection, command: Command) -> Command:
         """Request 215: with the topic go the retry topics of the groups that shared its queues."""
         name = command.ext_fields.get("topic", "")
-        refused = self._refused(name)
+        refused = self._conflict(name) if name.strip() else "The specified topic is blank."
         if refused is not None:
             return command.answer(ResponseCode.INVALID_PARAMETER, refused)
         try:
@@ -142,7 +141,7 @@ class AdminTopics:
                 if self._topics.get(one) is not None:
                     await self._node.ask("coordinator", "topic.delete", topic=one, timeout_s=_DELETE_S)
         except ProtocolError as error:
-            if error.code != "TOPIC_NOT_EXIST":
+            if error.code not in ("TOPIC_NOT_EXIST", "INVALID_PARAMETER"):  # (no topic has a name that is wrong)
                 return command.answer(*refusal_of(error))
         await self._registration.settle()
         return command.answer()
@@ -189,11 +188,12 @@ class AdminTopics:
             MessageQueue(header.topic, self._broker_name, queue): TopicOffset(least, end, last.get(queue, 0))
             for queue, (least, end) in bounds.items()
         }
-        return command.answer(body=topic_stats_table(table))
+        rate = self._counting.rate("TOPIC_PUT_NUMS", header.topic)
+        return command.answer(body=topic_stats_table(table, rate))
 
     def _system_topics(self) -> list[str]:
         cluster = self._cluster_name
-        return [*_SYSTEM, cluster, self._broker_name, f"{cluster}_REPLY_TOPIC", f"rmq_sys_REVIVE_LOG_{cluster}",
+        return [*SYSTEM_TOPICS, cluster, self._broker_name, f"{cluster}_REPLY_TOPIC", f"rmq_sys_REVIVE_LOG_{cluster}",
                 f"rmq_sys_SYNC_BROKER_MEMBER_{self._broker_name}"]  # fmt: skip
 
     def system(self, connection: Connection, command: Command) -> Command:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from commitmq.config import NodeConfig
+from commitmq.semantics.delay import DELAY_LEVELS_MS
+from commitmq.semantics.trace import TRACE_TOPIC
+from commitmq_plugins.rocketmq.broker.send_refusal import REGION
 
 LOCKED: Final = frozenset({"configBlackList", "brokerConfigPath", "rocketmqHome"})
 _FREE: Final = {
     "enablePopBufferMerge": "false",
     "enableNotifyAfterPopOrderLockRelease": "true",
-    "enableSingleTopicRegister": "true",
+    "enableSingleTopicRegister": "false",
     "enableSplitRegistration": "false",
     "estimateAccumulation": "true",
 }
@@ -30,7 +33,14 @@ class BrokerConfig:
     """See the module. ``long_polling`` and ``short_polling_ms`` are for pulls."""
 
     def __init__(
-        self, config: NodeConfig, root: Path, address: str, name_servers: list[str], template_queues: int
+        self,
+        config: NodeConfig,
+        root: Path,
+        address: str,
+        name_servers: list[str],
+        template_queues: int,
+        *,
+        has_trace_topic: bool = False,
     ) -> None:
         self.long_polling, self.short_polling_ms = True, 1_000
         host, _, port = address.rpartition(":")
@@ -53,7 +63,17 @@ class BrokerConfig:
             "defaultTopicQueueNums": str(template_queues),
             "autoCreateSubscriptionGroup": _text(config.groups.auto_create),
             "enablePropertyFilter": "true",
-            "traceTopicEnable": "true",
+            "traceTopicEnable": _text(has_trace_topic),
+            "msgTraceTopicName": TRACE_TOPIC,
+            "traceOn": "true",
+            "slaveReadEnable": "false",
+            "clusterTopicEnable": "true",
+            "brokerTopicEnable": "true",
+            "regionId": REGION,
+            "fileReservedTime": str(config.retention.hours),
+            "deleteWhen": config.retention.delete_when,
+            "diskMaxUsedSpaceRatio": str(round(config.retention.clean_ratio * 100)),
+            "messageDelayLevel": " ".join(_delay(one) for one in DELAY_LEVELS_MS),
             "timerWheelEnable": _text(config.timer.enable),
             "enableLmq": _text(config.consume_queue.enable_lmq),
             "useServerSideResetOffset": "true",
@@ -92,6 +112,14 @@ def parse_properties(text: str) -> dict[str, str]:
             name, _, value = stripped.partition("=")
             found[name.strip().replace("\\:", ":")] = value.strip().replace("\\:", ":").replace("\\=", "=")
     return found
+
+
+def _delay(delay_ms: int) -> str:
+    """A delay level in RocketMQ's words: ``10s``, ``2h``."""
+    for unit, unit_ms in (("h", 3_600_000), ("m", 60_000)):
+        if not delay_ms % unit_ms:
+            return f"{delay_ms // unit_ms}{unit}"
+    return f"{delay_ms // 1_000}s"
 
 
 def _text(value: bool) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from commitmq.format.constants import QUEUE_OFFSET_OFFSET
 from commitmq.format.record import decode_record, encode_record
@@ -21,11 +21,20 @@ _HANDLE: Final = "POP_CK"
 _CRC: Final = "__CRC32#"
 
 
+class Part(NamedTuple):
+    """What came from one queue; ``size`` in bytes."""
+
+    is_retry: bool
+    messages: int
+    size: int
+
+
 class Popped:
     """The messages of one answer of the process ``pop``, or of a look without receipt handles."""
 
     def __init__(self, answer: dict[str, Any], frames: list[bytes]) -> None:
         self.body: Body = []
+        self.parts: list[Part] = []
         self.handles: list[tuple[str, str]] = []
         """Topic and receipt handle of each message, as an ack names it."""
         self._answer = answer
@@ -64,6 +73,7 @@ class Popped:
             text = str(handle._replace(queue_offset=offset))
             self.handles.append((part["topic"], text))
             self.body.append(_with_handle(record, part["topic"], text) if made_anew else record)
+        self.parts.append(Part(bool(flag), len(offsets), sum(map(len, frames))))
         before = () if known is None else known.offsets
         first = start if known is None else known.start_offset
         self._queues[flag, queue] = Delivered(flag, queue, first, (*before, *offsets))

@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from commitmq.errors import ProtocolError
 from commitmq.log import Log
+from commitmq.semantics.retry import pop_retry_topic
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
 from commitmq_plugins.rocketmq.broker.popped import Popped
@@ -49,8 +51,8 @@ class PopRefused(Exception):
 class Pops:
     """See the module."""
 
-    def __init__(self, node: Node, topics: Topics, offsets: Offsets, log: Log) -> None:
-        self._node, self._topics, self._offsets, self._log = node, topics, offsets, log
+    def __init__(self, node: Node, topics: Topics, offsets: Offsets, log: Log, counting: Counting) -> None:
+        self._node, self._topics, self._offsets, self._log, self._counting = node, topics, offsets, log, counting
         config = node.config
         self._limits, self._timers = config.pop, config.timer.enable
         self._host = config.network.store_host
@@ -100,8 +102,18 @@ class Pops:
             "restNum": "0",
             **popped.texts(),
         }
+        self._count(header, popped)
         connection.send(command.answer(remark="FOUND", ext_fields=fields), popped.body)
         return None
+
+    def _count(self, header: PopMessageRequestHeader, popped: Popped) -> None:
+        """RocketMQ counts what was read under the topic where it lies, and the check points under the one asked for."""
+        group, topic = header.consumer_group, header.topic
+        for part in popped.parts:
+            name = pop_retry_topic(topic, group) if part.is_retry else topic
+            self._counting.read(group, name, part.messages, part.size)
+            if not header.order:
+                self._counting.popped(group, topic)
 
     def _take_resets(self, header: PopMessageRequestHeader) -> None:
         """The pop begins at the offsets that were set for its queues: from now on commits count again (remoting 5.2)."""

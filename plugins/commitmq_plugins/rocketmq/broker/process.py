@@ -69,27 +69,34 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     clients = Clients(node, topics, loop, log)
     offsets = Offsets(node, topics, clients, loop, log)
     locks = QueueLocks()
-    retries = Retries(node, topics, locks)
     own = [f"127.0.0.1:{settings.namesrv_port}"] if settings.namesrv_port else []
     address, name_servers = f"{host}:{port}", own + settings.name_servers()
     by_tls = own if settings.tls_mode == ENFORCING else []
     registration = Registration(node, topics, address, name_servers, log, by_tls)
     counting = Counting(network.cluster_name, loop)
-    broker_config = BrokerConfig(context.config, context.layout.root, address, name_servers, topics.template_queues)
+    retries = Retries(node, topics, locks, counting)
+    broker_config = BrokerConfig(
+        context.config,
+        context.layout.root,
+        address,
+        name_servers,
+        topics.template_queues,
+        has_trace_topic=settings.trace_topic_enable,
+    )
     groups, queues = AdminGroups(node, offsets), Queues(node, offsets)
     pulls = Pulls(node, topics, clients, offsets, counting, groups, broker_config)
     sends = Sends(node, topics, retries, loop, log, counting)
-    transactions = Transactions(node, clients, loop, log)
-    pops = Pops(node, topics, offsets, log)
+    transactions = Transactions(node, clients, loop, log, counting)
+    pops = Pops(node, topics, offsets, log, counting)
     parts: list[Part] = [
         sends,
         pulls,
         counting,
         groups,
-        AdminTopics(node, topics, queues, registration),
+        AdminTopics(node, topics, queues, registration, counting),
         AdminClients(node, topics, clients, address),
-        AdminOffsets(node, topics, clients, offsets, pulls, queues, groups, address),
-        AdminBroker(node, broker_config, counting),
+        AdminOffsets(node, topics, clients, offsets, pulls, queues, groups, counting, address),
+        AdminBroker(node, broker_config, counting, queues),
         AdminUsers(users),
         clients,
         offsets,
@@ -99,7 +106,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         Queries(node, topics, clients),
         Recalls(node, topics, enable=settings.recall_message_enable),
         pops,
-        Receipts(node, topics, offsets, loop, log),
+        Receipts(node, topics, offsets, loop, log, counting),
         Looks(node, topics, offsets, pops),
         RequestModes(node, topics, clients),
         Replies(node, topics, clients, sends, store=settings.store_reply_message_enable),

@@ -34,6 +34,8 @@ _LARGE_BYTES: Final = 4 * 1024 * 1024
 _USUAL_MESSAGES: Final = 32
 _PATIENCE_S: Final = 5.0
 _READABLE: Final = 4
+_MOST_PULLED: Final = 100_000
+"""Queues whose last pull is remembered for administration."""
 
 _CODES: Final = {
     "FOUND": ResponseCode.SUCCESS,
@@ -187,6 +189,8 @@ class Pulls:
             code = _CODES.get(status, ResponseCode.PULL_NOT_FOUND)
         if code == ResponseCode.PULL_NOT_FOUND:
             answer["next_offset"] = header.queue_offset
+        if len(self.pulled) >= _MOST_PULLED:
+            self.pulled.pop(next(iter(self.pulled)))
         self.pulled[header.consumer_group, header.topic, header.queue_id] = int(answer["next_offset"])
         body: list[bytes | memoryview] = []
         if code == ResponseCode.SUCCESS:

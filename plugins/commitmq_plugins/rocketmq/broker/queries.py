@@ -127,12 +127,16 @@ class Queries:
         least, end = int(bounds["min_offset"]), int(bounds["max_offset"])
         if not units:
             return command.answer(remark=f"Index {header.index} of {queue}@{name} is not exist!")
-        group = self._clients.registry.groups.get(header.consumer_group or "")
-        subscription = None if group is None else group.subscriptions.get(name)
-        body = {
-            "maxQueueIndex": end,
-            "minQueueIndex": least,
-            "queueData": units[:wanted],
-            "subscriptionData": None if subscription is None else subscription.to_json(),
-        }
-        return command.answer(body=dumps(without_none(body)))
+        body = {"maxQueueIndex": end, "minQueueIndex": least, "queueData": units[:wanted]}
+        return command.answer(body=dumps(without_none({**body, **self._filter(header.consumer_group, name)})))
+
+    def _filter(self, group: str | None, topic: str) -> dict[str, Any]:
+        """What an answer to 321 says of the group that was named: its subscription, or that it has none."""
+        if group is None:
+            return {}
+        known = self._clients.registry.groups.get(group)
+        subscription = None if known is None else known.subscriptions.get(topic)
+        if subscription is None:
+            return {"filterData": f"{group}@{topic} is not online!"}
+        # The node keeps no compiled filter here; "null" is what RocketMQ shows of a group that filters by tags.
+        return {"filterData": "null", "subscriptionData": subscription.to_json()}

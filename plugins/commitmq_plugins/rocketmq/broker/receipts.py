@@ -14,8 +14,9 @@ from typing import Any, Final
 from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.log import Log
 from commitmq.semantics.pop import ReceiptHandle
-from commitmq.semantics.retry import popped_topic
+from commitmq.semantics.retry import pop_retry_topic, popped_topic
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
 from commitmq_plugins.rocketmq.broker.topics import Topics
@@ -37,8 +38,10 @@ _Key = tuple[str, bool]
 class Receipts:
     """See the module."""
 
-    def __init__(self, node: Node, topics: Topics, offsets: Offsets, loop: asyncio.AbstractEventLoop, log: Log) -> None:
+    def __init__(self, node: Node, topics: Topics, offsets: Offsets, loop: asyncio.AbstractEventLoop, log: Log,
+                 counting: Counting) -> None:  # fmt: skip
         self._node, self._topics, self._offsets, self._loop, self._log = node, topics, offsets, loop, log
+        self._counting = counting
         self._limits = node.config.pop
         self._broker = node.config.network.broker_name
         self._noted: dict[_Key, list[tuple[list[str], asyncio.Future[bool]]]] = {}
@@ -68,6 +71,8 @@ class Receipts:
                 key = f"{header.topic}@{header.queue_id}"
                 remark = f"offset is illegal, key:{key}, commit:{header.offset}, store:{least}~{end}"
                 return command.answer(ResponseCode.NO_MESSAGE, remark)
+        if not handle.is_ordered:  # as in RocketMQ, which counts late ones too
+            self._counting.acked(header.consumer_group, header.topic)
         return command.answer()  # also for one that came too late (remoting 5.5)
 
     async def ack_many(self, connection: Connection, command: Command) -> Command:
@@ -79,9 +84,13 @@ class Receipts:
         for one in acks:
             if self._topics.get(one.topic) is None:
                 continue
-            for handle in self._handles(one):
+            handles = list(self._handles(one))
+            for handle in handles:
                 pair = [one.topic, str(handle)]
                 waiting.append(self._note((one.consumer_group, handle.is_ordered), pair))
+            if handles and not handles[0].is_ordered:
+                name = pop_retry_topic(one.topic, one.consumer_group) if handles[0].flag else one.topic
+                self._counting.acked(one.consumer_group, name, len(handles))
         for done in await asyncio.gather(*waiting, return_exceptions=True):
             if isinstance(done, ProtocolError) and done.code == "SERVICE_NOT_AVAILABLE":
                 return command.answer(*refusal_of(done))
@@ -168,6 +177,9 @@ class Receipts:
             if not is_ordered:
                 return command.answer(ResponseCode.NO_MESSAGE)
             return command.answer(ext_fields=ChangeInvisibleTimeResponseHeader(0, 0, 0).encode())
+        if not is_ordered:
+            self._counting.acked(header.consumer_group, header.topic)
+            self._counting.popped(header.consumer_group, header.topic)
         new = ReceiptHandle.parse(text)
         changed = ChangeInvisibleTimeResponseHeader(new.pop_time, new.invisible_ms, new.revive_queue)
         return command.answer(ext_fields=changed.encode())

@@ -99,7 +99,7 @@ class Registration:
         else:
             found.pop(DEFAULT_TOPIC, None)
         for name in (self.network.broker_name, self.network.cluster_name):
-            found.setdefault(name, TopicConfig(name, 1, 1, 7 if name == self.network.cluster_name else 1))
+            found.setdefault(name, TopicConfig(name, 1, 1, 7))
         return found
 
     async def _register(

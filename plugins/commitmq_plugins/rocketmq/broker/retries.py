@@ -6,10 +6,13 @@ import time
 from typing import Any, Final
 
 from commitmq.errors import ProtocolError
-from commitmq.format.record import decode_record
+from commitmq.format.constants import Property
+from commitmq.format.record import Record, decode_record
 from commitmq.format.unique_ids import UniqueIds
+from commitmq.semantics.retry import is_last_try
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.topics import Topics
@@ -29,8 +32,8 @@ _SETTINGS_S: Final = 5.0
 class Retries:
     """See the module. Settings of groups are asked for every few seconds."""
 
-    def __init__(self, node: Node, topics: Topics, locks: QueueLocks) -> None:
-        self._node, self._topics, self._locks = node, topics, locks
+    def __init__(self, node: Node, topics: Topics, locks: QueueLocks, counting: Counting) -> None:
+        self._node, self._topics, self._locks, self._counting = node, topics, locks, counting
         self._ids = UniqueIds()
         self._settings: dict[str, tuple[float, dict[str, Any]]] = {}
         self.handlers: dict[RequestCode, Handler] = {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
@@ -64,6 +67,7 @@ class Retries:
             most = header.max_reconsume_times
         is_ordered = self._locks.is_held(group, time.monotonic_ns() // 1_000_000)
         if (header.reconsume_times or 0) > most or is_ordered:
+            await self._topics.retry_topics(group, dead=True)
             header.topic, header.queue_id = _DEAD + group, 0
             header.properties = f"{header.properties or ''}\x02DELAY\x01-1\x02"
         return self._topics.must_get(header.topic)
@@ -74,13 +78,14 @@ class Retries:
         try:
             await self._topics.retry_topics(header.group)
             record = await self._record(header.offset)
-            fields: dict[str, Any] = {"delay_level": header.delay_level}
             if header.max_reconsume_times is not None and command.version >= V3_4_9:
-                fields["max_retries"] = header.max_reconsume_times
+                most = header.max_reconsume_times
             else:
-                fields["max_retries"] = int((await self.settings(header.group)).get("retryMaxTimes", 16))
+                most = int((await self.settings(header.group)).get("retryMaxTimes", 16))
             if record is None:
                 return command.answer(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+            if is_last_try(record, header.delay_level, most):
+                await self._topics.retry_topics(header.group, dead=True)
             await self._node.exchange(
                 self._node.line("writer"),
                 "send_back",
@@ -90,17 +95,19 @@ class Retries:
                     "queue": record.queue_id,
                     "queue_offset": record.queue_offset,
                     "physical_offset": header.offset,
-                    **fields,
+                    "delay_level": header.delay_level,
+                    "max_retries": most,
                 },
                 (b"",),
             )
+            self._counting.sent_back(header.group, record.properties.get(Property.RETRY_TOPIC, record.topic))
         except ProtocolError as error:
             if error.code == "NO_PERMISSION":
                 return command.answer()  # the group keeps no failed messages (retryQueueNums 0)
             return command.answer(*refusal_of(error))
         return command.answer()
 
-    async def _record(self, physical_offset: int) -> Any:
+    async def _record(self, physical_offset: int) -> Record | None:
         """The record at ``physical_offset``, or None."""
         try:
             _, frames = await self._node.exchange(

@@ -10,7 +10,9 @@ from commitmq_plugins.rocketmq.remoting.codes import VERSION
 _TIMES: Final = ("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s", "1~2s", "2~3s", "3~4s",
                  "4~5s", "5~10s", "10s~")  # fmt: skip
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-_QUEUE_CAPACITY: Final = 10_000
+_CAPACITIES: Final = {"send": 10_000, "pull": 100_000, "litePull": 100_000, "query": 20_000, "ack": 100_000}
+_END_CAPACITY: Final = 100_000
+"""RocketMQ's usual sizes of queues that this server does not have: dashboards show a share of them."""
 _POOL_BUFFERS: Final = 2_147_483_647
 
 
@@ -22,7 +24,6 @@ class RuntimeFigures:
     now_ms: int
     put_total: int
     put_bytes: int
-    get_total: int
     put_rates: tuple[float, float, float]
     found_rates: tuple[float, float, float]
     missed_rates: tuple[float, float, float]
@@ -35,6 +36,9 @@ class RuntimeFigures:
     disk_free: int
     log_folder: str
     delay_offsets: dict[int, tuple[int, int]]
+    today: tuple[int, int]
+    """Messages that users sent and got, until now; ``mornings``: when yesterday and when today began."""
+    mornings: tuple[tuple[int, int], tuple[int, int]]
 
 
 def runtime_table(figures: RuntimeFigures) -> dict[str, str]:
@@ -81,14 +85,16 @@ def runtime_table(figures: RuntimeFigures) -> dict[str, str]:
         "remainHowManyDataToFlush": human_bytes(max(0, figures.log_end - figures.flushed)),
         "commitLogDirCapacity": f"Total : {human_bytes(figures.disk_total)}, Free : {human_bytes(figures.disk_free)}.",
         "EndTransactionQueueSize": "0",
-        "EndTransactionThreadPoolQueueCapacity": str(_QUEUE_CAPACITY),
+        "EndTransactionThreadPoolQueueCapacity": str(_END_CAPACITY),
     }
-    for kind, count in (("Put", figures.put_total), ("Get", figures.get_total)):
-        table[f"msg{kind}TotalYesterdayMorning"] = table[f"msg{kind}TotalTodayMorning"] = "0"
-        table[f"msg{kind}TotalTodayNow"] = str(count)
-    for kind in ("send", "pull", "litePull", "query", "ack"):
+    yesterday, today = figures.mornings
+    for at, kind in enumerate(("Put", "Get")):
+        table[f"msg{kind}TotalYesterdayMorning"] = str(yesterday[at])
+        table[f"msg{kind}TotalTodayMorning"] = str(today[at])
+        table[f"msg{kind}TotalTodayNow"] = str(figures.today[at])
+    for kind, capacity in _CAPACITIES.items():
         table[f"{kind}ThreadPoolQueueSize"] = table[f"{kind}ThreadPoolQueueHeadWaitTimeMills"] = "0"
-        table[f"{kind}ThreadPoolQueueCapacity"] = str(_QUEUE_CAPACITY)
+        table[f"{kind}ThreadPoolQueueCapacity"] = str(capacity)
     for level, (offset, end) in figures.delay_offsets.items():
         table[f"scheduleMessageOffset_{level}"] = f"{offset},{end}"
     return table

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from commitmq.errors import InvalidMessageError
-from commitmq.store.metadata.topic_name import validate_topic
+from commitmq_plugins.rocketmq.broker.names import topic_refusal
 from commitmq_plugins.rocketmq.remoting.codes import ResponseCode
 
 FAQ: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
@@ -24,9 +23,6 @@ class Refusal(Exception):
 
 def check_name(name: str) -> None:
     """Raises Refusal for a name that no topic can have (spec store 2.7)."""
-    if not name.strip():
-        raise Refusal(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
-    try:
-        validate_topic(name)
-    except InvalidMessageError as error:
-        raise Refusal(ResponseCode.INVALID_PARAMETER, f"The specified topic: {name}: {error}") from error
+    refused = topic_refusal(name)
+    if refused is not None:
+        raise Refusal(ResponseCode.INVALID_PARAMETER, refused)

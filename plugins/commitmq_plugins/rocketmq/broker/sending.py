@@ -24,7 +24,7 @@ from commitmq.semantics.recall import RecallHandle
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RunCheck
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE, TopicConfig
 from commitmq_plugins.rocketmq.broker.codes import refusal_of, response_code
-from commitmq_plugins.rocketmq.broker.counting import Counting
+from commitmq_plugins.rocketmq.broker.counting import Counting, counted_topics
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError
 from commitmq_plugins.rocketmq.broker.places import Places, count_of
@@ -58,6 +58,7 @@ class _Waiting(NamedTuple):
     """Takes the answer instead of the connection."""
     is_inner_batch: bool = False
     """Whether the messages are one record, with one unique id (remoting 3.2)."""
+    counted: tuple[str, ...] = ()  # the topics in whose statistics it counts; none: its own
 
 
 class _Key(NamedTuple):
@@ -182,14 +183,16 @@ class Sends:
         if is_batch:
             records = self._batch_records(header, queue, command.body, born_host)
         else:
-            special = not _SPECIAL.isdisjoint(properties)
             records = [self._record(header, queue, command.body, properties, born_host)]
-            if special:
+            if not _SPECIAL.isdisjoint(properties):
                 self._number = number = self._number + 1
         key = _Key(role, header.topic, queue, ack, len(born_host) == 20, number)
         unique = properties.get(Property.UNIQUE_KEY)
         sizes = [len(record) for record in records]
-        self._add(key, records, _Waiting(connection, command, topic.name, queue, unique, sizes, answer))
+        counted = counted_topics(topic.name, properties) if number else ()
+        self._add(
+            key, records, _Waiting(connection, command, topic.name, queue, unique, sizes, answer, counted=counted)
+        )
 
     def _record(
         self,
@@ -359,7 +362,8 @@ class Sends:
                     handle = RecallHandle(one.topic, self._network.broker_name, answer["due_ms"] + 1, one.unique)
                     fields["recallHandle"] = handle.encode()
             offset += len(one.sizes)
-            self._counting.stored(one.topic, len(one.sizes), sum(one.sizes) or one.command.frame_bytes)
+            for name in one.counted or (one.topic,):
+                self._counting.stored(name, len(one.sizes), sum(one.sizes) or one.command.frame_bytes)
             self._reply(one, one.command.answer(code, ext_fields=fields))
 
     def _message_id(self, physical_offset: int) -> str:

@@ -38,8 +38,9 @@ class _Window:
         if not self._samples:
             return StatsItem()
         first = self._samples[0]
-        total, count, seconds = value - first.value, times - first.times, now_s - first.at_s
-        return StatsItem(total, total / seconds if seconds > 0 else 0.0, total / count if count else 0.0)
+        total, count = value - first.value, times - first.times
+        seconds = max(now_s - first.at_s, self._period_s)  # a count that has just begun has no rate of its own yet
+        return StatsItem(total, total / seconds, total / count if count else 0.0)
 
 
 class _Item:

@@ -81,8 +81,11 @@ class Topics:
             raise ProtocolError("TOPIC_NOT_EXIST", f"topic {name} was deleted meanwhile")
         return found
 
-    async def retry_topics(self, group: str) -> None:
-        """Make the retry and the dead-letter topic of ``group``, unless they are there. Raises ProtocolError."""
-        if self.get(f"%RETRY%{group}") is None:
-            await self._node.ask("coordinator", "group.retry_topics", group=group)
+    async def retry_topics(self, group: str, *, dead: bool = False) -> None:
+        """Make the retry topic of ``group``, unless it is there, and with ``dead`` its dead-letter topic.
+
+        RocketMQ makes the dead-letter topic with the first dead letter. Raises ProtocolError.
+        """
+        if self.get(f"%RETRY%{group}") is None or (dead and self.get(f"%DLQ%{group}") is None):
+            await self._node.ask("coordinator", "group.retry_topics", group=group, only_retry=not dead)
             self.sync()

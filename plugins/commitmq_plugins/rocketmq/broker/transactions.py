@@ -15,6 +15,7 @@ from commitmq.log import Log
 from commitmq.semantics.transaction import HALF_TOPIC
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import response_code
+from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
@@ -34,8 +35,10 @@ _DECISIONS: Final = {8: "commit", 12: "rollback"}
 class Transactions:
     """See the module."""
 
-    def __init__(self, node: Node, clients: Clients, loop: asyncio.AbstractEventLoop, log: Log) -> None:
-        self._node, self._clients, self._log = node, clients, log
+    def __init__(
+        self, node: Node, clients: Clients, loop: asyncio.AbstractEventLoop, log: Log, counting: Counting
+    ) -> None:
+        self._node, self._clients, self._log, self._counting = node, clients, log, counting
         self._broker_name = node.config.network.broker_name
         self._new: set[str] = set()
         self._line_number = 0
@@ -70,6 +73,8 @@ class Transactions:
             return command.answer(
                 ResponseCode.SYSTEM_ERROR if error.code == "TRANSACTION_ENDED" else code, error.message
             )
+        if decision == "commit" and header.topic and header.topic != HALF_TOPIC:  # (older clients name no topic)
+            self._counting.stored(header.topic, 1, 0)
         return command.answer()
 
     # ------------------------------------------------------------ checks

@@ -36,6 +36,11 @@ def test_what_cannot_change_is_refused_as_a_whole(wanted: dict[str, str]) -> Non
     assert config.long_polling
 
 
+def test_the_delay_levels_have_rocketmqs_words() -> None:
+    shown = parse_properties(_config().text())["messageDelayLevel"]
+    assert shown == "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+
 def test_properties_are_read_as_java_writes_them() -> None:
     assert parse_properties("#Wed Nov 25\na=1\n\nns=127.0.0.1\\:9876\n b = x=y \n") == {
         "a": "1",
@@ -46,13 +51,15 @@ def test_properties_are_read_as_java_writes_them() -> None:
 
 def test_the_runtime_table_is_in_the_form_that_tools_parse() -> None:
     rates = (1.5, 1.0, 0.5)
-    figures = RuntimeFigures(0, 93_784_000, 10, 50, 4, rates, rates, rates, 0, 100, 40, 90, 7, 1 << 40, 1 << 39, "/s",
-                             {3: (5, 6)})  # fmt: skip
+    figures = RuntimeFigures(0, 93_784_000, 10, 50, rates, rates, rates, 0, 100, 40, 90, 7, 1 << 40, 1 << 39, "/s",
+                             {3: (5, 6)}, (9, 8), ((1, 2), (4, 6)))  # fmt: skip
     table = runtime_table(figures)
     assert table["runtime"] == "[ 1 days, 2 hours, 3 minutes, 4 seconds ]"
     assert [float(one) for one in table["putTps"].split(" ")] == [1.5, 1.0, 0.5]
     assert [float(one) for one in table["getTotalTps"].split(" ")] == [3.0, 2.0, 1.0]
     assert table["scheduleMessageOffset_3"] == "5,6"
+    assert [table[f"msgPutTotal{one}"] for one in ("YesterdayMorning", "TodayMorning", "TodayNow")] == ["1", "4", "9"]
+    assert [table[f"msgGetTotal{one}"] for one in ("YesterdayMorning", "TodayMorning", "TodayNow")] == ["2", "6", "8"]
     assert table["dispatchBehindBytes"] == "10"
     assert table["remainHowManyDataToFlush"] == "60 B"
     assert table["commitLogDirCapacity"] == "Total : 1.0 TiB, Free : 512.0 GiB."

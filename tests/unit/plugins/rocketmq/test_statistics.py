@@ -20,6 +20,14 @@ def test_the_minute_forgets_what_is_older() -> None:
     assert found.total("TOPIC_PUT_NUMS", "t") == 60
 
 
+def test_a_count_that_has_just_begun_has_the_rate_of_its_window() -> None:
+    found = Statistics()
+    found.add("TOPIC_PUT_NUMS", "t", 20, 0.0)
+    figures = found.figures("TOPIC_PUT_NUMS", "t", 0.001)
+    assert figures is not None
+    assert [(one.sum, one.tps) for one in figures] == [(20, 2.0), (20, 20 / 600), (20, 20 / 3_600)]
+
+
 def test_what_was_never_counted_has_no_figures() -> None:
     found = Statistics()
     assert found.figures("TOPIC_PUT_NUMS", "t", 0.0) is None
