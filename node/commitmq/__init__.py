@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from commitmq.client.sending.options import ExactlyOnce
     from commitmq.client.sharing.aio_share import AsyncShareConsumer
     from commitmq.client.sharing.share_consumer import ShareConsumer
+    from commitmq.client.spans import async_handler_span, handler_span, send_span
     from commitmq.client.transactions.administration import OpenTransaction
     from commitmq.client.transactions.half_message import (
         HalfMessage,
@@ -137,9 +138,12 @@ __all__ = [
     "TransactionResult",
     "TransactionState",
     "UndecodableBodyError",
+    "async_handler_span",
     "connect",
     "connect_async",
+    "handler_span",
     "hookimpl",
+    "send_span",
 ]
 
 _HOMES = {
@@ -189,6 +193,9 @@ _HOMES = {
     "Reader": "commitmq.client.consumer",
     "SendResult": "commitmq.client.results",
     "Sql": "commitmq.client.selector",
+    "async_handler_span": "commitmq.client.spans",
+    "handler_span": "commitmq.client.spans",
+    "send_span": "commitmq.client.spans",
     "connect": "commitmq.client.connection",
     "connect_async": "commitmq.client.connection",
     "hookimpl": "commitmq.plugin.hookspecs",
