@@ -350,8 +350,10 @@ def test_counters_survive_the_death_of_a_process(node: Node, address: str) -> No
     eventually(lambda: node.healed("writer", pid), "the writer runs again")
     with Producer(node.address) as producer:
         producer.send("orders", b"after", ack="flushed")
-    found = scrape(address)
-    assert found["commitmq_messages_in_total"].value(topic="orders", source="client") == before + 1
+    eventually(
+        lambda: scrape(address)["commitmq_messages_in_total"].value(topic="orders", source="client") == before + 1,
+        "the successor goes on counting",
+    )
     up = eventually(
         lambda: scrape(address)["commitmq_process_restarts_total"].value(process="writer") >= 1, "it is told", 20
     )

@@ -42,6 +42,19 @@ def test_counts_are_seen_by_others(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 500])
+def test_many_observations_at_once_are_as_many_single_ones(tmp_path: Path, count: int) -> None:
+    values = [number * number * 1_000 for number in range(count)]
+    table = CountTable(tmp_path / "writer.counts", 100)
+    table.histogram(TIMES, "all").observe_all(values)
+    for value in values:
+        table.histogram(TIMES, "each").observe(value)
+    table.histogram(TIMES, "each").observe(1_000_000)
+    table.histogram(TIMES, "all").observe_all([1_000_000])
+    found = rows(tmp_path / "writer.counts")
+    assert found["times_seconds", "all"] == found["times_seconds", "each"]
+
+
 def test_a_row_says_what_it_is(tmp_path: Path) -> None:
     table = CountTable(tmp_path / "writer.counts", 100)
     table.histogram(TIMES, 'a "name"\n').observe(1)
