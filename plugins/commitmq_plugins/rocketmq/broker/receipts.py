@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -174,9 +175,14 @@ class Receipts:
             return command.answer(ResponseCode.NO_MESSAGE if error.code == "INVALID_PARAMETER" else code, remark)
         text = answer["handles"][0]
         if text is None:  # it is done, or has come back
-            if not is_ordered:
+            if is_ordered:
+                return command.answer(ext_fields=ChangeInvisibleTimeResponseHeader(0, 0, 0).encode())
+            now_ms = time.time_ns() // 1_000_000
+            if handle.expires_ms > now_ms:
                 return command.answer(ResponseCode.NO_MESSAGE)
-            return command.answer(ext_fields=ChangeInvisibleTimeResponseHeader(0, 0, 0).encode())
+            # Its time was over, so it has come back. RocketMQ takes a late change, and an ack with the new handle.
+            late = ChangeInvisibleTimeResponseHeader(now_ms, invisible_ms, handle.revive_queue)
+            return command.answer(ext_fields=late.encode())
         if not is_ordered:
             self._counting.acked(header.consumer_group, header.topic)
             self._counting.popped(header.consumer_group, header.topic)

@@ -1,0 +1,47 @@
+"""Goal: a change of the invisible time has RocketMQ's answer, also when it comes too late.
+
+Method: the real request; a process pop that knows nothing of the message any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from unittest.mock import AsyncMock, MagicMock
+
+from commitmq.semantics.pop import ReceiptHandle
+from commitmq_plugins.rocketmq.broker.receipts import Receipts
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command, request
+
+
+def changed(invisible_ms: int) -> Command:
+    """The answer for a message that was popped for ``invisible_ms`` two seconds ago."""
+
+    async def main() -> Command:
+        node, topics = MagicMock(), MagicMock()
+        topics.get.return_value = MagicMock(read_queues=1)
+        node.mover = AsyncMock(return_value=({"handles": [None]}, []))
+        node.config.pop.min_invisible_ms, node.config.pop.max_invisible_ms = 1, 60_000
+        receipts = Receipts(node, topics, MagicMock(), asyncio.get_running_loop(), MagicMock(), MagicMock())
+        handle = ReceiptHandle(0, time.time_ns() // 1_000_000 - 2_000, invisible_ms, 3, 0, "commitmq", 0, 7)
+        fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "extraInfo": str(handle), "offset": "7",
+                  "invisibleTime": "5000"}  # fmt: skip
+        return await receipts.change(MagicMock(), request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields))
+
+    return asyncio.run(main())
+
+
+def test_a_change_that_comes_too_late_is_answered_with_a_new_handle() -> None:
+    began_ms = time.time_ns() // 1_000_000
+    answer = changed(1_000)
+    assert answer.code == ResponseCode.SUCCESS
+    assert {name: answer.ext_fields[name] for name in ("invisibleTime", "reviveQid")} == {
+        "invisibleTime": "5000",
+        "reviveQid": "3",
+    }
+    assert int(answer.ext_fields["popTime"]) >= began_ms
+
+
+def test_a_change_of_an_acknowledged_message_is_refused() -> None:
+    assert changed(600_000).code == ResponseCode.NO_MESSAGE
