@@ -32,6 +32,7 @@ from commitmq_plugins.rocketmq.remoting.headers.pop import (
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 _MOST_BITS: Final = 4_096
+_PARTS: Final = 8
 _Key = tuple[str, bool]
 """A group, and whether the messages were popped in order."""
 
@@ -206,9 +207,12 @@ class Receipts:
         return command.answer(ResponseCode.MESSAGE_ILLEGAL, remark)
 
     def _handle(self, text: str, offset: int) -> ReceiptHandle:
-        """The handle of the message at ``offset``. Raises ProtocolError."""
+        """The handle of the message at ``offset``. Raises ProtocolError.
+
+        RocketMQ's proxy puts the message's place in the log behind it.
+        """
         try:
-            return ReceiptHandle.parse(text)._replace(queue_offset=offset)
+            return ReceiptHandle.parse(" ".join(text.split(" ", _PARTS)[:_PARTS]))._replace(queue_offset=offset)
         except InvalidMessageError as error:
             raise ProtocolError("MESSAGE_ILLEGAL", str(error)) from error
 
