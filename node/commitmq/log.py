@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -70,6 +70,62 @@ class Log:
 
     def exception(self, message: str, **fields: Any) -> None:
         self._logger.error(_Event(message, fields), extra={"fields": fields}, exc_info=True)
+
+
+class LimitedLog(Log):
+    """A log for what strangers can cause: at most ``most`` lines of one message and ``code`` in ``period_s`` seconds.
+
+    The next line of that message says how many were ``left_out``. Texts are cut after 500 characters. Debug lines have no
+    limit.
+    """
+
+    _MOST_KINDS = 1_000
+    _MOST_CHARACTERS = 500
+
+    def __init__(
+        self, log: Log, *, most: int = 10, period_s: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(log._logger)
+        self._most, self._period_s, self._clock = most, period_s, clock
+        self._kinds: dict[tuple[str, Any], list[float]] = {}  # begin of the period, lines in it, lines left out
+
+    def info(self, message: str, **fields: Any) -> None:
+        if self._passes(message, fields):
+            super().info(message, **fields)
+
+    def warning(self, message: str, **fields: Any) -> None:
+        if self._passes(message, fields):
+            super().warning(message, **fields)
+
+    def error(self, message: str, **fields: Any) -> None:
+        if self._passes(message, fields):
+            super().error(message, **fields)
+
+    def exception(self, message: str, **fields: Any) -> None:
+        if self._passes(message, fields):
+            super().exception(message, **fields)
+
+    def _passes(self, message: str, fields: dict[str, Any]) -> bool:
+        now = self._clock()
+        key = message, fields.get("code")
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= self._MOST_KINDS:
+                self._kinds.clear()
+            kind = self._kinds[key] = [now, 0, 0]
+        elif now - kind[0] >= self._period_s:
+            kind[:2] = now, 0
+        if kind[1] >= self._most:
+            kind[2] += 1
+            return False
+        kind[1] += 1
+        for name, value in fields.items():
+            if type(value) is str and len(value) > self._MOST_CHARACTERS:
+                fields[name] = value[: self._MOST_CHARACTERS] + "…"
+        if kind[2]:
+            fields["left_out"] = int(kind[2])
+            kind[2] = 0
+        return True
 
 
 def get_log(process: str) -> Log:

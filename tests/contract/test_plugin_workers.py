@@ -70,6 +70,24 @@ def test_plugins_are_asked_with_settings(paths: str) -> None:
     assert "step" not in commitmq("plugins", "--json", "--set", "plugins.serving.step=9", PYTHONPATH=paths).stderr
 
 
+def test_a_server_has_the_priority_of_the_node_and_other_workers_give_way(node: Node) -> None:
+    pids = node.pids()
+    own = os.getpriority(os.PRIO_PROCESS, pids["coordinator"])
+    assert os.getpriority(os.PRIO_PROCESS, pids["worker-serving"]) == own
+    eventually(
+        lambda: os.getpriority(os.PRIO_PROCESS, node.pids()["worker-idling"]) == min(own + 5, 19),
+        "dispatch.plugin_niceness holds for a worker that is no server",
+    )
+
+
+def test_a_worker_has_failpoints_of_its_own(tmp_path: Path, paths: str) -> None:
+    (once := tmp_path / "once").mkdir()
+    points = {"COMMITMQ_FAILPOINTS": "idling.begins=kill@1", "COMMITMQ_FAILPOINTS_ONCE": str(once)}
+    with start_node(tmp_path, PYTHONPATH=paths, **points) as node:
+        row = eventually(lambda: (found := node.row("worker-idling")).get("restarts") == 1 and found, "it died once")
+        assert "SIGKILL" in row["last_error"], row
+
+
 def test_it_is_started_again_after_its_death(node: Node) -> None:
     ask(node, "before")
     pid = node.pids()["worker-serving"]

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq import log as log_module
-from commitmq.log import configure, get_log
+from commitmq.log import LimitedLog, configure, get_log
 
 LINE = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (?P<level>[a-z]+) (?P<process>\S+) (?P<rest>.*)", re.DOTALL
@@ -143,7 +143,7 @@ def test_a_process_that_was_not_configured_stays_silent_below_warnings() -> None
 
 
 def test_a_configured_process_logs_to_standard_error_only() -> None:
-    code = "from commitmq.log import configure, get_log; configure(); get_log('flush').info('up', pid=1)"
+    code = "from commitmq.log import LimitedLog, configure, get_log; configure(); get_log('flush').info('up', pid=1)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == ""
     assert done.stderr.endswith(" info flush up pid=1\n")
@@ -157,3 +157,23 @@ def test_a_programs_own_logging_keeps_the_fields() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert ended.stderr == 'WARNING:commitmq.consumer:a commit was refused group="g 1" error="FENCED: 100% gone"\n'
+
+
+def test_what_strangers_cause_has_few_lines_and_the_rest_is_counted(stream: io.StringIO) -> None:
+    now = [0.0]
+    log = LimitedLog(get_log("server"), most=3, period_s=10.0, clock=lambda: now[0])
+    for number in range(100):
+        log.warning("no client", peer=number, error="x" * 10_000)
+    log.warning("another thing", peer=1)
+    log.error("it failed", code=1)
+    log.error("it failed", code=2)
+    now[0] = 11.0
+    log.warning("no client", peer=100, error="x")
+    lines = stream.getvalue().splitlines()
+    assert [line.split(" warning ")[-1][:22] for line in lines[:4]] == ["server no client peer=" for _ in range(3)] + [
+        "server another thing p"
+    ]
+    assert len(lines) == 7
+    assert max(map(len, lines)) < 700
+    assert fields_of(lines[-1])["left_out"] == "97"
+    assert fields_of(lines[-1])["peer"] == "100"

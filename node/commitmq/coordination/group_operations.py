@@ -10,7 +10,7 @@ from commitmq.coordination.allocation_table import MAX_STRATEGY_CHARACTERS, Allo
 from commitmq.coordination.answers import Answer, Fields, Operations
 from commitmq.coordination.groups import Groups
 from commitmq.coordination.listing import MAX_ENTRIES, Listing
-from commitmq.coordination.membership import View
+from commitmq.coordination.membership import Queue, View
 from commitmq.coordination.requests import Header
 from commitmq.coordination.resets import to_begin_anew
 from commitmq.coordination.share_operations import ShareOperations
@@ -26,6 +26,7 @@ _MIN_HEARTBEAT_MS = 50
 # While queues change hands members come this much more often, so that a rebalance takes little more than one interval.
 _REBALANCE_SPEEDUP = 10
 _MAX_GENERATION = (1 << 63) - 1
+_MAX_HEARTBEATS = 1_000
 
 
 class GroupOperations:
@@ -49,6 +50,7 @@ class GroupOperations:
         self.operations: Operations = {
             "group.join": self._join,
             "group.heartbeat": self._heartbeat,
+            "group.heartbeats": self._heartbeats,
             "group.leave": self._leave,
             "group.list": self._list,
             "group.describe": self._describe,
@@ -84,17 +86,42 @@ class GroupOperations:
         return Answer(lambda: {**self._view(view, timeout_ms), **more})
 
     def _heartbeat(self, header: Header, now_ms: int) -> Answer:
+        instance = requests.optional_text(header, "instance") or ""
+        view, timeout_ms, more = self._heard(header, instance, now_ms, requests.queues(header, "owned"))
+        return Answer(lambda: {**self._view(view, timeout_ms), **more})
+
+    def _heartbeats(self, header: Header, now_ms: int) -> Answer:
+        """Heartbeats of a gateway's members. The answer has only those that have to learn something."""
+        instance = requests.optional_text(header, "instance") or ""
+        changed: list[tuple[int, View, int, Fields]] = []
+        refused: list[tuple[int, str, str]] = []
+        for index, one in enumerate(requests.objects(header, "members", _MAX_HEARTBEATS)):
+            try:
+                owned = None if one.get("owned") is None else requests.queues(one, "owned")
+                view, timeout_ms, more = self._heard({**one, "members": True}, instance, now_ms, owned)
+            except ProtocolError as error:
+                refused.append((index, error.code, error.message))
+                continue
+            if more or view.revoke or view.generation != one["generation"]:
+                changed.append((index, view, timeout_ms, more))
+        return Answer(
+            lambda: {
+                "changed": [[index, {**self._view(view, ms), **more}] for index, view, ms, more in changed],
+                "refused": refused,
+            }
+        )
+
+    def _heard(self, header: Header, instance: str, now_ms: int, owned: list[Queue] | None) -> tuple[View, int, Fields]:
+        """One heartbeat: the answer for the member, its session's length and further fields."""
         group, member = requests.text(header, "group"), requests.text(header, "member")
         generation = requests.integer(header, "generation", 0, _MAX_GENERATION)
-        instance = requests.optional_text(header, "instance") or ""
         self._groups.check_enabled(group)
-        view = self._groups.heartbeat(group, member, generation, requests.queues(header, "owned"), now_ms, instance)
+        view = self._groups.heartbeat(group, member, generation, owned, now_ms, instance)
         membership = self._groups.membership(group)
         assert membership is not None
-        known = membership.member_of(member)
-        timeout_ms, more = known.session_timeout_ms, self._anew(group, member, generation)
+        more = self._anew(group, member, generation)
         more |= self._members(header, group, view, generation)
-        return Answer(lambda: {**self._view(view, timeout_ms), **more})
+        return view, membership.member_of(member).session_timeout_ms, more
 
     def _members(self, header: Header, group: str, view: View, generation: int) -> Fields:
         """Names and instances of all members, for a gateway that asks for them: when they may be others than before."""

@@ -213,14 +213,14 @@ class Groups:
         return view
 
     def heartbeat(
-        self, name: str, member: str, generation: int, owned: Collection[Queue], now_ms: int, instance: str = ""
+        self, name: str, member: str, generation: int, owned: Collection[Queue] | None, now_ms: int, instance: str = ""
     ) -> View:
         """See :meth:`Membership.heartbeat`. Also raises ProtocolError LIMIT_EXCEEDED, for a member that claims too many
         queues.
         """
         group = self._known(name, member)
         known = group.member(member, instance)
-        if len(owned) > len(known.owned) and len(owned) > len(known.held):
+        if owned is not None and len(owned) > len(known.owned) and len(owned) > len(known.held):
             self._check_size(group, member, known.topics, owned)
         return self._counted(group, lambda: group.heartbeat(member, generation, owned, now_ms, instance))
 

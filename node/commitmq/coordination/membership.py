@@ -198,14 +198,15 @@ class Membership:
         self._settle(member, owned, generation, now_ms, accept=kept)
         return self._view(member)._replace(kept=kept)
 
-    def heartbeat(self, name: str, generation: int, owned: Iterable[Queue], now_ms: int, instance: str = "") -> View:
-        """Stay in the group. ``generation`` is the newest the member read, ``owned`` the queues that it consumes now.
-
-        Raises ProtocolError UNKNOWN_MEMBER: the session ended or the coordinator restarted; join again with ``owned``.
-        FENCED: another ``instance`` has joined under the name.
+    def heartbeat(
+        self, name: str, generation: int, owned: Iterable[Queue] | None, now_ms: int, instance: str = ""
+    ) -> View:
+        """Stay in the group. ``generation`` is the newest the member read, ``owned`` the queues that it consumes now: None
+        for those of its last request. Raises ProtocolError UNKNOWN_MEMBER: the session ended or the coordinator restarted;
+        join again with ``owned``. FENCED: another ``instance`` has joined under the name.
         """
         member = self.member(name, instance)
-        self._settle(member, owned, generation, now_ms)
+        self._settle(member, member.owned if owned is None else owned, generation, now_ms)
         return self._view(member)
 
     def leave(self, name: str, instance: str = "") -> None:

@@ -140,6 +140,14 @@ def incarnations(header: Header, field: str) -> dict[str, int]:
     return value
 
 
+def objects(header: Header, field: str, most: int) -> list[Header]:
+    """A list of at most ``most`` objects."""
+    value = header.get(field)
+    if type(value) is not list or len(value) > most or not all(type(one) is dict for one in value):
+        raise refuse(field, f"a list of at most {most} objects", value)
+    return value
+
+
 def queues(header: Header, field: str, *, optional: bool = False) -> list[Queue]:
     """A list of ``[topic, queue]``; with ``optional`` empty when absent."""
     value = header.get(field)

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from commitmq import failpoints
     from commitmq.config import NodeConfig, setting
     from commitmq.counting.family import Family, Kind
     from commitmq.errors import CommitMQError, ConfigError, FilterError
@@ -62,6 +63,7 @@ __all__ = [
     "consumable",
     "decode_record",
     "decompress",
+    "failpoints",
     "get_log",
     "hookimpl",
     "run_async",
@@ -92,7 +94,10 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES.get(name, "commitmq.plugin.hookspecs")), name)
+    if name == "failpoints":
+        value: Any = import_module("commitmq.failpoints")  # the name is that of a module
+    else:
+        value = getattr(import_module(_HOMES.get(name, "commitmq.plugin.hookspecs")), name)
     globals()[name] = value
     return value
 

@@ -225,10 +225,14 @@ class WorkerSpec:
     The function takes a :class:`commitmq.workers.runtime.context.WorkerContext`, calls ``context.ready()`` when it serves,
     loops over ``context.wait(timeout_ms)`` until ``context.stopping``, and returns when it has drained. The plugin's
     section of the configuration is ``context.params["settings"]``.
+
+    ``is_server``: clients wait for this worker's answers, as they wait for the node's own. It then runs with the niceness
+    of the node; other workers have ``dispatch.plugin_niceness``, so that they give way to the node.
     """
 
     name: str
     factory: str
+    is_server: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,10 @@ def discover(config: NodeConfig, leave_out: Mapping[str, str], say: Callable[[st
         for report, spec in loaded.dispatchers(config)
     ]  # fmt: skip
     workers = [
-        {"name": spec.name, "factory": spec.factory, "plugin": report.name, "built_in": report.is_built_in}
+        {"name": spec.name, "factory": spec.factory, "is_server": bool(spec.is_server), "plugin": report.name,
+         "built_in": report.is_built_in}
         for report, spec in loaded.workers(config)
-    ]
+    ]  # fmt: skip
     filters = [
         {"type": spec.type, "factory": spec.factory, "plugin": report.name, "built_in": report.is_built_in}
         for report, spec in loaded.filters(config)

@@ -123,7 +123,11 @@ class Roster:
                     WORKER_BASE + number,
                     essential=False,
                     plugin=one["plugin"],
-                    params={"factory": one["factory"], "plugin": one["plugin"]},
+                    params={
+                        "factory": one["factory"],
+                        "plugin": one["plugin"],
+                        "is_server": one.get("is_server", False),
+                    },
                 )
             )
         return dispatchers, workers

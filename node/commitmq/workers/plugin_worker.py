@@ -18,6 +18,7 @@ ROLE = "worker"
 
 def run(context: WorkerContext) -> None:
     """Call the plugin's function. An exception ends the process, and the supervisor starts it again with back-off."""
-    os.nice(context.config.dispatch.plugin_niceness)
+    if not context.params.get("is_server"):
+        os.nice(context.config.dispatch.plugin_niceness)
     context.params["settings"] = settings(context.config, str(context.params["plugin"]))
     cast("Any", resolve(str(context.params["factory"])))(context)

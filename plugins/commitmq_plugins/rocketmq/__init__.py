@@ -23,7 +23,8 @@ def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
     found: RocketMQSettings = section_from(RocketMQSettings, config.plugins.get(PLUGIN, {}), f"plugins.{PLUGIN}")
     if not found.enable:
         return []
-    workers = [WorkerSpec("rocketmq_broker", "commitmq_plugins.rocketmq.broker.process:run")]
+    workers = [WorkerSpec("rocketmq_broker", "commitmq_plugins.rocketmq.broker.process:run", is_server=True)]
     if found.namesrv_port:
-        workers.insert(0, WorkerSpec("rocketmq_namesrv", "commitmq_plugins.rocketmq.namesrv.process:run"))
+        name_server = "commitmq_plugins.rocketmq.namesrv.process:run"
+        workers.insert(0, WorkerSpec("rocketmq_namesrv", name_server, is_server=True))
     return workers

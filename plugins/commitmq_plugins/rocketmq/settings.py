@@ -18,6 +18,8 @@ class RocketMQSettings:
     ``namesrv``: other name servers with which the broker registers, ``host:port;host:port``. Broker and cluster have the
     names of ``network.broker_name`` and ``network.cluster_name``.
 
+    ``max_groups_per_connection`` and ``max_topics_per_connection`` bound what is new to the node and made by one connection.
+
     ``recall_message_enable``, ``store_reply_message_enable`` and ``trace_topic_enable`` are RocketMQ's recallMessageEnable,
     storeReplyMessageEnable and traceTopicEnable. ``tls_mode`` is its tlsMode: without ``tls_certificate`` and ``tls_key``
     each server makes a self-signed certificate when it starts first, and uses it again.
@@ -36,6 +38,8 @@ class RocketMQSettings:
     max_connections: int = setting(2_000, 1, 1_000_000)
     max_frame_bytes: int = setting(16 * 1024 * 1024, 4_096, 1 << 30)
     max_unsent_bytes: int = setting(16 * 1024 * 1024, 65_536, 1 << 40)
+    max_groups_per_connection: int = setting(256, 1, 1_000_000)
+    max_topics_per_connection: int = setting(256, 1, 1_000_000)
     idle_timeout_ms: int = setting(120_000, 1_000, 86_400_000)
     recall_message_enable: bool = setting(True)
     store_reply_message_enable: bool = setting(True)

@@ -1,4 +1,4 @@
-"""A plugin with two worker processes: one that serves numbers over ZeroMQ, and one that dies at once."""
+"""A plugin with three worker processes: one that serves numbers over ZeroMQ, one that idles, and one that dies at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zmq
 
 from commitmq import Producer
 from commitmq.control import Word
-from commitmq.plugin import ConfigSection, NodeConfig, WorkerContext, WorkerSpec, hookimpl, setting
+from commitmq.plugin import ConfigSection, NodeConfig, WorkerContext, WorkerSpec, failpoints, hookimpl, setting
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,11 @@ def commitmq_config() -> ConfigSection:
 
 @hookimpl
 def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
-    return [WorkerSpec("serving", "worker_plugin:serve"), WorkerSpec("dying", "worker_plugin:die")]
+    return [
+        WorkerSpec("serving", "worker_plugin:serve", is_server=True),
+        WorkerSpec("idling", "worker_plugin:idle"),
+        WorkerSpec("dying", "worker_plugin:die"),
+    ]
 
 
 def serve(context: WorkerContext) -> None:
@@ -47,6 +51,13 @@ def serve(context: WorkerContext) -> None:
             answer = f"{settings.greeting} {text.decode()} {settings.step} {context.control.get(Word.WRITTEN)}"
             router.send_multipart([client, answer.encode()])
     (context.layout.own / "serving-stopped").write_text(str(context.control.get(Word.WRITTEN)))
+
+
+def idle(context: WorkerContext) -> None:
+    failpoints.hit("idling.begins")
+    context.ready()
+    while not context.stopping:
+        context.wait(100)
 
 
 def die(context: WorkerContext) -> None:

@@ -26,6 +26,11 @@ class Answers:
         # This code decides whether a frame is copied, not pyzmq's own threshold.
         router.copy_threshold = 0
 
+    def is_local(self, client: bytes) -> bool:
+        """Whether the client is a process of the node's own account."""
+        found = self._router.gate.peers.get(client)
+        return found is not None and found.is_local
+
     def guarded(self, client: bytes, request: int, work: Callable[..., None], *arguments: Any) -> None:
         """Do ``work``. Any failure becomes the answer to this one request."""
         try:

@@ -18,6 +18,7 @@ from commitmq.store.queues.record_filter import RecordFilter
 from commitmq.workers.reader.filters import Filters
 
 QueueKey = tuple[str, int]
+Owner = bytes | str
 
 # A deadline further away than this is rounded up to whole steps, so that thousands of idle pulls cause few wake-ups.
 _COARSE_FROM_MS = 1_000
@@ -28,11 +29,15 @@ _FILTER_BYTES = 1_024
 _CHARACTER_BYTES = 4
 # One client may park this share of all pulls that the reader parks, so that one client cannot keep others from waiting.
 _CLIENT_SHARE = 4
+_OWNER_CHARACTERS = 255
 
 
 @dataclass(slots=True, eq=False)
 class Pull:
-    """One pull request. ``offset`` moves on over messages that the filter rejects; ``asked`` is the requested offset."""
+    """One pull request. ``offset`` moves on over messages that the filter rejects; ``asked`` is the requested offset.
+
+    ``client`` gets the answer. ``owner`` is the client whose limits hold: the same, or one of a gateway of this node.
+    """
 
     client: bytes
     request: int
@@ -53,14 +58,20 @@ class Pull:
     awaits_log: bool = False  # a parked pull for a topic in the log, not for a memory topic
     filter_bytes: int = 0  # upper bound of its filter's memory
     is_woken: bool = False  # it will be looked at again in this or the next turn
+    owner: Owner = b""
+
+    def __post_init__(self) -> None:
+        self.owner = self.owner or self.client
 
     @property
     def key(self) -> QueueKey:
         return self.topic, self.queue
 
 
-def parse_pull(client: bytes, header: dict[str, Any], limits: ReaderConfig, filters: Filters) -> Pull:
-    """The pull that ``header`` asks for, its values cut down to ``limits``.
+def parse_pull(
+    client: bytes, header: dict[str, Any], limits: ReaderConfig, filters: Filters, *, is_local: bool = False
+) -> Pull:
+    """The pull that ``header`` asks for, its values cut down to ``limits``. Whoever is ``is_local`` may pull for others.
 
     Raises ProtocolError: INVALID_PARAMETER, or FILTER_FAILED for a plugin's failure.
     """
@@ -88,6 +99,7 @@ def parse_pull(client: bytes, header: dict[str, Any], limits: ReaderConfig, filt
         group=group,
         filter_bytes=_FILTER_BYTES + _CHARACTER_BYTES * len(expression) if expression else 0,
         incarnation=incarnation_field(header),
+        owner=text_field(header, "client")[:_OWNER_CHARACTERS] if is_local and "client" in header else b"",
     )
 
 
@@ -131,8 +143,8 @@ class ParkedPulls:
     limit_bytes: int
     _by_queue: dict[QueueKey, list[Pull]] = field(default_factory=dict)
     _heap: list[tuple[int, int, Pull]] = field(default_factory=list)
-    _by_client: dict[bytes, int] = field(default_factory=dict)
-    _bytes_by_client: dict[bytes, int] = field(default_factory=dict)
+    _by_client: dict[Owner, int] = field(default_factory=dict)
+    _bytes_by_client: dict[Owner, int] = field(default_factory=dict)
     _bytes: int = 0
     _count: int = 0
     _log_count: int = 0
@@ -150,7 +162,7 @@ class ParkedPulls:
         return self._log_count > 0
 
     def has_room(self, pull: Pull) -> bool:
-        client, size = pull.client, pull.filter_bytes
+        client, size = pull.owner, pull.filter_bytes
         return (
             self._count < self.limit
             and self._by_client.get(client, 0) < max(1, self.limit // _CLIENT_SHARE)
@@ -170,10 +182,10 @@ class ParkedPulls:
             deadline = -(-deadline // _COARSE_STEP_MS) * _COARSE_STEP_MS
         pull.deadline_ms = deadline
         self._by_queue.setdefault(pull.key, []).append(pull)
-        self._by_client[pull.client] = self._by_client.get(pull.client, 0) + 1
+        self._by_client[pull.owner] = self._by_client.get(pull.owner, 0) + 1
         if pull.filter_bytes:
             self._bytes += pull.filter_bytes
-            self._bytes_by_client[pull.client] = self._bytes_by_client.get(pull.client, 0) + pull.filter_bytes
+            self._bytes_by_client[pull.owner] = self._bytes_by_client.get(pull.owner, 0) + pull.filter_bytes
         self._count += 1
         pull.awaits_log = not pull.in_memory
         self._log_count += pull.awaits_log
@@ -216,18 +228,18 @@ class ParkedPulls:
         waiting.remove(pull)
         if not waiting:
             del self._by_queue[pull.key]
-        left = self._by_client[pull.client] - 1
+        left = self._by_client[pull.owner] - 1
         if left:
-            self._by_client[pull.client] = left
+            self._by_client[pull.owner] = left
         else:
-            del self._by_client[pull.client]
+            del self._by_client[pull.owner]
         if pull.filter_bytes:
             self._bytes -= pull.filter_bytes
-            left_bytes = self._bytes_by_client[pull.client] - pull.filter_bytes
+            left_bytes = self._bytes_by_client[pull.owner] - pull.filter_bytes
             if left_bytes:
-                self._bytes_by_client[pull.client] = left_bytes
+                self._bytes_by_client[pull.owner] = left_bytes
             else:
-                del self._bytes_by_client[pull.client]
+                del self._bytes_by_client[pull.owner]
         self._count -= 1
         self._log_count -= pull.awaits_log
         if len(self._heap) > 2 * self._count + 1_024:

@@ -60,11 +60,12 @@ class Pulls:
 
     def pull(self, client: bytes, header: dict[str, Any]) -> None:
         """Answer a pull, or park it until a message comes."""
-        pull = parse_pull(client, header, self._limits, self._filters)
+        is_local = "client" in header and self._answers.is_local(client)
+        pull = parse_pull(client, header, self._limits, self._filters, is_local=is_local)
         if self._flow is not None:
             # A pull that waits for messages passes now; what it gets is taken from its rates when it is answered.
             try:
-                self._flow.admit(client, pull.topic, pull.group)
+                self._flow.admit(pull.owner, pull.topic, pull.group)
             except FlowRefusedError as refusal:
                 raise ProtocolError(refusal.code, refusal.sentence, retry_after_ms=refusal.retry_after_ms) from refusal
         result = self._read(pull)
@@ -155,7 +156,7 @@ class Pulls:
             result.status = PullStatus.NO_MATCHED_MESSAGE
         if self._flow is not None and result.count:
             size_bytes = int(result.units["size"].sum())
-            self._flow.take(result.count, size_bytes, pull.client, pull.topic, pull.group)
+            self._flow.take(result.count, size_bytes, pull.owner, pull.topic, pull.group)
         if self.counts is not None:
             self.counts.answered(pull, result)
         header = wire.ok(

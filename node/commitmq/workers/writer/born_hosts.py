@@ -13,6 +13,7 @@ from commitmq.workers.writer.local_sockets import Payload, Peer
 from commitmq.workers.writer.send_checks import Refusal
 
 _MAX_KNOWN_PEERS: Final = 65_536
+MAX_CLIENT_CHARACTERS: Final = 255
 
 
 class BornHosts:
@@ -59,3 +60,18 @@ def keeps_hosts(header: dict[str, Any], name: str, frame: zmq.Frame | Payload) -
     if header[name] not in (4, 6):
         raise Refusal("INVALID_PARAMETER", f"{name} must be 4 or 6")
     return True
+
+
+def client_of(identity: Peer, header: dict[str, Any], frame: zmq.Frame | Payload) -> Peer | str:
+    """For whose rates a send counts: the connection, or the ``client`` for which one of the node's gateways sends.
+
+    Raises Refusal for a ``client`` that comes from elsewhere.
+    """
+    name = header.get("client")
+    if name is None:
+        return identity
+    if peer_address(frame) is not None:
+        raise Refusal("NO_PERMISSION", "only a process of this node may send for another client")
+    if type(name) is not str or not 0 < len(name) <= MAX_CLIENT_CHARACTERS:
+        raise Refusal("INVALID_PARAMETER", f"client must be a string of 1 to {MAX_CLIENT_CHARACTERS} characters")
+    return name

@@ -27,7 +27,7 @@ from commitmq.store.producers.producer_table import SequenceRefusedError
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.flow import Flow, FlowRefusedError
 from commitmq.workers.runtime.topic_view import TopicViews
-from commitmq.workers.writer.born_hosts import BornHosts, keeps_hosts, peer_address
+from commitmq.workers.writer.born_hosts import BornHosts, client_of, keeps_hosts, peer_address
 from commitmq.workers.writer.busy_sends import BusySends
 from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
 from commitmq.workers.writer.patient_append import PatientAppend
@@ -143,19 +143,19 @@ class SendRequests:
         """Handle a request of a client, if ``[flow]`` lets it pass. Raises Refusal and others."""
         if header["op"] in ("send_back", "recall") or "moved" in header:
             return self._handled(identity, header, frames)
-        topic = header.get("topic")
-        flow = self._flow
+        topic, flow = header.get("topic"), self._flow
         try:
             if self.busy is not None:
                 self.busy.admit(identity)
             if flow is None or type(topic) is not str:
                 return self._handled(identity, header, frames)
-            flow.admit(identity, topic)
+            client = client_of(identity, header, frames[1])
+            flow.admit(client, topic)
         except FlowRefusedError as refusal:
             raise Refusal(refusal.code, refusal.sentence, refusal.retry_after_ms) from refusal
         answer = self._handled(identity, header, frames)
         # It did not raise. So the topic is there, which bounds the names, and the count was compared with the records.
-        flow.take(1 if header["op"] == "send" else header["count"], len(frames[1]), identity, topic)
+        flow.take(1 if header["op"] == "send" else header["count"], len(frames[1]), client, topic)
         return answer
 
     # ------------------------------------------------------------ send, append, batch

@@ -1,4 +1,9 @@
-"""Which part of the broker server answers which request."""
+"""Which part of the broker server answers which request.
+
+Failpoints of a request: ``rocketmq.read.SEND_MESSAGE_V2`` (it was read), ``rocketmq.ask.append:before`` and ``:after`` (a
+question to a process of the node, here of its operation append), ``rocketmq.asked.append`` (the answer came),
+``remoting.answer:before`` and ``:after`` (the answer to the client).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from typing import Protocol
 
 from commitmq.errors import CommitMQError
 from commitmq.log import Log
+from commitmq.plugin import failpoints
 from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.server_counts import ServerCounts
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
@@ -61,6 +67,8 @@ class Dispatch:
             handler = self._handlers.get(command.code)
             if handler is None:
                 return command.not_supported()
+            if failpoints.ACTIVE:
+                failpoints.hit(f"rocketmq.read.{RequestCode(command.code).name}")
             found = handler(connection, command)
         except Exception as error:
             return self._failed(command, error)

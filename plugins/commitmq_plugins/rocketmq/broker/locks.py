@@ -17,7 +17,7 @@ Queue = tuple[str, int]
 class QueueLocks:
     """Per group: queue, owner, time of the last renewal."""
 
-    def __init__(self, lease_ms: int = LEASE_MS, max_locks: int = 1_000_000) -> None:
+    def __init__(self, lease_ms: int = LEASE_MS, max_locks: int = 200_000) -> None:
         self._lease_ms, self._max = lease_ms, max_locks
         self._groups: dict[str, dict[Queue, tuple[str, int]]] = {}
         self._count = 0

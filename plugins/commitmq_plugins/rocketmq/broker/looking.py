@@ -163,7 +163,7 @@ class Looks:
         """The queues of a request, those of the group's retry topic last. Raises PopRefused."""
         topic = self._pops.check_queue(name, queue, connection.name)
         numbers = list(range(topic.read_queues)) if queue < 0 else [queue]
-        first = random.randrange(len(numbers))
+        first = random.randrange(len(numbers)) if numbers else 0
         queues = [(name, one) for one in numbers[first:] + numbers[:first]]
         retry = self._topics.get(pop_retry_topic(name, group))
         return queues + ([] if retry is None else [(retry.name, one) for one in range(retry.read_queues)])

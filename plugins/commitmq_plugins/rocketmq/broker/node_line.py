@@ -18,6 +18,7 @@ import orjson
 import zmq
 
 from commitmq.errors import CommitMQError
+from commitmq.plugin import failpoints
 from commitmq.protocol import wire
 from commitmq.protocol.channel import new_routing_id
 
@@ -86,8 +87,13 @@ class NodeLine:
             return future
         self._under_way[number] = future, time.monotonic() + timeout_s
         frames = [header, *payload]
+        if failpoints.ACTIVE:
+            failpoints.hit(f"rocketmq.ask.{op}:before")
+            future.add_done_callback(lambda _: failpoints.hit(f"rocketmq.asked.{op}"))
         if self._waiting or not self._put(frames):
             self._waiting.append((number, frames))
+        if failpoints.ACTIVE:
+            failpoints.hit(f"rocketmq.ask.{op}:after")
         self._look_soon()
         return future
 

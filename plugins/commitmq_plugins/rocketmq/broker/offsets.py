@@ -32,6 +32,7 @@ from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 COMMIT_S: Final = 0.2
 _QUEUES_A_REQUEST: Final = 1_000
 _MAX_QUEUES: Final = 1_000_000
+_MAX_RESETS: Final = 100_000
 
 Queue = tuple[str, int]
 Owner = tuple[str, str | None]
@@ -48,7 +49,7 @@ class Offsets:
         self._committing: asyncio.Task[None] | None = None
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._resets: dict[tuple[str, str, int], int] = {}
-        clients.leaving = self.settle
+        clients.sessions.leaving = self.settle
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.QUERY_CONSUMER_OFFSET: self.query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
@@ -62,7 +63,7 @@ class Offsets:
 
     def note(self, connection: Connection, group: str, topic: str, queue: int, offset: int) -> None:
         """Remember an offset that a client committed; it is stored soon."""
-        if (group, topic, queue) in self._resets:
+        if (group, topic, queue) in self._resets or not self._may_commit(connection, group):
             return
         owner = group, self._clients.member_name(connection, group, topic)
         table = self._noted.setdefault(owner, {})
@@ -72,6 +73,15 @@ class Offsets:
             self._count += 1
         table[topic, queue] = max(0, offset)
         self._commit_soon()
+
+    def _may_commit(self, connection: Connection, group: str) -> bool:
+        """Whether the group is there, or the connection may make one more."""
+        try:
+            self._clients.charge(connection, group)
+        except ProtocolError as error:
+            self._log.info("offsets are not stored", group=group, error=error.message)
+            return False
+        return True
 
     def _commit_soon(self) -> None:
         if self._committing is None and self._noted:
@@ -111,7 +121,7 @@ class Offsets:
             }
             if member is not None:
                 fields["member"] = member
-                fields["instance"] = self._clients.instance
+                fields["instance"] = self._clients.sessions.instance
             try:
                 answer = await self._node.ask("coordinator", "offset.commit", **fields)
             except ProtocolError as error:
@@ -157,6 +167,8 @@ class Offsets:
         for owner in [owner for owner in self._noted if owner[0] == group]:
             if self._noted[owner].pop((topic, queue), None) is not None:
                 self._count -= 1
+        if len(self._resets) >= _MAX_RESETS:  # of groups that never came for theirs
+            del self._resets[next(iter(self._resets))]
         self._resets[group, topic, queue] = offset
 
     @property

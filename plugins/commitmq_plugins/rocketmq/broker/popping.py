@@ -15,6 +15,7 @@ from commitmq.errors import ProtocolError
 from commitmq.log import Log
 from commitmq.semantics.retry import pop_retry_topic
 from commitmq.store.metadata.topic_config import TopicConfig
+from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -51,8 +52,11 @@ class PopRefused(Exception):
 class Pops:
     """See the module."""
 
-    def __init__(self, node: Node, topics: Topics, offsets: Offsets, log: Log, counting: Counting) -> None:
-        self._node, self._topics, self._offsets, self._log, self._counting = node, topics, offsets, log, counting
+    def __init__(
+        self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, log: Log, counting: Counting
+    ) -> None:
+        self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
+        self._log, self._counting = log, counting
         config = node.config
         self._limits, self._timers = config.pop, config.timer.enable
         self._host = config.network.store_host
@@ -67,6 +71,7 @@ class Pops:
         header = PopMessageRequestHeader.decode(command.ext_fields)
         try:
             self._check(connection, header)
+            self._charge(connection, header.consumer_group)
         except PopRefused as refusal:
             return self._empty(command, header, refusal.code, refusal.remark)
         self._take_resets(header)
@@ -147,6 +152,13 @@ class Pops:
             remark = f"the broker[{host}] pop message is forbidden because timerWheelEnable is false"
             raise PopRefused(ResponseCode.SYSTEM_ERROR, remark)
         self.check_queue(header.topic, header.queue_id, connection.name)
+
+    def _charge(self, connection: Connection, group: str) -> None:
+        """Raises PopRefused."""
+        try:
+            self._clients.charge(connection, group)
+        except ProtocolError as error:
+            raise PopRefused(*refusal_of(error)) from error
 
     def wait_ms(self, poll_ms: int, born_ms: int) -> int:
         """How long a request may wait, by the client's clock as far as that is likely."""

@@ -8,8 +8,14 @@ heartbeats bring the registry back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any, Final
 
+from commitmq.errors import ProtocolError
+from commitmq.log import LimitedLog
 from commitmq.plugin import WorkerContext, run_async
 from commitmq.security.access_file import AccessFile
 from commitmq.security.live_access import LiveAccess
@@ -22,6 +28,7 @@ from commitmq_plugins.rocketmq.broker.admin_offsets import AdminOffsets
 from commitmq_plugins.rocketmq.broker.admin_queues import Queues
 from commitmq_plugins.rocketmq.broker.admin_topics import AdminTopics
 from commitmq_plugins.rocketmq.broker.admin_users import AdminUsers
+from commitmq_plugins.rocketmq.broker.allowances import Allowances
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.counting import Counting
@@ -29,7 +36,7 @@ from commitmq_plugins.rocketmq.broker.dispatch import Dispatch, Part
 from commitmq_plugins.rocketmq.broker.lock_requests import LockRequests
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
 from commitmq_plugins.rocketmq.broker.looking import Looks
-from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, Node
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
 from commitmq_plugins.rocketmq.broker.popping import Pops
 from commitmq_plugins.rocketmq.broker.pulling import Pulls
@@ -42,6 +49,7 @@ from commitmq_plugins.rocketmq.broker.request_modes import RequestModes
 from commitmq_plugins.rocketmq.broker.retries import Retries
 from commitmq_plugins.rocketmq.broker.sending import Sends
 from commitmq_plugins.rocketmq.broker.server_counts import ServerCounts
+from commitmq_plugins.rocketmq.broker.stored_replies import StoredReplies
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.broker.transactions import Transactions
 from commitmq_plugins.rocketmq.limits import limits_of, tls_of
@@ -50,6 +58,8 @@ from commitmq_plugins.rocketmq.remoting.tls import ENFORCING
 from commitmq_plugins.rocketmq.settings import RocketMQSettings
 
 ROLE = "rocketmq-broker"
+_PATIENCE_S: Final = 60.0
+_PAUSE_S: Final = 0.2
 
 
 def run(context: WorkerContext) -> None:
@@ -59,14 +69,15 @@ def run(context: WorkerContext) -> None:
 
 async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     settings: RocketMQSettings = context.params["settings"]
-    network, log, loop = context.config.network, context.log, asyncio.get_running_loop()
+    network, log, loop = context.config.network, LimitedLog(context.log), asyncio.get_running_loop()
     port = settings.port or network.store_port
     host = settings.advertised_host or network.store_host
     users = AccessFile(context.layout.root)
     access = Access(LiveAccess(users, log), network.cluster_name, log)
     node = Node(context, loop)
     topics = Topics(node)
-    clients = Clients(node, topics, loop, log)
+    allowances = Allowances(settings)
+    clients = Clients(node, topics, allowances, loop, log)
     offsets = Offsets(node, topics, clients, loop, log)
     locks = QueueLocks()
     own = [f"127.0.0.1:{settings.namesrv_port}"] if settings.namesrv_port else []
@@ -74,7 +85,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     by_tls = own if settings.tls_mode == ENFORCING else []
     registration = Registration(node, topics, address, name_servers, log, by_tls)
     counting = Counting(network.cluster_name, loop)
-    retries = Retries(node, topics, locks, counting)
+    retries = Retries(node, topics, clients, locks, counting)
     broker_config = BrokerConfig(
         context.config,
         context.layout.root,
@@ -85,9 +96,11 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     )
     groups, queues = AdminGroups(node, offsets), Queues(node, offsets)
     pulls = Pulls(node, topics, clients, offsets, counting, groups, broker_config)
-    sends = Sends(node, topics, retries, loop, log, counting)
+    sends = Sends(node, topics, retries, allowances, loop, log, counting)
+    stored_replies = StoredReplies(node, topics, clients, offsets, loop, log)
+    sends.expects_reply = stored_replies.expect
     transactions = Transactions(node, clients, loop, log, counting)
-    pops = Pops(node, topics, offsets, log, counting)
+    pops = Pops(node, topics, clients, offsets, log, counting)
     parts: list[Part] = [
         sends,
         pulls,
@@ -118,9 +131,9 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     tls = tls_of(settings, context.folder, log)
     server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings), tls)
     await _listen(server, settings, port)
-    await groups.load()
+    await _patiently(groups.load, stopping)
     if settings.trace_topic_enable:
-        await topics.create(TRACE_TOPIC, 1)
+        await _patiently(lambda: topics.create(TRACE_TOPIC, 1), stopping)
     registration.start()
     context.ready(endpoints={"rocketmq": f"{settings.host}:{port}"})
     log.info("RocketMQ's clients are served", host=settings.host, port=port)
@@ -128,6 +141,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     await registration.close()
     await server.close()
     transactions.close()
+    stored_replies.close()
     await offsets.close()
     await clients.close()
     counting.close()
@@ -139,3 +153,20 @@ async def _listen(server: RemotingServer, settings: RocketMQSettings, port: int)
     await server.listen(settings.host, port)
     if settings.vip_port and port > 2:
         await server.listen(settings.host, port - 2)
+
+
+async def _patiently(ask: Callable[[], Awaitable[Any]], stopping: asyncio.Event) -> None:
+    """Ask the coordinator at the start, again and again while it is absent: it may be on its own way back.
+
+    Raises ProtocolError for another refusal, and when the coordinator is absent for too long.
+    """
+    until = time.monotonic() + _PATIENCE_S
+    while not stopping.is_set():
+        try:
+            await ask()
+            return
+        except ProtocolError as error:
+            if error.code != SERVICE_NOT_AVAILABLE or time.monotonic() >= until:
+                raise
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _PAUSE_S)

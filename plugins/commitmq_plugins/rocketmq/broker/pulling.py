@@ -22,6 +22,7 @@ from commitmq_plugins.rocketmq.broker.send_refusal import FAQ
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.fastjson import MAX_NAME_CHARACTERS
 from commitmq_plugins.rocketmq.remoting.headers.reading import PullMessageRequestHeader
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
@@ -111,6 +112,7 @@ class Pulls:
             "max_bytes": _SMALL_BYTES if most <= _USUAL_MESSAGES else _LARGE_BYTES,
             "mode": "ranges",
             "group": header.consumer_group,
+            "client": connection.name,
         }
         wait_ms = 0
         if header.sys_flag & _SUSPEND:
@@ -128,6 +130,9 @@ class Pulls:
 
     def _checked(self, connection: Connection, header: PullMessageRequestHeader) -> tuple[str | None, str]:
         """Expression and type of the filter. Raises _Refused, in RocketMQ's order (remoting 4.2)."""
+        if len(header.consumer_group) > MAX_NAME_CHARACTERS:
+            remark = f"a group's name has at most {MAX_NAME_CHARACTERS} characters, not {len(header.consumer_group)}"
+            raise _Refused(ResponseCode.INVALID_PARAMETER, remark)
         topic = self._topics.get(header.topic)
         if topic is None:
             raise _Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please! {FAQ}")
@@ -176,6 +181,8 @@ class Pulls:
             return  # nobody has read anything
         if not answer["ok"]:
             code = response_code(str(answer.get("code")))
+            if code == ResponseCode.SYSTEM_BUSY:  # clients pull again after a moment
+                code = int(ResponseCode.FLOW_CONTROL)
             if "filter is wrong" in str(answer.get("error")):
                 code = ResponseCode.SUBSCRIPTION_PARSE_FAILED
             connection.send(

@@ -33,6 +33,7 @@ from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 _MOST_BITS: Final = 4_096
 _PARTS: Final = 8
+_MOST_BITS_A_REQUEST: Final = 65_536
 _Key = tuple[str, bool]
 """A group, and whether the messages were popped in order."""
 
@@ -82,6 +83,10 @@ class Receipts:
         acks = decode_batch_acks(command.body)
         if not acks:
             return command.answer(ResponseCode.NO_MESSAGE)
+        bits = sum(min(6 * len(one.bits), _MOST_BITS) for one in acks)
+        if bits > _MOST_BITS_A_REQUEST:
+            remark = f"the acks have up to {bits} messages, at most {_MOST_BITS_A_REQUEST} are allowed in one request"
+            return command.answer(ResponseCode.MESSAGE_ILLEGAL, remark)
         waiting = []
         for one in acks:
             if self._topics.get(one.topic) is None:

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 from commitmq.log import Log
+from commitmq.plugin import failpoints
 from commitmq.store.metadata.topic_config import TopicConfig as NodeTopic
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.topics import DEFAULT_TOPIC, Topics
@@ -123,7 +124,11 @@ class Registration:
             body_crc32=crc32(body),
             whole_topic_table=None if is_part else True,
         )
+        if failpoints.ACTIVE:
+            failpoints.hit("rocketmq.register:before")
         await asyncio.gather(*(self._tell(server, header, body) for server in servers))
+        if failpoints.ACTIVE:
+            failpoints.hit("rocketmq.register:after")
 
     async def _tell(self, server: RemotingClient, header: RegisterBrokerRequestHeader, body: bytes) -> None:
         try:

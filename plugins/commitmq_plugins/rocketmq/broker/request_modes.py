@@ -48,23 +48,27 @@ class ModeTable:
                 "messageRequestModeMap",
                 lambda topic: as_map(topic, "a topic", _mode),
             )
+        self._popping = _popping(self._table)
 
     def get(self, topic: str, group: str) -> SetMessageRequestModeRequestBody | None:
         return self._table.get(topic, {}).get(group)
 
     def pops(self, group: str) -> bool:
         """Whether the group pops any topic."""
-        return any(groups[group].mode == POP for groups in self._table.values() if group in groups)
+        return group in self._popping
 
     def put(self, mode: SetMessageRequestModeRequestBody) -> bool:
         """False when there are too many."""
-        if self.get(mode.topic, mode.consumer_group) is None and sum(map(len, self._table.values())) >= _MOST:
+        known = self.get(mode.topic, mode.consumer_group)
+        if known == mode:
+            return True
+        if known is None and sum(map(len, self._table.values())) >= _MOST:
             return False
         table = {topic: dict(groups) for topic, groups in self._table.items()}
         table.setdefault(mode.topic, {})[mode.consumer_group] = mode
         self._path.parent.mkdir(parents=True, exist_ok=True)
         atomic_file.replace(self._path, dumps(_json(table)), "rocketmq.request_modes")
-        self._table = table
+        self._table, self._popping = table, _popping(table)
         return True
 
     def to_json(self) -> dict[str, Any]:
@@ -151,6 +155,11 @@ def _popped(
         member = members[(me + step) % len(members)]
         found += [MessageQueue(*one) for one in allocation.averagely(member, plain, members)]
     return found
+
+
+def _popping(table: dict[str, dict[str, SetMessageRequestModeRequestBody]]) -> set[str]:
+    """Groups that pop any topic."""
+    return {group for groups in table.values() for group, mode in groups.items() if mode.mode == POP}
 
 
 def _mode(value: Any) -> SetMessageRequestModeRequestBody:

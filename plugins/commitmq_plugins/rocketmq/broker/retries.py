@@ -11,6 +11,7 @@ from commitmq.format.record import Record, decode_record
 from commitmq.format.unique_ids import UniqueIds
 from commitmq.semantics.retry import is_last_try
 from commitmq.store.metadata.topic_config import TopicConfig
+from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
@@ -32,8 +33,8 @@ _SETTINGS_S: Final = 5.0
 class Retries:
     """See the module. Settings of groups are asked for every few seconds."""
 
-    def __init__(self, node: Node, topics: Topics, locks: QueueLocks, counting: Counting) -> None:
-        self._node, self._topics, self._locks, self._counting = node, topics, locks, counting
+    def __init__(self, node: Node, topics: Topics, clients: Clients, locks: QueueLocks, counting: Counting) -> None:
+        self._node, self._topics, self._clients, self._locks, self._counting = node, topics, clients, locks, counting
         self._ids = UniqueIds()
         self._settings: dict[str, tuple[float, dict[str, Any]]] = {}
         self.handlers: dict[RequestCode, Handler] = {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
@@ -55,12 +56,13 @@ class Retries:
             known = self._settings[group][1]
         return known
 
-    async def place(self, header: SendMessageRequestHeader, version: int) -> TopicConfig:
+    async def place(self, connection: Connection, header: SendMessageRequestHeader, version: int) -> TopicConfig:
         """The topic for a consumer's own send to its retry topic; changes ``header`` for a dead letter.
 
         Raises ProtocolError.
         """
         group = header.topic.removeprefix(_RETRY)
+        self._clients.charge(connection, group)
         await self._topics.retry_topics(group)
         most = int((await self.settings(group)).get("retryMaxTimes", 16))
         if header.max_reconsume_times is not None and version >= V3_4_9:
@@ -76,6 +78,7 @@ class Retries:
         """Request 36: a consumer could not handle a message."""
         header = ConsumerSendMsgBackRequestHeader.decode(command.ext_fields)
         try:
+            self._clients.charge(connection, header.group)
             await self._topics.retry_topics(header.group)
             record = await self._record(header.offset)
             if header.max_reconsume_times is not None and command.version >= V3_4_9:

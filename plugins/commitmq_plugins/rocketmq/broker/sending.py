@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-import struct
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from commitmq.errors import InvalidMessageError, ProtocolError
-from commitmq.format.constants import ELEMENT_BODY_SIZE_OFFSET, Host, Property, SysFlag
+from commitmq.format.constants import Host, Property, SysFlag
 from commitmq.format.message_id import offset_message_id, pack_host
 from commitmq.format.properties import decode_properties, encode_properties
 from commitmq.log import Log
 from commitmq.semantics.recall import RecallHandle
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RunCheck
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE, TopicConfig
+from commitmq_plugins.rocketmq.broker.allowances import Allowances
+from commitmq_plugins.rocketmq.broker.batch_body import elements
 from commitmq_plugins.rocketmq.broker.codes import refusal_of, response_code
 from commitmq_plugins.rocketmq.broker.counting import Counting, counted_topics
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -39,8 +40,6 @@ from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 _MAX_TIMEOUT_S: Final = 15.0
 _COMPRESSION: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
 _TRANSACTION: Final = 0xC
-_ELEMENT: Final = struct.Struct(">iiii")
-_BODY_AT: Final = ELEMENT_BODY_SIZE_OFFSET + 4
 _SPECIAL: Final = frozenset(SPECIAL_PROPERTIES)
 _RETRY: Final = "%RETRY%"
 
@@ -62,7 +61,9 @@ class _Waiting(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """What all records of a run have in common. ``number`` tells apart runs that must not be put together."""
+    """What all records of a run have in common. ``number`` tells apart runs that must not be put together; ``client`` is
+    the sender, where senders have rates.
+    """
 
     role: str
     topic: str
@@ -70,14 +71,15 @@ class _Key(NamedTuple):
     ack: str
     v6: bool
     number: int
+    client: str
 
 
 class Sends:
     """See the module."""
 
-    def __init__(self, node: Node, topics: Topics, retries: Retries, loop: asyncio.AbstractEventLoop, log: Log,
-                 counting: Counting) -> None:  # fmt: skip
-        self._counting = counting
+    def __init__(self, node: Node, topics: Topics, retries: Retries, allowances: Allowances,
+                 loop: asyncio.AbstractEventLoop, log: Log, counting: Counting) -> None:  # fmt: skip
+        self._counting, self._allowances = counting, allowances
         self._node, self._topics, self._retries, self._loop, self._log = node, topics, retries, loop, log
         config = node.config
         self._network, self._auto_create = config.network, config.topics.auto_create
@@ -89,7 +91,11 @@ class Sends:
         )
         self._is_sync = config.commit_log.flush_mode == "sync"
         self._max_run_bytes = config.commit_log.max_run_bytes
+        flow = config.flow
+        self._has_rates = bool(flow.client_send_messages_per_s or flow.client_send_bytes_per_s)
         self._marks = {"CLUSTER": config.network.cluster_name, **SEND_FIELDS}
+        self.expects_reply: Callable[[dict[str, str]], None] = lambda properties: None
+        """Is called with the properties of each request whose sender waits for a reply."""
         self._runs: dict[_Key, tuple[list[bytes | bytearray], list[_Waiting]]] = {}
         self._number = 0
         self.handlers: dict[RequestCode, Handler] = {
@@ -122,9 +128,9 @@ class Sends:
                     raise Refusal(
                         ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
                     )
-                topic = await self._retries.place(header, command.version)
+                topic = await self._retries.place(connection, header, command.version)
             elif topic is None:
-                topic = await self._created(header)
+                topic = await self._created(connection, header)
             self._put(connection, command, header, topic)
         except Refusal as refusal:
             return command.answer(refusal.code, refusal.remark, ext_fields=dict(SEND_FIELDS))
@@ -132,11 +138,12 @@ class Sends:
             return command.answer(*refusal_of(error), ext_fields=dict(SEND_FIELDS))
         return None
 
-    async def _created(self, header: SendMessageRequestHeader) -> TopicConfig:
+    async def _created(self, connection: Connection, header: SendMessageRequestHeader) -> TopicConfig:
         """The topic of a send, made if sends may make topics. Raises Refusal, ProtocolError."""
         check_name(header.topic)
         if not self._auto_create:
             raise Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!{FAQ}")
+        self._allowances.topic(connection, header.topic)
         template = self._topics.get(header.default_topic)
         most = self._topics.template_queues if template is None else template.write_queues
         return await self._topics.create(header.topic, max(1, min(header.default_topic_queue_nums, most)))
@@ -183,10 +190,12 @@ class Sends:
         if is_batch:
             records = self._batch_records(header, queue, command.body, born_host)
         else:
+            if Property.REPLY_TO_CLIENT in properties:
+                self.expects_reply(properties)
             records = [self._record(header, queue, command.body, properties, born_host)]
             if not _SPECIAL.isdisjoint(properties):
                 self._number = number = self._number + 1
-        key = _Key(role, header.topic, queue, ack, len(born_host) == 20, number)
+        key = _Key(role, header.topic, queue, ack, len(born_host) == 20, number, self._client(connection))
         unique = properties.get(Property.UNIQUE_KEY)
         sizes = [len(record) for record in records]
         counted = counted_topics(topic.name, properties) if number else ()
@@ -244,29 +253,18 @@ class Sends:
         if header.sys_flag & _TRANSACTION:
             raise Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction")
         records: list[bytes | bytearray] = []
-        view, at = memoryview(body), 0
-        while at < len(view):
-            if len(view) - at < 22:
-                raise Refusal(ResponseCode.MESSAGE_ILLEGAL, f"message {len(records)} of the batch is cut short")
-            size, _, _, flag = _ELEMENT.unpack_from(view, at)
-            body_size = int.from_bytes(view[at + _BODY_AT - 4 : at + _BODY_AT], "big", signed=True)
-            if not 22 <= size <= len(view) - at or not 0 <= body_size <= size - 22:
-                raise Refusal(
-                    ResponseCode.MESSAGE_ILLEGAL, f"the sizes of message {len(records)} of the batch are wrong"
-                )
-            start = at + _BODY_AT + body_size
-            if int.from_bytes(view[start : start + 2], "big") != size - 22 - body_size:
-                raise Refusal(
-                    ResponseCode.MESSAGE_ILLEGAL, f"the sizes of message {len(records)} of the batch are wrong"
-                )
-            properties = bytes(view[start + 2 : at + size])
-            if properties and properties[-1] != 2:
-                properties += b"\x02"
-            records.append(self._encoded(header, queue, view[at + _BODY_AT : start], properties, flag, born_host))
-            at += size
+        try:
+            for flag, one, properties in elements(body):
+                records.append(self._encoded(header, queue, one, properties, flag, born_host))
+        except InvalidMessageError as error:
+            raise Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         if not records:
             raise Refusal(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
         return records
+
+    def _client(self, connection: Connection) -> str:
+        """For whose rates a send counts, where clients have any: messages of several clients are several runs then."""
+        return connection.name if self._has_rates else ""
 
     def _add(self, key: _Key, records: list[bytes | bytearray], waiting: _Waiting) -> None:
         if not self._runs:
@@ -292,13 +290,15 @@ class Sends:
                 self._append(key, b"".join(mine), len(mine), [one])
 
     def _append(self, key: _Key, run: bytes, count: int, requests: list[_Waiting]) -> None:
-        fields = {
+        fields: dict[str, Any] = {
             "topic": key.topic,
             "queue": key.queue,
             "count": count,
             "ack": key.ack,
             "forwarded": 6 if key.v6 else 4,
         }
+        if key.client:
+            fields["client"] = key.client
         future = self._node.line(key.role).request("append", fields, (run,), timeout_s=_MAX_TIMEOUT_S)
         future.add_done_callback(lambda done: self._stored(done, requests))
 
@@ -319,6 +319,7 @@ class Sends:
             "properties": {**properties, **self._marks},
             "born": max(0, header.born_timestamp),
             "ack": ack,
+            "client": connection.name,
         }
         unique = properties.get(Property.UNIQUE_KEY)
         waiting = _Waiting(connection, command, header.topic, queue, unique, [0], is_inner_batch=True)
@@ -374,7 +375,7 @@ class Sends:
         if waiting.answer is not None:
             if not waiting.answer.done():
                 waiting.answer.set_result(answer)
-        elif not waiting.command.is_oneway:
+        else:
             waiting.connection.send(answer)
 
 

@@ -11,6 +11,7 @@ import asyncio
 import time
 from typing import Final
 
+from commitmq.log import LimitedLog
 from commitmq.plugin import WorkerContext, run_async
 from commitmq_plugins.rocketmq.limits import limits_of, tls_of
 from commitmq_plugins.rocketmq.namesrv.config import NamesrvConfig
@@ -30,17 +31,18 @@ def run(context: WorkerContext) -> None:
 
 async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     settings: RocketMQSettings = context.params["settings"]
+    log = LimitedLog(context.log)
     path = context.folder / "kvConfig.json"
     config = NamesrvConfig(listen_port=settings.namesrv_port, kv_config_path=str(path))
     routes = RouteTable()
-    requests = NamesrvRequests(routes, KVConfig(path), config, _now_ms, context.log)
+    requests = NamesrvRequests(routes, KVConfig(path), config, _now_ms, log)
 
     def closed(connection: Connection) -> None:
         for key in routes.channel_closed(connection):
-            context.log.warning("a broker's connection ended", address=key.address)
+            log.warning("a broker's connection ended", address=key.address)
 
-    tls = tls_of(settings, context.folder, context.log)
-    server = RemotingServer(requests.handle, closed, context.log, limits_of(settings), tls)
+    tls = tls_of(settings, context.folder, log)
+    server = RemotingServer(requests.handle, closed, log, limits_of(settings), tls)
     port = await server.listen(settings.host, settings.namesrv_port)
     context.ready(endpoints=[f"tcp://{settings.host}:{port}"])
     context.log.info("RocketMQ's name server serves", host=settings.host, port=port)

@@ -8,6 +8,7 @@ from typing import Final
 
 from commitmq.errors import CommitMQError
 from commitmq.log import Log
+from commitmq.plugin import failpoints
 from commitmq_plugins.rocketmq.namesrv.config import BlackListError, NamesrvConfig
 from commitmq_plugins.rocketmq.namesrv.kv_config import ORDER_TOPIC_CONFIG, KVConfig
 from commitmq_plugins.rocketmq.namesrv.route_table import (
@@ -47,7 +48,7 @@ class NamesrvRequests:
         now_ms: Callable[[], int],
         log: Log,
         *,
-        max_body_bytes: int = 64 << 20,
+        max_body_bytes: int = 16 << 20,
     ) -> None:
         """``max_body_bytes``: the size of a registration after decompression."""
         self.routes, self._kv, self.config, self._now_ms, self._log = routes, kv, config, now_ms, log
@@ -83,8 +84,13 @@ class NamesrvRequests:
         answerer = self._answerers.get(command.code)
         if answerer is None:
             return command.not_supported()
+        if failpoints.ACTIVE:
+            failpoints.hit(f"namesrv.read.{RequestCode(command.code).name}")
         try:
-            return answerer(channel, command)
+            answer = answerer(channel, command)
+            if failpoints.ACTIVE:
+                failpoints.hit(f"namesrv.done.{RequestCode(command.code).name}")
+            return answer
         except CommitMQError as error:
             self._log.debug("a request is refused", code=command.code, error=str(error))
             return command.answer(ResponseCode.SYSTEM_ERROR, str(error))

@@ -20,7 +20,8 @@ class Command:
     """``code`` is a RequestCode, or a ResponseCode in an answer. An answer has the ``opaque`` of its request.
 
     All values of ``ext_fields`` are texts. ``body`` may be a view of what was received; keep a copy of what you keep.
-    ``frame_bytes`` is the size of the whole frame as it was received, 0 for one made here.
+    ``frame_bytes`` is the size of the whole frame as it was received, 0 for one made here. ``is_unwanted``: the answer to a
+    one-way request, which is not sent.
     """
 
     code: int
@@ -33,6 +34,7 @@ class Command:
     body: bytes | bytearray | memoryview = b""
     serialize: int = SERIALIZE_JSON
     frame_bytes: int = 0
+    is_unwanted: bool = False
 
     @property
     def is_response(self) -> bool:
@@ -53,9 +55,11 @@ class Command:
     ) -> Command:
         """The answer to this request. It is always JSON: the peer looks at the frame's own byte (remoting 1.1)."""
         fields = {} if ext_fields is None else ext_fields
-        return Command(
+        made = Command(
             code, self.opaque, FLAG_RESPONSE, LanguageCode.JAVA, VERSION, remark, fields, body, SERIALIZE_JSON
         )
+        made.is_unwanted = self.is_oneway
+        return made
 
     def not_supported(self) -> Command:
         """The answer to a request that this server does not know."""

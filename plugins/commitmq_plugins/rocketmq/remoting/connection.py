@@ -6,39 +6,18 @@ import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final
 
+from commitmq.plugin import failpoints
+from commitmq_plugins.rocketmq.remoting.asked import Asked
 from commitmq_plugins.rocketmq.remoting.channel import Buffer, Channel
 from commitmq_plugins.rocketmq.remoting.codes import ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.errors import PeerGoneError, PeerSilentError
+from commitmq_plugins.rocketmq.remoting.errors import PeerGoneError
 from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode_head
-from commitmq_plugins.rocketmq.remoting.limits import ServerLimits
+from commitmq_plugins.rocketmq.remoting.owner import Owner
 from commitmq_plugins.rocketmq.remoting.tls import FIRST_BYTE, Tls, TlsUnavailableError
 
-if TYPE_CHECKING:
-    from commitmq.log import Log
-
 Body = Sequence[Buffer]
-_MOST_ASKED: Final = 1_024
-
-
-class Owner:
-    """What a connection needs of its server."""
-
-    limits: ServerLimits
-    log: Log
-    tls: Tls | None
-    handler: Handler
-
-    def remove(self, connection: Connection, pending_bytes: int) -> None:
-        raise NotImplementedError
-
-    def spawn(self, awaitable: Awaitable[None]) -> None:
-        raise NotImplementedError
-
-    def note_pending(self, change: int) -> None:
-        raise NotImplementedError
 
 
 class Connection:
@@ -50,14 +29,16 @@ class Connection:
         "_channel",
         "_due_s",
         "_frame_began_s",
+        "_is_behind",
         "_is_closing",
         "_is_flush_due",
         "_is_open",
         "_is_reading",
         "_is_writing",
         "_loop",
-        "_opaque",
+        "_oneways",
         "_parser",
+        "_pending_bytes",
         "_request_bytes",
         "_sent_s",
         "_server",
@@ -73,16 +54,16 @@ class Connection:
         self._server, self._channel, self.peer = server, Channel(sock), peer
         self._loop = asyncio.get_running_loop()
         self._parser = FrameParser(server.limits.max_frame_bytes)
-        self._opaque = 0
-        self._asked: dict[int, asyncio.Future[Command]] = {}
-        self._unanswered = 0
+        self._pending_bytes = 0
+        self._asked = Asked()
+        self._unanswered = self._oneways = 0
         self._request_bytes = 0
         self._sizes: dict[int, int] = {}
         self.heard = self._sent_s = time.monotonic()
         self._frame_began_s = 0.0
         self._due_s = 0.0
         self._is_open = server.tls is None
-        self._is_reading = self._is_writing = self._is_closing = self._is_flush_due = False
+        self._is_reading = self._is_writing = self._is_closing = self._is_flush_due = self._is_behind = False
         self.is_closed = False
 
     def start(self) -> None:
@@ -96,8 +77,8 @@ class Connection:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of a frame that is not complete yet."""
-        return self._parser.pending_bytes
+        """Bytes of a frame that is not complete yet, and of requests that wait for the next turn."""
+        return self._pending_bytes
 
     @property
     def unsent_bytes(self) -> int:
@@ -122,11 +103,19 @@ class Connection:
             else:
                 self._loop.remove_writer(self._channel.sock)
 
-    def _regulate(self) -> None:
-        """Read only while the peer reads, and while its requests without an answer are few enough."""
+    def regulate(self) -> None:
+        """Read only while the peer reads, and while requests without an answer are few enough."""
         limits = self._server.limits
-        is_full = self._channel.unsent_bytes > limits.high_water_bytes or self._request_bytes > limits.max_request_bytes
-        self._read(not is_full and not self._is_closing)
+        is_full = self._channel.unsent_bytes > limits.high_water_bytes or self._has_too_many
+        self._read(not is_full and not self._is_closing and not self._is_behind)
+
+    @property
+    def _has_too_many(self) -> bool:
+        size, limits = self._request_bytes, self._server.limits
+        # Nobody could be told that a one-way request is too much.
+        if size > limits.max_request_bytes or self._oneways >= limits.max_requests:
+            return True
+        return size > 0 and self._server.is_full
 
     def _readable(self) -> None:
         try:
@@ -142,10 +131,10 @@ class Connection:
             self._lost("the peer closed it")
             return
         self.heard = time.monotonic()
-        self._received(data)
+        self._parser.add(data)
+        self._work()
         if not self.is_closed:
-            if self._channel.has_more and self._is_reading:
-                self._loop.call_soon(self._readable_again)
+            self._look_again()
             self.flush()
 
     def _readable_again(self) -> None:
@@ -199,31 +188,57 @@ class Connection:
 
     # ------------------------------------------------------------ requests of the peer
 
-    def _received(self, data: bytes) -> None:
-        parser = self._parser
-        before = parser.pending_bytes
-        commands = parser.feed(data)
-        after = parser.pending_bytes
-        if commands or not before:
-            self._frame_began_s = self.heard if after else 0.0
-        if after != before:
-            self._server.note_pending(after - before)
-        for command in commands:
-            if self.is_closed:
-                return
+    def _work(self) -> None:
+        """Take requests until none is left, or the time of this turn is over: other connections come first then."""
+        parser, server = self._parser, self._server
+        until = time.monotonic() + server.slice_s
+        is_first, is_late = True, False
+        while not is_late and (command := parser.next()) is not None:
             if command.is_response:
-                self._answered(command)
+                self._asked.answered(command)
             else:
                 self._take(command)
+            if self.is_closed:
+                return
+            is_first, is_late = False, time.monotonic() >= until
+        before, after = self._pending_bytes, parser.pending_bytes
+        if not is_first or not before:
+            self._frame_began_s = self.heard if after else 0.0
+        if after != before:
+            self._pending_bytes = after
+            server.note_pending(after - before)
+            if self.is_closed:
+                return
+        self._fall_behind(is_late and after > 0)
         if parser.error is not None:
-            self._server.log.warning("a peer is no client", peer=self.name, error=str(parser.error))
+            server.log.warning("a peer is no client", peer=self.name, error=str(parser.error))
             self.close()
 
+    def _fall_behind(self, behind: bool) -> None:
+        """Go on with the requests that are left in the loop's next turn, and read nothing more until then."""
+        if behind != self._is_behind:
+            self._is_behind = behind
+            self._server.note_behind(1 if behind else -1)
+            self.regulate()
+        if behind:
+            self._loop.call_soon(self._catch_up)
+
+    def _catch_up(self) -> None:
+        if not self.is_closed and not self._is_closing:
+            self._work()
+            if not self.is_closed:
+                self._look_again()
+                self.flush()
+
+    def _look_again(self) -> None:
+        """What TLS has decrypted already makes the socket readable no more."""
+        if self._is_reading and self._channel.has_more:
+            self._loop.call_soon(self._readable_again)
+
     def _take(self, command: Command) -> None:
-        if self._unanswered >= self._server.limits.max_requests:
-            if not command.is_oneway:
-                remark = f"[OVERLOAD]system busy, {self._unanswered} requests of this connection have no answer yet"
-                self._put(command.answer(ResponseCode.SYSTEM_BUSY, remark), ())
+        if self._unanswered >= self._server.limits.max_requests and not command.is_oneway:
+            remark = f"[OVERLOAD]system busy, {self._unanswered} requests of this connection have no answer yet"
+            self._put(command.answer(ResponseCode.SYSTEM_BUSY, remark))
             return
         try:
             found = self._server.handler(self, command)
@@ -231,37 +246,39 @@ class Connection:
             found = self._failed(command, error)
         if isinstance(found, Command):
             if not command.is_oneway:
-                self._put(found, ())
+                self._put(found)
             return
+        self._begin(command)
         if found is not None:
-            self._begin(command)
             self._server.spawn(self._finish(command, found))
-        elif not command.is_oneway:
-            self._begin(command)
 
     def _begin(self, command: Command) -> None:
-        self._unanswered += 1
-        self._request_bytes += command.frame_bytes
-        self._sizes[command.opaque] = self._sizes.get(command.opaque, 0) + command.frame_bytes
-        if self._request_bytes > self._server.limits.max_request_bytes:
-            self._regulate()
+        size = command.frame_bytes
+        self._oneways += command.is_oneway
+        self._unanswered += not command.is_oneway
+        self._request_bytes += size
+        self._sizes[command.opaque] = self._sizes.get(command.opaque, 0) + size
+        self._server.note_requests(size)
+        if self._has_too_many:
+            self.regulate()
 
-    def _end(self, opaque: int) -> None:
-        self._unanswered -= 1
-        was_full = self._request_bytes > self._server.limits.max_request_bytes
-        self._request_bytes -= self._sizes.pop(opaque, 0)
+    def _end(self, opaque: int, *, is_oneway: bool) -> None:
+        size = self._sizes.pop(opaque, 0)
+        was_full = self._has_too_many
+        self._oneways -= is_oneway
+        self._unanswered -= not is_oneway
+        self._request_bytes -= size
+        self._server.note_requests(-size)
         if was_full:
-            self._regulate()
+            self.regulate()
 
     async def _finish(self, command: Command, found: Awaitable[Command | None]) -> None:
         try:
             answer = await found
         except Exception as error:
             answer = self._failed(command, error)
-        if answer is not None or command.is_oneway:
-            self._end(command.opaque)
-        if answer is not None and not command.is_oneway:
-            self._put(answer, ())
+        if answer is not None:
+            self.send(answer)
 
     def _failed(self, command: Command, error: Exception) -> Command:
         self._server.log.exception("a request failed", code=command.code, error=repr(error))
@@ -270,17 +287,18 @@ class Connection:
     def send(self, command: Command, body: Body = ()) -> None:
         """Send an answer that the handler did not return, or a one-way request. ``body`` replaces the command's.
 
-        The buffers of ``body`` are sent from where they are, and must not change. The answer to a one-way request must not
-        be sent.
+        The buffers of ``body`` are sent from where they are, and must not change. The answer to a one-way request ends the
+        request, and nothing is sent.
         """
         if command.is_response:
-            self._end(command.opaque)
+            self._end(command.opaque, is_oneway=command.is_unwanted)
+            if command.is_unwanted:
+                return
         else:
-            self._opaque = (self._opaque + 1) & 0x7FFF_FFFF
-            command.opaque = self._opaque
+            command.opaque = self._asked.next_opaque()
         self._put(command, body)
 
-    def _put(self, command: Command, body: Body) -> None:
+    def _put(self, command: Command, body: Body = ()) -> None:
         """Let ``command`` be sent. Those of one turn of the loop go out together."""
         if self.is_closed or self._is_closing:
             return
@@ -293,6 +311,8 @@ class Connection:
             self._server.log.warning("a peer does not read", peer=self.name, unsent_bytes=channel.unsent_bytes)
             self.abort()
             return
+        if failpoints.ACTIVE and command.is_response:
+            failpoints.hit("remoting.answer:before")
         channel.put((encode_head(command, size), *pieces))
         if not self._is_flush_due and not self._is_writing:
             self._is_flush_due = True
@@ -312,8 +332,10 @@ class Connection:
                 return
             if sent:
                 self._sent_s = time.monotonic()
+                if failpoints.ACTIVE:
+                    failpoints.hit("remoting.answer:after")
             self._write_when_possible(channel.unsent_bytes > 0)
-            self._regulate()
+            self.regulate()
         if self._is_closing and not channel.unsent_bytes:
             self._lost("")
 
@@ -323,26 +345,7 @@ class Connection:
         """The peer's answer. Raises PeerGoneError, PeerSilentError."""
         if self.is_closed or self._is_closing:
             raise PeerGoneError(f"the connection of {self.name} ended")
-        if len(self._asked) >= _MOST_ASKED:
-            raise PeerSilentError(f"{self.name} has {len(self._asked)} requests to answer already")
-        self._opaque = (self._opaque + 1) & 0x7FFF_FFFF
-        command.opaque = self._opaque
-        future: asyncio.Future[Command] = self._loop.create_future()
-        self._asked[command.opaque] = future
-        try:
-            self._put(command, ())
-            async with asyncio.timeout(timeout_s):
-                return await future
-        except TimeoutError as error:
-            raise PeerSilentError(f"{self.name} did not answer in {timeout_s:g} s") from error
-        finally:
-            self._asked.pop(command.opaque, None)
-
-    def _answered(self, command: Command) -> None:
-        future = self._asked.get(command.opaque)
-        if future is not None and not future.done():
-            command.body = bytes(command.body)
-            future.set_result(command)
+        return await self._asked.ask(command, self._put, timeout_s, self.name)
 
     # ------------------------------------------------------------ the end
 
@@ -379,16 +382,18 @@ class Connection:
         self._read(False)
         self._write_when_possible(False)
         self.is_closed = True
+        if self._is_behind:
+            self._is_behind = False
+            self._server.note_behind(-1)
         if reason:
             self._server.log.debug("a connection ended", peer=self.name, reason=reason)
         self._channel.close()
-        for future in self._asked.values():
-            if not future.done():
-                future.set_exception(PeerGoneError(f"the connection of {self.name} ended"))
-        self._asked.clear()
+        self._asked.fail(self.name)
         self._sizes.clear()
-        self._server.remove(self, self._parser.pending_bytes)
+        self._server.note_requests(-self._request_bytes)
+        self._request_bytes = 0
+        self._server.remove(self, self._pending_bytes)
 
 
 Handler = Callable[[Connection, Command], Command | Awaitable[Command | None] | None]
-"""Answers a request: with a command, at once or later. None when it sends its answer itself."""
+"""Answers a request: with a command, at once or later. None when it sends its answer itself, for a one-way request too."""

@@ -21,6 +21,8 @@ from commitmq_plugins.rocketmq.remoting.errors import BodyError
 
 _OPTIONS: Final = orjson.OPT_NON_STR_KEYS
 MAX_DEPTH: Final = 64
+MAX_NAME_CHARACTERS: Final = 255
+"""Of the name of a topic, a group, a client or a broker, as the node allows."""
 _Value = TypeVar("_Value")
 
 
@@ -42,6 +44,7 @@ class MessageQueue:
         topic, broker_name = members.get("topic"), members.get("brokerName")
         if not isinstance(topic, str) or not isinstance(broker_name, str):
             raise BodyError(f"a queue needs the texts topic and brokerName: {value!r:.200}")
+        as_name(topic, "topic"), as_name(broker_name, "brokerName")
         return cls(topic, broker_name, as_int(members.get("queueId", 0), "queueId"))
 
 
@@ -113,6 +116,14 @@ def as_text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise BodyError(f"{what} must be a text, not {value!r:.100}")
     return value
+
+
+def as_name(value: Any, what: str) -> str:
+    """A text that is kept: at most :data:`MAX_NAME_CHARACTERS`. Raises BodyError."""
+    text = as_text(value, what)
+    if len(text) > MAX_NAME_CHARACTERS:
+        raise BodyError(f"{what} has {len(text)} characters, at most {MAX_NAME_CHARACTERS} are allowed")
+    return text
 
 
 def as_bool(value: Any, what: str) -> bool:

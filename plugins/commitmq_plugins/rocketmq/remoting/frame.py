@@ -21,9 +21,10 @@ _HEADER_MAX: Final = (1 << 24) - 1
 
 
 class FrameParser:
-    """Cuts one connection's bytes into commands. It keeps less than one frame and one read.
+    """Cuts one connection's bytes into commands: :meth:`add`, then :meth:`next` until it returns None.
 
-    After a wrong frame ``error`` says what it was. The commands before it are still returned; later calls return none.
+    It keeps less than one frame and one read. After a wrong frame ``error`` says what it was. The commands before it are
+    still returned; later calls return none.
     """
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
@@ -32,41 +33,59 @@ class FrameParser:
         self.error: FrameError | None = None
         self._pending = bytearray()
         self._needed = 4
+        self._data, self._at = b"", 0
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of a frame that is not complete yet."""
-        return len(self._pending)
+        """Bytes of frames that were not returned yet."""
+        return len(self._pending) + len(self._data) - self._at
 
     def feed(self, data: bytes) -> list[Command]:
-        """The commands that ``data`` completes. Bodies are views of ``data`` or of a copy, never of a buffer in use."""
+        """All commands that ``data`` completes."""
+        self.add(data)
+        commands: list[Command] = []
+        while (command := self.next()) is not None:
+            commands.append(command)
+        return commands
+
+    def add(self, data: bytes) -> None:
+        """Take what the peer sent. :meth:`next` must have returned None since the last call."""
         if self.error is not None:
-            return []
+            return
         if self._pending:
             self._pending += data
             if len(self._pending) < self._needed:
-                return []
+                return
             data = bytes(self._pending)
             self._pending = bytearray()
-        commands: list[Command] = []
-        at, end = 0, len(data)
-        view = memoryview(data)
+        self._data, self._at = data, 0
+
+    def next(self) -> Command | None:
+        """The next command. Its body is a view of what was added, or a copy, never of a buffer in use."""
+        data, at = self._data, self._at
+        end = len(data)
+        if at == end or self.error is not None:
+            return None
+        needed = 4
         try:
-            while end - at >= 4:
+            if end - at >= 4:
                 size = self._frame_size(data, at, end)
-                if end - at < size:
-                    self._needed = size if end - at >= 8 else 8
-                    break
-                commands.append(self._decode(view[at : at + size]))
-                at += size
-            else:
-                self._needed = 4
+                if end - at >= size:
+                    command = self._decode(memoryview(data)[at : at + size], end)
+                    if at + size < end:
+                        self._at = at + size
+                    else:
+                        self._data, self._at = b"", 0
+                    return command
+                needed = size if end - at >= 8 else 8
         except FrameError as error:
             self.error = error
-            return commands
-        if at < end:
-            self._pending += view[at:]
-        return commands
+            self._data, self._at = b"", 0
+            return None
+        self._needed = needed
+        self._pending += memoryview(data)[at:]
+        self._data, self._at = b"", 0
+        return None
 
     def _frame_size(self, data: bytes, at: int, end: int) -> int:
         """Size of the frame at ``at`` with its own length. As soon as 8 bytes are there, its header is checked too."""
@@ -88,12 +107,14 @@ class FrameParser:
         return 4 + length
 
     @staticmethod
-    def _decode(frame: memoryview) -> Command:
+    def _decode(frame: memoryview, read_bytes: int) -> Command:
+        """``read_bytes``: what a view of the frame would keep in memory for as long as the request is under way."""
         word = int.from_bytes(frame[4:8], "big")
         body_at = 8 + (word & _HEADER_MAX)
         header = frame[8:body_at]
         command = binary_header.decode(header) if word >> 24 else json_header.decode(header)
-        command.body = frame[body_at:]
+        body = frame[body_at:]
+        command.body = body if 2 * len(body) >= read_bytes else bytes(body)
         command.frame_bytes = len(frame)
         return command
 

@@ -11,8 +11,9 @@ class ServerLimits:
 
     * A frame has ``max_frame_bytes``; all incomplete frames of the server ``max_pending_bytes``, then the connection with
       the largest one ends. A frame must be complete ``frame_timeout_s`` after it began.
-    * More than ``max_requests`` without an answer: the next ones get SYSTEM_BUSY. Nothing is read from a connection whose
-      requests without an answer have ``max_request_bytes``.
+    * More than ``max_requests`` without an answer: the next ones get SYSTEM_BUSY. Nothing is read from a connection with as
+      many one-way requests under way, or whose requests have ``max_request_bytes``, and while those of all connections
+      have more than ``max_all_request_bytes``.
     * Nothing is read from a peer that has not read ``high_water_bytes`` of its answers. Its connection ends beyond
       ``max_unsent_bytes``, and when it reads nothing for ``send_timeout_s``.
     * ``max_connections``; one without a byte from its peer in ``idle_timeout_s`` ends. A TLS handshake has
@@ -25,6 +26,7 @@ class ServerLimits:
     max_unsent_bytes: int = 16 << 20
     max_requests: int = 8_192
     max_request_bytes: int = 64 << 20
+    max_all_request_bytes: int = 512 << 20
     high_water_bytes: int = 1 << 20
     idle_timeout_s: float = 120.0
     frame_timeout_s: float = 60.0

@@ -16,8 +16,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from commitmq.log import Log
-from commitmq_plugins.rocketmq.remoting.connection import Body, Connection, Handler, Owner
+from commitmq_plugins.rocketmq.remoting.connection import Body, Connection, Handler
 from commitmq_plugins.rocketmq.remoting.limits import ServerLimits
+from commitmq_plugins.rocketmq.remoting.owner import Owner
 from commitmq_plugins.rocketmq.remoting.tls import Tls
 
 __all__ = ["Body", "Connection", "Handler", "RemotingServer", "ServerLimits"]
@@ -27,6 +28,8 @@ _BACKLOG: Final = 1_024
 _ACCEPTED_AT_ONCE: Final = 64
 _PAUSE_S: Final = 1.0
 _DRAIN_S: Final = 1.0
+_TURN_S: Final = 0.008
+"""Of requests of connections that send more than one turn of the loop can take."""
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -49,6 +52,8 @@ class RemotingServer(Owner):
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Future[Any]] = set()
         self._pending_bytes = 0
+        self._behind = 0
+        self._request_bytes = 0
         self._refused = 0
         self._scanner: asyncio.TimerHandle | None = None
 
@@ -155,6 +160,27 @@ class RemotingServer(Owner):
             largest = max(self.connections, key=lambda one: one.pending_bytes)
             self.log.warning("a connection has too much under way", peer=largest.peer[0], bytes=largest.pending_bytes)
             largest.abort()
+
+    def note_requests(self, change: int) -> None:
+        """Count bytes of requests without an answer. While they are too many, connections that have any are not read."""
+        was_full = self.is_full
+        self._request_bytes += change
+        if was_full and not self.is_full:
+            for connection in list(self.connections):
+                connection.regulate()
+
+    @property
+    def is_full(self) -> bool:
+        return self._request_bytes > self.limits.max_all_request_bytes
+
+    def note_behind(self, change: int) -> None:
+        """Count connections with more requests than one turn takes."""
+        self._behind += change
+
+    @property
+    def slice_s(self) -> float:
+        """How long a connection's requests may be taken in one turn of the loop: those with many share the time."""
+        return _TURN_S / max(1, self._behind)
 
     def _scan(self) -> None:
         self._scanner = asyncio.get_running_loop().call_later(_SCAN_S, self._scan)

@@ -172,6 +172,10 @@ def test_a_heartbeat_of_the_go_client_has_codes_as_texts() -> None:
         {"consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [{"topic": None}]}]},
         {"consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [{"topic": "t", "codeSet": ["x"]}]}]},
         {"heartbeatFingerprint": 1.5},
+        {"clientID": "x" * 256},
+        {"producerDataSet": [{"groupName": "x" * 256}]},
+        {"consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [{"topic": "t", "subString": "x" * 70_000}]}]},
+        {"consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [{"topic": "t", "codeSet": [1] * 1_025}]}]},
     ],
 )
 def test_a_heartbeat_of_a_wrong_shape_is_refused(members: dict[str, object]) -> None:

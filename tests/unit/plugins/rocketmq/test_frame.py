@@ -270,3 +270,23 @@ def test_mutated_frames_only_ever_end_their_connection() -> None:
         ended += parser.error is not None
         assert parser.pending_bytes <= len(data)
     assert 5_000 < ended < 20_000
+
+
+def test_a_small_body_does_not_keep_what_was_read_with_it() -> None:
+    """A request that waits would keep all of a read in memory."""
+    small, great = Command(1, body=b"x" * 100), Command(2, body=b"y" * 100_000)
+    found = FrameParser().feed(encode(small) * 10 + encode(great))
+    assert [type(one.body) for one in found] == [bytes] * 10 + [memoryview]
+    assert [bytes(one.body) for one in found] == [small.body] * 10 + [great.body]
+
+
+def test_commands_come_one_by_one_and_those_not_asked_for_are_counted() -> None:
+    one = encode(Command(1, body=b"abc"))
+    parser = FrameParser()
+    parser.add(one * 3 + one[:7])
+    for left in (2, 1, 0):
+        assert parser.next() is not None
+        assert parser.pending_bytes == left * len(one) + 7
+    assert parser.next() is None
+    assert parser.pending_bytes == 7
+    assert [bytes(found.body) for found in parser.feed(one[7:])] == [b"abc"]

@@ -179,8 +179,11 @@ def test_a_oneway_request_has_no_answer_whatever_happens(tmp_path: Path) -> None
                 peer.put(Command(code, flag=FLAG_ONEWAY, opaque=code))
             assert (await peer.ask(Command(LATER, opaque=99))).opaque == 99
             (connection,) = at.server.connections
-            assert connection._unanswered == 0
-            assert connection._request_bytes == 0
+            assert (connection._unanswered, connection._oneways) == (0, 1), "one waits, though nobody wants its answer"
+            waiting, command = at.service.parked[0]
+            waiting.send(command.answer())
+            assert connection._oneways == connection._request_bytes == at.server._request_bytes == 0
+            assert (await peer.ask(Command(ECHO, opaque=100))).opaque == 100
 
     run(main)
 
@@ -462,5 +465,96 @@ def test_a_connection_has_no_dictionary_and_leaves_nothing_behind(tmp_path: Path
             for sock in socks:
                 sock.close()
             await at.until(lambda: not at.server.connections)
+
+    run(main)
+
+
+def test_a_flood_of_one_peer_does_not_delay_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commitmq_plugins.rocketmq.remoting.server._TURN_S", 0.0)
+
+    async def main() -> None:
+        async with stage(tmp_path) as at:
+            flood, calm = await at.connect(), await at.connect()
+            assert (await calm.ask(Command(ECHO))).code == 0
+            flood.put(*(Command(ECHO, opaque=number) for number in range(3_000)))
+            await at.until(lambda: at.service.taken > 10)
+            assert (await calm.ask(Command(ECHO, opaque=7))).opaque == 7
+            assert at.service.taken < 2_000, "the flood was not over"
+            for number in range(3_000):
+                assert (await flood.next()).opaque == number
+            assert at.server._behind == 0
+
+    run(main)
+
+
+def test_a_peer_that_goes_while_its_requests_wait_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commitmq_plugins.rocketmq.remoting.server._TURN_S", 0.0)
+
+    async def main() -> None:
+        async with stage(tmp_path) as at:
+            peer = await at.connect()
+            peer.put(*(Command(SLOW, opaque=number, body=b"x" * 100) for number in range(2_000)))
+            await at.until(lambda: at.service.taken > 10)
+            (connection,) = at.server.connections
+            connection.abort()
+            at.service.release.set()
+            await asyncio.sleep(0.05)
+            assert at.server._behind == at.server._pending_bytes == at.server._request_bytes == 0
+
+    run(main)
+
+
+def test_requests_of_all_peers_without_an_answer_have_limited_bytes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path, max_all_request_bytes=500_000) as at:
+            peers = [await at.connect() for _ in range(4)]
+            for peer in peers:
+                peer.put(*(Command(SLOW, opaque=number, body=b"x" * 100_000) for number in range(20)))
+            await at.until(lambda: at.server.is_full)
+            await asyncio.sleep(0.1)
+            assert 5 < at.service.taken < 20
+            at.service.release.set()
+            for peer in peers:
+                for _ in range(20):
+                    assert (await peer.next()).code == 0
+            assert at.server._request_bytes == 0
+
+    run(main)
+
+
+def test_well_behaved_peers_go_on_beside_those_that_do_not_read_or_end_a_frame(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path, max_unsent_bytes=2_000_000, max_pending_bytes=3_000_000) as at:
+            calm = await at.connect()
+            deaf, slow = [await at.connect() for _ in range(5)], [await at.connect() for _ in range(5)]
+            for peer in deaf:
+                peer.stop_reading()
+                peer.put(*(Command(GREAT, opaque=number) for number in range(100)))
+            for peer in slow:
+                peer.writer.write(encode(Command(ECHO, body=b"x" * 2_000_000))[:1_000_000])
+            for number in range(200):
+                assert (await asyncio.wait_for(calm.ask(Command(ECHO, opaque=number)), 5)).opaque == number
+            await at.until(lambda: len(at.service.closed) >= 7)
+            assert sum(one.unsent_bytes for one in at.server.connections) < 5 * 3_000_000
+            assert at.server._pending_bytes <= 3_000_000
+
+    run(main)
+
+
+def test_oneway_requests_beyond_the_limit_wait_instead_of_getting_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with stage(tmp_path, max_requests=10) as at:
+            peer = await at.connect()
+            for number in range(100):
+                peer.put(Command(SLOW, flag=FLAG_ONEWAY, opaque=number, body=b"x" * 50_000))
+            (connection,) = at.server.connections
+            await at.until(lambda: not connection._is_reading)
+            await asyncio.sleep(0.1)
+            assert 10 <= at.service.taken < 40
+            at.service.release.set()
+            await at.until(lambda: at.service.taken == 100)
+            assert (await peer.ask(Command(ECHO, opaque=100))).opaque == 100
 
     run(main)

@@ -176,3 +176,18 @@ def test_who_waits_for_the_log() -> None:
     assert parked.awaits_log
     parked.remove(in_log)
     assert not parked.awaits_log
+
+
+def test_the_clients_of_a_gateway_have_shares_of_their_own() -> None:
+    def of(owner: str) -> Pull:
+        return Pull(b"gateway", 1, "t", 0, 0, 0, 1, 1, 30_000, False, None, owner=owner)
+
+    parked = ParkedPulls(8, 1 << 20)
+    for _ in range(2):
+        assert parked.has_room(of("one"))
+        parked.add(of("one"), 0)
+    assert not parked.has_room(of("one"))
+    assert parked.has_room(of("other"))
+    for one in parked.waiting(("t", 0)):
+        parked.remove(one)
+    assert parked._by_client == {}

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from commitmq_plugins.rocketmq.remoting.fastjson import as_bool, as_int, as_list, as_object, as_text, load_object
+from commitmq_plugins.rocketmq.remoting.errors import BodyError
+from commitmq_plugins.rocketmq.remoting.fastjson import (
+    as_bool,
+    as_int,
+    as_list,
+    as_name,
+    as_object,
+    as_text,
+    load_object,
+)
+
+MAX_FILTER_CHARACTERS: Final = 65_536
+MAX_TAGS: Final = 1_024
 
 
 @dataclass(slots=True)
@@ -35,11 +47,14 @@ class SubscriptionData:
     def from_json(cls, value: Any) -> SubscriptionData:
         """Elements of ``codeSet`` may be texts: the Go client's are (remoting 1.13)."""
         members = as_object(value, "a subscription")
+        tags = as_list(members.get("tagsSet"), "tagsSet"), as_list(members.get("codeSet"), "codeSet")
+        if max(map(len, tags)) > MAX_TAGS:
+            raise BodyError(f"a subscription has {max(map(len, tags))} tags, at most {MAX_TAGS} are allowed")
         return cls(
-            as_text(members.get("topic"), "topic"),
+            as_name(members.get("topic"), "topic"),
             as_text(members.get("subString") or "*", "subString"),
-            [as_text(one, "a tag") for one in as_list(members.get("tagsSet"), "tagsSet")],
-            [as_int(one, "a tag's code") for one in as_list(members.get("codeSet"), "codeSet")],
+            [as_name(one, "a tag") for one in tags[0]],
+            [as_int(one, "a tag's code") for one in tags[1]],
             as_int(members.get("subVersion", 0), "subVersion"),
             as_text(members.get("expressionType") or "TAG", "expressionType"),
             as_bool(members.get("classFilterMode"), "classFilterMode"),
@@ -61,8 +76,13 @@ class ConsumerData:
     def from_json(cls, value: Any) -> ConsumerData:
         members = as_object(value, "a consumer group")
         subscriptions = as_list(members.get("subscriptionDataSet"), "subscriptionDataSet")
+        texts = sum(len(str(one.get("subString", ""))) for one in subscriptions if isinstance(one, dict))
+        if texts > MAX_FILTER_CHARACTERS:
+            raise BodyError(
+                f"the filters of a group have {texts} characters, at most {MAX_FILTER_CHARACTERS} are allowed"
+            )
         return cls(
-            as_text(members.get("groupName"), "groupName"),
+            as_name(members.get("groupName"), "groupName"),
             as_text(members.get("consumeType") or "CONSUME_PASSIVELY", "consumeType"),
             as_text(members.get("messageModel") or "CLUSTERING", "messageModel"),
             as_text(members.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET", "consumeFromWhere"),
@@ -88,8 +108,8 @@ class HeartbeatData:
         producers = as_list(members.get("producerDataSet"), "producerDataSet")
         consumers = as_list(members.get("consumerDataSet"), "consumerDataSet")
         return cls(
-            as_text(members.get("clientID"), "clientID"),
-            [as_text(as_object(one, "a producer group").get("groupName"), "groupName") for one in producers],
+            as_name(members.get("clientID"), "clientID"),
+            [as_name(as_object(one, "a producer group").get("groupName"), "groupName") for one in producers],
             [ConsumerData.from_json(one) for one in consumers],
             as_int(members.get("heartbeatFingerprint", 0), "heartbeatFingerprint"),
             as_bool(members.get("withoutSub"), "withoutSub"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from commitmq_plugins.rocketmq.remoting.fastjson import MessageQueue, as_bool, as_list, as_text, dumps, load_object
+from commitmq_plugins.rocketmq.remoting.fastjson import MessageQueue, as_bool, as_list, as_name, dumps, load_object
 
 
 @dataclass(slots=True)
@@ -22,8 +22,8 @@ class LockBatchRequestBody:
         """Raises BodyError."""
         members = load_object(data)
         return cls(
-            as_text(members.get("consumerGroup"), "consumerGroup"),
-            as_text(members.get("clientId"), "clientId"),
+            as_name(members.get("consumerGroup"), "consumerGroup"),
+            as_name(members.get("clientId"), "clientId"),
             [MessageQueue.from_json(one) for one in as_list(members.get("mqSet"), "mqSet")],
             as_bool(members.get("onlyThisBroker"), "onlyThisBroker"),
         )

@@ -10,6 +10,7 @@ from commitmq_plugins.rocketmq.remoting.fastjson import (
     MessageQueue,
     as_int,
     as_list,
+    as_name,
     as_object,
     as_text,
     dumps,
@@ -40,8 +41,8 @@ class BatchAck:
             return members.get(short, members.get(long))
 
         return cls(
-            as_text(member("c", "consumerGroup"), "consumerGroup"),
-            as_text(member("t", "topic"), "topic"),
+            as_name(member("c", "consumerGroup"), "consumerGroup"),
+            as_name(member("t", "topic"), "topic"),
             as_text(member("r", "retry") or "0", "retry"),
             as_int(member("so", "startOffset"), "startOffset"),
             as_int(member("q", "queueId"), "queueId"),
@@ -72,9 +73,9 @@ class QueryAssignmentRequestBody:
         """Raises BodyError."""
         members = load_object(data)
         return cls(
-            as_text(members.get("topic"), "topic"),
-            as_text(members.get("consumerGroup"), "consumerGroup"),
-            as_text(members.get("clientId"), "clientId"),
+            as_name(members.get("topic"), "topic"),
+            as_name(members.get("consumerGroup"), "consumerGroup"),
+            as_name(members.get("clientId"), "clientId"),
             as_text(members.get("strategyName") or "AVG", "strategyName"),
             as_text(members.get("messageModel") or "CLUSTERING", "messageModel"),
         )
@@ -101,8 +102,8 @@ class SetMessageRequestModeRequestBody:
         """Raises BodyError."""
         members = load_object(data)
         return cls(
-            as_text(members.get("topic"), "topic"),
-            as_text(members.get("consumerGroup"), "consumerGroup"),
+            as_name(members.get("topic"), "topic"),
+            as_name(members.get("consumerGroup"), "consumerGroup"),
             as_text(members.get("mode") or "PULL", "mode"),
             as_int(members.get("popShareQueueNum", 0), "popShareQueueNum"),
         )
