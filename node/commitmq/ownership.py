@@ -103,6 +103,7 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("commitmq/producers*", Role.WRITER, "the snapshot of idempotent producers"),
     FileOwner("commitmq/queue_ends*", Role.CONSUME_QUEUE, "the queues and their ends"),
     FileOwner("commitmq/topics.journal*", Role.COORDINATOR, "changes of topics"),
+    FileOwner("commitmq/orders.journal*", Role.POP, "changes of queues that are received in order"),
     FileOwner("commitmq/offsets.journal*", Role.COORDINATOR, "commits of groups"),
     FileOwner("commitmq/group_members.log*", Role.COORDINATOR, "past members of groups"),
     FileOwner("commitmq/deleted_topics.json*", Role.COORDINATOR, "tombstones of deleted topics"),

@@ -21,7 +21,8 @@ from commitmq import Admin, Message, Producer, ShareConsumer
 from commitmq.errors import ProtocolError
 from commitmq.protocol.directory import Directory
 from commitmq.semantics.pop_order import OrderState, table_from_json
-from commitmq.store.metadata import json_config
+from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata import json_config, orders_journal
 from delays import everything
 from golden_stores import unpack
 from nodes import Node, eventually, start_node, started
@@ -62,8 +63,7 @@ def bodies(many: list[Message]) -> list[int]:
 
 
 def states(node: Node, topic: str) -> dict[int, OrderState]:
-    text = (node.store / "config" / "consumerOrderInfo.json").read_text(encoding="utf-8")
-    return table_from_json(json_config.loads(text))[topic, f"of-{topic}"]
+    return orders_journal.read(StoreLayout(node.store))[topic, f"of-{topic}"]
 
 
 def test_a_queue_hands_out_nothing_while_messages_of_it_are_out(node: Node) -> None:
@@ -347,6 +347,30 @@ def test_the_next_topic_of_a_name_begins_anew(node: Node) -> None:
     fill(node, "remade", 3)
     with sharer(node, "remade") as consumer:
         assert bodies(consumer.receive(3, 10)) == [0, 1, 2]
+
+
+def test_rocketmqs_file_follows_and_is_whole_after_a_stop(tmp_path: Path) -> None:
+    path = tmp_path / "store" / "config" / "consumerOrderInfo.json"
+
+    def in_file() -> dict[int, OrderState]:
+        if not path.exists():
+            return {}
+        return table_from_json(json_config.loads(path.read_text(encoding="utf-8"))).get(("follows", "of-follows"), {})
+
+    with started(Node(tmp_path / "store")) as node:
+        fill(node, "follows", 6)
+        with sharer(node, "follows") as consumer:
+            first = consumer.receive(3, 5)
+            eventually(lambda: in_file() == states(node, "follows"), "the file follows")
+            assert consumer.ack(first[1]) == []
+            eventually(lambda: in_file() and in_file()[0].acked_bits == 0b010, "and follows again")
+            assert consumer.ack([first[0], first[2]]) == []
+            assert states(node, "follows")[0].is_done(), "at once"
+        assert node.stop().returncode == 0
+    assert in_file()[0].is_done()
+    journal = orders_journal.OrdersJournal.read(orders_journal.journal_path(StoreLayout(tmp_path / "store")))
+    assert journal is not None
+    assert journal.changes == []
 
 
 def test_a_damaged_file_is_kept_aside(tmp_path: Path) -> None:

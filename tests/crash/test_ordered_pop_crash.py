@@ -2,8 +2,8 @@
 acknowledged comes again.
 
 Method: one consumer receives a few messages at a time, acknowledges some and gives others back; the process pop, the
-coordinator and the node die at named places (failpoints) around the state of the queue, its offset and the answers. Each
-receive must begin with the first message that is not known as done.
+coordinator and the node die at named places (failpoints) around the state of the queue, its journal, its offset and the
+answers. Each receive must begin with the first message that is not known as done.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ PLACES = (
     "pop.before_order=kill_node@6",
     "pop.after_order=kill_node@9",
     "pop.after_order_commit=kill@7",
-    "pop/disk.replace.json:before=kill@6",
-    "pop/disk.replace.json:after=kill@7",
+    "orders.before_fdatasync=kill@6",
+    "orders.after_fdatasync=kill_node@7",
+    "orders.after_snapshot=kill@1",
+    "pop/disk.replace.json:before=kill@1",
+    "pop/disk.replace.journal:after=kill@1",
     "coordinator.begin=kill@1",
 )
 

@@ -18,6 +18,7 @@ from broker import Broker
 from node_process import NodeProcess, dump
 
 from commitmq import HalfMessage, Producer, ShareConsumer, TransactionState
+from nodes import eventually
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -181,6 +182,9 @@ def test_rocketmq_goes_on_with_a_queue_that_our_consumer_receives_in_order(
             popped = time.monotonic()
             assert [one.body for one in many] == sent[:6]
             assert consumer.ack([many[0], many[2]]) == []
+        # The journal has it at once; RocketMQ's file follows each pop.persist_interval_ms.
+        file = root / "config" / "consumerOrderInfo.json"
+        eventually(lambda: file.exists() and '"cm":5' in file.read_text(), "RocketMQ's file has both acks")
         leave(node, end)
     with rocketmq_broker(root) as broker:
         found: list[dict[str, Any]] = []

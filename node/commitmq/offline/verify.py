@@ -49,7 +49,7 @@ from commitmq.offline.verify_index import IndexList
 from commitmq.offline.verify_piece import PieceReport, PieceTask, check_piece
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.log.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
-from commitmq.store.metadata import consumer_offsets, json_config, topic_files
+from commitmq.store.metadata import consumer_offsets, json_config, orders_journal, topic_files
 from commitmq.store.metadata.epoch import read_epoch
 from commitmq.store.metadata.offsets_journal import OffsetsJournal
 from commitmq.store.producers.producer_snapshot import ProducerSnapshot
@@ -257,6 +257,7 @@ class _Verifier:
             checks.append((self._layout.epoch, read_epoch))
             checks.append((consumer_offsets.journal_path(self._layout), OffsetsJournal.read))
             checks.append((topic_files.journal_path(self._layout), topic_files.TopicsJournal.read))
+            checks.append((orders_journal.journal_path(self._layout), orders_journal.OrdersJournal.read))
         # A start makes these anew from the log.
         remade: list[tuple[Path, Callable[[Path], object]]] = [(self._layout.producers, ProducerSnapshot.load)]
         if self._layout.queue_ends.exists():

@@ -1,7 +1,10 @@
 """The state of ordered receives: which messages of a queue a group has, and until when the queue is blocked (remoting 5.7).
 
-Owns ``config/consumerOrderInfo.json``, RocketMQ's file: it is read at the start and written before an answer leaves that
-depends on it. So a death changes nothing, and RocketMQ goes on with what it finds. The group's offset is its committed one.
+Owns ``config/consumerOrderInfo.json``, RocketMQ's file, and the journal beside it
+(:mod:`commitmq.store.metadata.orders_journal`). Both are read at the start. Changes are in the journal before an answer
+leaves that depends on them, so a death changes nothing, and they cost what they are, however many queues have a state. The
+file follows at intervals and at an orderly stop: RocketMQ goes on with what it finds. The group's offset is its committed
+one.
 """
 
 from __future__ import annotations
@@ -14,17 +17,21 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from commitmq.config import PopConfig
+from commitmq.coordination.pace import Pace
 from commitmq.errors import InvalidMessageError, ProtocolError, StoreError
 from commitmq.files import disk
 from commitmq.log import Log
-from commitmq.semantics.pop_order import FORGET_AFTER_MS, OrderState, file_content, table_from_json
+from commitmq.semantics.pop_order import FORGET_AFTER_MS, OrderState, file_content
 from commitmq.store.layout import StoreLayout
-from commitmq.store.metadata import json_config
+from commitmq.store.metadata import json_config, orders_journal
+from commitmq.store.metadata.orders_journal import OrderChange, OrdersJournal, States
 from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.runtime.topic_view import TopicViews
 
 _SPARE: Final = 1_024
 _FORGET_MS: Final = 60_000
+_MAX_JOURNAL_BYTES: Final = 8 * 1024 * 1024  # a start reads the whole journal
 
 
 class OrderKey(NamedTuple):
@@ -46,43 +53,82 @@ class _States:
 
 
 class Orders:
-    """See the module. ``most``: how many queues may have a state."""
+    """See the module. ``limits``: how many queues may have a state, and the time between two writings of the file."""
 
-    def __init__(self, layout: StoreLayout, log: Log, most: int) -> None:
-        self._path = layout.config / "consumerOrderInfo.json"
-        self._log, self._most = log, most
+    def __init__(self, layout: StoreLayout, log: Log, limits: PopConfig) -> None:
+        self._layout = layout
+        self._path = orders_journal.snapshot_path(layout)
+        self._journal_path = orders_journal.journal_path(layout)
+        self._log, self._most = log, limits.max_ordered_queues
         self._table: dict[tuple[str, str], _States] = {}
         self._texts = json_config.MemberTexts(1)
         self._count = 0
         self._ends: list[tuple[int, OrderKey]] = []
         """When blocks end; some were replaced since."""
-        self.is_dirty = False
+        self._changed: dict[OrderKey, None] = {}
+        """What :meth:`store` has to store."""
+        self._touched: set[tuple[str, str]] = set()
+        """The members of the file that changed since it was written."""
+        self._journal: OrdersJournal | None = None
+        self._base = json_config.name_of(b"")
+        self._pace = Pace(limits.persist_interval_ms)
+        self._is_behind = False  # the file lacks what the journal has
         self._forget_at_ms = 0
 
     def __len__(self) -> int:
         return self._count
 
     def load(self) -> None:
-        """Read the file. A damaged one is set aside: without it messages may come again early, and none is lost."""
+        """Read both files, at a start or instead of what is in memory. A damaged file is set aside: without it messages may
+        come again early, and none is lost.
+        """
+        if self._journal is not None:
+            self._journal.close()
+        self._journal, self._base, self._is_behind = None, json_config.name_of(b""), False
+        self._changed.clear()
+        self._touched.clear()
+        table: States = {}
         try:
-            content = json_config.load(self._path)
-            table = {} if content is None else table_from_json(content)
+            table, self._base = orders_journal.load_snapshot(self._layout)
         except (StoreError, InvalidMessageError) as error:
-            aside = self._set_aside()
-            self._log.error("the state of ordered receives is damaged", error=str(error), kept_as=str(aside))
-            table = {}
+            self._set_aside(self._path, error)
+        has_changes = self._load_journal(table)
         self._table = {names: _States(states) for names, states in table.items() if states}
         self._count = sum(len(one.by_queue) for one in self._table.values())
         self._find_ends()
+        if has_changes:
+            # The journal's last record may have been read from the page cache of a machine whose disk never got it, and no
+            # durable record may be appended behind such a record.
+            assert self._journal is not None
+            self._journal.failed = self._is_behind = True
+            with contextlib.suppress(StoreError):  # the next store tries again
+                self._write_snapshot()
 
-    def _set_aside(self) -> Path:
+    def _load_journal(self, table: States) -> bool:
+        """Lay the journal over ``table``; whether the file lacks something of it."""
+        try:
+            found = OrdersJournal.open(self._journal_path)
+        except StoreError as error:
+            self._set_aside(self._journal_path, error)
+            return False
+        if found is None:
+            return False
+        self._journal, content = found
+        if content.torn_copy is not None:
+            self._log.warning(
+                "torn tail of the orders journal cut", bytes=content.torn_bytes, copy=str(content.torn_copy)
+            )
+        orders_journal.replay(table, content, self._base)
+        return bool(content.changes) or content.base != self._base
+
+    def _set_aside(self, path: Path, error: Exception) -> None:
         """Give the damaged file a name that is free, beside those of before."""
         for number in count():
-            aside = self._path.with_name(f"{self._path.name}.damaged{f'-{number}' if number else ''}")
+            aside = path.with_name(f"{path.name}.damaged{f'-{number}' if number else ''}")
             with contextlib.suppress(FileExistsError):
-                disk.rename(self._path, aside, "orders_aside")
-                return aside
-        raise AssertionError
+                disk.rename(path, aside, "orders_aside")
+                self._log.error("the state of ordered receives is damaged", error=str(error), kept_as=str(aside))
+                return
 
     def _find_ends(self) -> None:
         self._ends = [(state.free_at(0), key) for key, state in self._all() if not state.is_done()]
@@ -101,18 +147,20 @@ class Orders:
     def put(self, key: OrderKey, state: OrderState | None) -> None:
         """Its new state; None for no state. Stored by :meth:`store`."""
         names = key.topic, key.group
-        by_queue = dict(self._table[names].by_queue) if names in self._table else {}
+        states = self._table.get(names)
+        if states is None:
+            states = self._table[names] = _States({})
+        by_queue = states.by_queue
         self._count -= len(by_queue)
         by_queue.pop(key.queue, None)
         if state is not None:
             by_queue[key.queue] = state
             heapq.heappush(self._ends, (state.free_at(0), key))  # at once, when all of it is acked
         self._count += len(by_queue)
-        if by_queue:
-            self._table[names] = _States(by_queue)
-        else:
-            self._table.pop(names, None)
-        self.is_dirty = True
+        if not by_queue:
+            del self._table[names]
+        self._changed[key] = None
+        self._touched.add(names)
         if len(self._ends) > 2 * self._count + _SPARE:
             self._find_ends()
 
@@ -160,9 +208,9 @@ class Orders:
             self.forget_old(
                 now_ms(), lambda name, queue: (view := views(name)) is not None and queue < view.read_queues
             )
-        if self.is_dirty:
-            with contextlib.suppress(StoreError):  # the file stays as it is: messages may come again
-                self.store()
+        with contextlib.suppress(StoreError):  # the files stay as they are: messages may come again
+            self.store()
+            self.snapshot(monotonic_ms)
 
     def forget_old(self, now_ms: int, has_queue: Callable[[str, int], bool]) -> None:
         """Drop what RocketMQ drops when it writes the file: states of queues that ``has_queue(topic, queue)`` does not know,
@@ -177,9 +225,50 @@ class Orders:
         for key in gone:
             self.put(key, None)
 
+    # ------------------------------------------------------------ the files
+
     def store(self) -> None:
-        """Make all states durable. Raises StoreError, or DiskFullError; then the file has the states before."""
-        if self.is_dirty:
+        """Make all changes durable. Raises StoreError, or DiskFullError; then a start finds the states before."""
+        if not self._changed:
+            return
+        if self._journal is not None and self._journal.failed:
+            self._write_snapshot()
+            return
+        if self._journal is None:
+            self._journal = OrdersJournal.create(self._journal_path, self._base)
+        self._journal.append([OrderChange(*key, self.get(key)) for key in self._changed])
+        self._changed.clear()
+        self._is_behind = True
+
+    def snapshot(self, monotonic_ms: int, *, at_once: bool = False) -> None:
+        """Write the file if it lacks something and it is time. Raises StoreError; the journal has everything."""
+        if not self._is_behind or self._journal is None or self._changed:
+            return
+        if at_once or self._pace.is_due(monotonic_ms) or self._journal.size_bytes >= _MAX_JOURNAL_BYTES:
+            self._write_snapshot()
+
+    def _write_snapshot(self) -> None:
+        """Write the file with everything, and begin a new journal. Raises StoreError."""
+        assert self._journal is not None
+        for names in self._touched:
+            if (states := self._table.get(names)) is not None:
+                self._table[names] = _States(states.by_queue)  # a new object: its text is encoded again
+        self._touched.clear()
+        with self._pace:
             members = {f"{topic}@{group}": states for (topic, group), states in self._table.items()}
-            json_config.replace_text(self._path, json_config.dumps(file_content(self._texts.join(members))))
-            self.is_dirty = False
+            data = json_config.encode(json_config.dumps(file_content(self._texts.join(members))))
+            name = json_config.name_of(data)
+            self._journal.begin_anew(name, lambda: json_config.replace_bytes(self._path, data))
+        self._base = name
+        self._changed.clear()
+        self._is_behind = False
+
+    def close(self, *, lost: bool = False) -> None:
+        """Leave the file as RocketMQ expects it. Not with ``lost``: then a start finds more than is in memory here."""
+        if not lost:
+            try:
+                self.snapshot(0, at_once=True)
+            except StoreError as error:
+                self._log.error("the state of ordered receives is in the journal only", error=str(error))
+        if self._journal is not None:
+            self._journal.close()

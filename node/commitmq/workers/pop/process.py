@@ -1,6 +1,6 @@
 """pop: the consumers of a group share queues (RocketMQ's POP; spec 12.6, remoting 5).
 
-Owns       ``commitmq/pop.json`` and ``config/consumerOrderInfo.json``.
+Owns       ``commitmq/pop.json``, ``config/consumerOrderInfo.json`` and ``commitmq/orders.journal``.
 Reads      CommitLog and ConsumeQueues; dispatcher(0, DISPATCHED), the upper bound of what may be handed out; MIN_OFFSET; the
            topic table.
 Advances   nothing; publishes in AWAITED_UNTIL_MS of its slot whether a receive waits here.
@@ -84,7 +84,7 @@ class Pop:
         self._router, self.endpoints = context.bind_router(context.role)
         context.register(self._router)
         self._answers = Answers(self._router, context.log)
-        self._progress = ProgressFile(context.layout)
+        self._progress, self._orders = ProgressFile(context.layout), Orders(context.layout, context.log, config.pop)
         self._filters = Filters(context.params.get("filters", ()), limit=config.filter.max_compiled)
         self._records = Records(config, self._cluster)
         self._ringers = [context.ringer("flush"), context.ringer("reput")]
@@ -103,7 +103,6 @@ class Pop:
         most, resets = self._limits.max_groups, partial(self._control.get, Word.GROUP_RESETS)
         self._shares = Shares(self._line, revive_topic(self._cluster), self._revive_queues_count, most, resets)
         self._revival = Revival(self._context, self._places, self._shares, self._records, self._mover)
-        self._orders = Orders(self._context.layout, self._context.log, self._limits.max_ordered_queues)
         self._orders.load()
         self._shares.begun_anew = lambda group, key: self._orders.drop(OrderKey(key[0], group, key[1]))
         sources = self._control, self._places, self._shares
@@ -367,6 +366,7 @@ class Pop:
             self._handler.time_up(pop)
         if not lost:
             self._commit(monotonic_ms(), at_once=True)
+        self._orders.close(lost=lost)
         self._control.put_worker(self._context.slot, WorkerWord.AWAITED_UNTIL_MS, 0)
         for ringer in self._ringers:
             ringer.close()

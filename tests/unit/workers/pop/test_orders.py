@@ -16,10 +16,10 @@ import pytest
 from commitmq.config import PopConfig
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.semantics.pop import ReceiptHandle
-from commitmq.semantics.pop_order import FORGET_AFTER_MS, OrderState, first_pop, table_from_json
+from commitmq.semantics.pop_order import FORGET_AFTER_MS, OrderState, first_pop, table_from_json, table_to_json
 from commitmq.semantics.pop_revive import CheckPointKey
 from commitmq.store.layout import StoreLayout
-from commitmq.store.metadata import json_config
+from commitmq.store.metadata import json_config, orders_journal
 from commitmq.workers.pop import ordered_handler as module
 from commitmq.workers.pop.finder import Portion
 from commitmq.workers.pop.ordered_finder import Taken, _first, _handed_out
@@ -36,7 +36,8 @@ STATE = first_pop(NOW, 60_000, [10, 11, 13], NOW)
 
 
 def orders(folder: Path, most: int = 100) -> Orders:
-    return Orders(StoreLayout(folder), MagicMock(), most)
+    StoreLayout(folder).own.mkdir(exist_ok=True)
+    return Orders(StoreLayout(folder), MagicMock(), PopConfig(max_ordered_queues=most))
 
 
 def test_the_file_is_rocketmqs(tmp_path: Path) -> None:
@@ -46,6 +47,8 @@ def test_the_file_is_rocketmqs(tmp_path: Path) -> None:
     one.put(KEY._replace(queue=0), STATE.changed(11, NOW, NOW + 5))
     one.put(OrderKey("else", "g", 1), STATE)
     one.store()
+    assert not (tmp_path / "config").exists(), "the journal has it"
+    one.snapshot(0)
     text = (tmp_path / "config" / "consumerOrderInfo.json").read_text(encoding="utf-8")
     assert text.startswith('{\n\t"orderedConsumptionLevel":"QUEUE",\n\t"table":{\n\t\t"orders@g":{\n\t\t\t2:{')
     assert table_from_json(json_config.loads(text)) == {
@@ -58,9 +61,151 @@ def test_the_file_is_rocketmqs(tmp_path: Path) -> None:
     again.put(KEY, None)
     again.put(KEY._replace(queue=0), None)
     again.store()
+    again.close()
     content = json_config.load(tmp_path / "config" / "consumerOrderInfo.json")
     assert content is not None
     assert list(content["table"]) == ["else@g"]
+
+
+def files(folder: Path) -> tuple[bytes, bytes]:
+    """RocketMQ's file and the journal."""
+    layout = StoreLayout(folder)
+    path = orders_journal.snapshot_path(layout)
+    return (path.read_bytes() if path.exists() else b""), orders_journal.journal_path(layout).read_bytes()
+
+
+def loaded(folder: Path) -> Orders:
+    """As after a death: the one before is not closed."""
+    one = orders(folder)
+    one.load()
+    return one
+
+
+def test_each_store_survives_a_death_and_costs_what_changed(tmp_path: Path) -> None:
+    one = loaded(tmp_path)
+    for queue in range(300):
+        one.put(KEY._replace(queue=queue), STATE.changed(11, NOW, NOW + queue))
+    one.store()
+    one.snapshot(0)
+    sizes = []
+    for number in range(3):
+        before = len(files(tmp_path)[1])
+        one.put(KEY, STATE.changed(13, NOW, NOW + number))
+        one.store()
+        sizes.append(len(files(tmp_path)[1]) - before)
+    assert max(sizes) < 300, "one state, and not three hundred"
+    again = loaded(tmp_path)
+    assert again.get(KEY) == STATE.changed(13, NOW, NOW + 2)
+    assert again.get(KEY._replace(queue=299)) == STATE.changed(11, NOW, NOW + 299)
+    assert len(again) == 300
+    again.put(KEY, None)
+    again.store()
+    again.store()
+    last = loaded(tmp_path)
+    assert (last.get(KEY), len(last)) == (None, 299)
+    assert dict(last._all()) == {
+        OrderKey(topic, group, queue): state
+        for (topic, group), states in orders_journal.read(StoreLayout(tmp_path)).items()
+        for queue, state in states.items()
+    }
+
+
+def test_a_file_of_every_moment_and_a_journal_that_fit_give_the_state(tmp_path: Path) -> None:
+    """A death may leave the file before or after any snapshot, with the journal before or after it."""
+    states = [STATE, STATE.acked(10, NOW)[0], STATE.acked(10, NOW)[0].acked(11, NOW)[0]]
+    one = loaded(tmp_path)
+    found = []
+    for state in states:
+        one.put(KEY, state)
+        one.store()
+        found.append((files(tmp_path), state))
+        one.snapshot(0, at_once=True)
+        found.append((files(tmp_path), state))
+    layout = StoreLayout(tmp_path)
+    for (snapshot, journal), state in found:
+        path = orders_journal.snapshot_path(layout)
+        json_config.backup_path(path).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        if snapshot:
+            path.write_bytes(snapshot)
+        orders_journal.journal_path(layout).write_bytes(journal)
+        again = loaded(tmp_path)
+        assert again.get(KEY) == state
+        again.close()
+
+
+@pytest.mark.parametrize("step", ["append", "write", "journal"])
+def test_a_store_that_failed_is_made_up_for_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    one = loaded(tmp_path)
+    one.put(KEY, STATE)
+    one.store()
+    acked = STATE.acked(10, NOW)[0]
+    places = {
+        "append": ("commitmq.store.metadata.journal.disk.sync", OSError(5, "no")),
+        "write": ("commitmq.store.metadata.json_config.replace_bytes", StoreError("no")),
+        "journal": ("commitmq.store.metadata.journal.Journal._new_file", StoreError("no")),
+    }
+    with monkeypatch.context() as broken:
+        broken.setattr(places["append"][0], MagicMock(side_effect=places["append"][1]))
+        one.put(KEY, acked)
+        with pytest.raises(StoreError):
+            one.store()
+    one.put(KEY, STATE)  # (the handler takes it back)
+    if step != "append":
+        with monkeypatch.context() as broken:
+            broken.setattr(places[step][0], MagicMock(side_effect=places[step][1]))
+            with pytest.raises(StoreError):
+                one.store()
+            assert loaded(tmp_path).get(KEY) in (STATE, acked)
+    one = loaded(tmp_path) if step == "journal" else one
+    one.put(KEY, acked)
+    one.store()
+    assert loaded(tmp_path).get(KEY) == acked
+
+
+def test_a_file_of_rocketmqs_that_the_journal_does_not_know(tmp_path: Path) -> None:
+    one = loaded(tmp_path)
+    kept, older, same, dropped = (KEY._replace(queue=queue) for queue in range(4))
+    for key in (kept, older, same, dropped):
+        one.put(key, STATE.acked(10, NOW)[0])
+    one.store()
+    one.put(dropped, None)
+    one.store()
+    theirs = {1: first_pop(NOW + 5, 60_000, [13], NOW + 5), 2: STATE.acked(13, NOW)[0], 7: STATE}
+    layout = StoreLayout(tmp_path)
+    json_config.persist(orders_journal.snapshot_path(layout), table_to_json({("orders", "g"): theirs}))
+    again = loaded(tmp_path)
+    assert again.get(kept) == STATE.acked(10, NOW)[0]
+    assert again.get(older) == theirs[1], "a later receive counts"
+    both = again.get(same)
+    assert both is not None
+    assert both.acked_bits == 0b101, "acked by either"
+    assert again.get(KEY._replace(queue=7)) == STATE
+    assert again.get(dropped) is None
+
+
+def test_damaged_files_are_set_aside(tmp_path: Path) -> None:
+    layout = StoreLayout(tmp_path)
+    one = loaded(tmp_path)
+    one.put(KEY, STATE)
+    one.store()
+    one.snapshot(0)
+    one.put(KEY._replace(queue=0), STATE)
+    one.store()
+    orders_journal.journal_path(layout).write_bytes(b"no journal")
+    again = loaded(tmp_path)
+    assert (again.get(KEY), again.get(KEY._replace(queue=0))) == (STATE, None)
+    assert orders_journal.journal_path(layout).with_name("orders.journal.damaged").exists()
+    again.put(KEY._replace(queue=1), STATE)
+    again.store()
+    orders_journal.snapshot_path(layout).write_text("{no")
+    last = loaded(tmp_path)
+    assert (last.get(KEY), last.get(KEY._replace(queue=1))) == (None, STATE), "what the journal has is left"
+    last.put(KEY, STATE)
+    last.store()
+    assert loaded(tmp_path).get(KEY) == STATE
 
 
 def test_the_end_of_a_block_is_told(tmp_path: Path) -> None:
