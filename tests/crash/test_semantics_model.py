@@ -1,8 +1,8 @@
 """Goal: message semantics hold together, whatever dies: every stored message is handled at least once or is a dead letter, no
 message of a rolled-back transaction is ever seen, none comes early, each is appended to its topic once, and the messages of a
-sharding key are handled in their order.
+sharding key are handled in their order, by members that own a queue and by consumers that share it in order.
 
-Method: a model. Five producers send plain messages, batches, delays, transactions and keyed messages; seven consumers handle
+Method: a model. Five producers send plain messages, batches, delays, transactions and keyed messages; eight consumers handle
 them, fail as each message wants it, and are killed, ended and started at random; processes of the node die at failpoints that
 the seed chooses. COMMITMQ_SEED repeats a run.
 """
@@ -18,12 +18,25 @@ import pytest
 
 from commitmq import Admin
 from nodes import Node, eventually, started
-from semantics_model import ORDERED, PRODUCERS, QUEUES, SHARED, WORK, Fleet, Ledger, Sender, check, unfinished
+from semantics_model import (
+    IN_LINE,
+    ORDERED,
+    PRODUCERS,
+    QUEUES,
+    SHARED,
+    WORK,
+    Fleet,
+    Ledger,
+    Sender,
+    assert_order,
+    check,
+    unfinished,
+)
 
 pytestmark = pytest.mark.timeout(420)
-KINDS = ("plain", "batch", "level", "timer", "ordered", "shared", "transaction", "rollback")
-TOPICS = (WORK, ORDERED, SHARED)
-STEPS = 25
+KINDS = ("plain", "batch", "level", "timer", "ordered", "shared", "in_line", "transaction", "rollback")
+TOPICS = (WORK, ORDERED, SHARED, IN_LINE)
+STEPS = 28
 SETTINGS = (
     "topics.default_queues=4",
     "supervisor.restart_backoff_max_ms=300",
@@ -53,6 +66,9 @@ PLACES = (
     "pop.after_put",
     "pop.before_copy",
     "pop.after_copy",
+    "pop.before_order",
+    "pop.after_order",
+    "pop.after_order_commit",
     "writer.before_append",
     "writer.after_append",
     "writer.after_publish",
@@ -90,8 +106,8 @@ def live(folder: Path, seed: int) -> None:
             for _ in range(4):
                 fleet.stir()
                 time.sleep(chance.random())
-            fleet.whole()
             eventually(node.is_ready, f"the node is whole again after {points}", timeout_s=60)
+            fleet.whole()
             eventually(
                 lambda: not unfinished(node, ledger, fleet, TOPICS),
                 f"every message is done after {points}: {len(ledger.entries)} messages",
@@ -103,6 +119,15 @@ def live(folder: Path, seed: int) -> None:
         check(node, ledger, fleet, TOPICS)
     assert len(ledger.of("stored")) > len(ledger.entries) * 0.8, "the model must not pass because nothing was stored"
     assert list(fired.iterdir()), "something died"
+
+
+def test_a_broken_order_is_seen() -> None:
+    def line(number: int, word: str = "ok") -> list[object]:
+        return [word, number, 0, 0.0, "key", number]
+
+    assert_order([line(0), line(1, "fail"), line(0), line(1), line(3)])
+    with pytest.raises(AssertionError, match="key"):
+        assert_order([line(0), line(2), line(1)])
 
 
 @pytest.mark.slow

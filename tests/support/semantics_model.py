@@ -25,13 +25,13 @@ from commitmq.errors import CommitMQError
 from delays import everything
 from nodes import Node
 
-WORK, ORDERED, SHARED = "work", "ordered", "shared"
-GROUPS = {WORK: "workers", ORDERED: "readers", SHARED: "sharers"}
+WORK, ORDERED, SHARED, IN_LINE = "work", "ordered", "shared", "inline"
+GROUPS = {WORK: "workers", ORDERED: "readers", SHARED: "sharers", IN_LINE: "liners"}
 QUEUES = 4
 MAX_RETRIES = 2
 PRODUCERS = 5
-# Programs by topic: seven in all.
-MEMBERS = {WORK: 3, ORDERED: 2, SHARED: 2}
+# Programs by topic: eight in all. Those of IN_LINE share queues in order.
+MEMBERS = {WORK: 2, ORDERED: 2, SHARED: 2, IN_LINE: 2}
 
 PROGRAM = """
 import json, os, sys, threading, time
@@ -55,18 +55,20 @@ def handle(message):
     first = told["id"] not in seen
     seen.add(told["id"])
     fails = told["fails"]
-    # An ordered or shared consumer counts tries itself; a message that comes from the retry topic brings the number.
-    if fails < 0 or (fails and (message.reconsume_times < fails if topic == "work" else first)):
+    # An ordered or shared consumer counts tries itself; a message that comes from the retry topic brings the number, and so
+    # does one of a queue that is shared in order.
+    if fails < 0 or (fails and (message.reconsume_times < fails if topic in ("work", "inline") else first)):
         tell("fail", told, message)
         raise ValueError("as the message wants it")
     tell("ok", told, message)
 
 
-if topic == "shared":
-    consumer = commitmq.ShareConsumer(topic, group=group, node=node, invisible_s=3)
+if topic in ("shared", "inline"):
+    ordered = topic == "inline"
+    consumer = commitmq.ShareConsumer(topic, group=group, node=node, invisible_s=3, ordered=ordered, timeout_s=60)
     options = {"backoff": 1}
 else:
-    consumer = commitmq.Consumer(topic, group=group, node=node)
+    consumer = commitmq.Consumer(topic, group=group, node=node, timeout_s=60)
     options = {"ordered": topic == "ordered", "max_retries": retries, "backoff": 1}
 signal.signal(signal.SIGTERM, lambda *_: consumer.close())
 consumer.run(handle, workers=3, on_error=lambda message, error: None, **options)
@@ -165,8 +167,14 @@ class Sender(threading.Thread):
         )
 
     def _ordered(self, producer: Producer) -> None:
-        key = f"{self._name}-{self._chance.randrange(3)}"
-        entry = self._ledger.new(ORDERED, "ordered", fails=self._chance.choice([0, 0, 0, 1]), key=key)
+        self._keyed(producer, ORDERED, "ordered")
+
+    def _in_line(self, producer: Producer) -> None:
+        self._keyed(producer, IN_LINE, "in_line")
+
+    def _keyed(self, producer: Producer, topic: str, kind: str) -> None:
+        key = f"{topic}-{self._name}-{self._chance.randrange(3)}"
+        entry = self._ledger.new(topic, kind, fails=self._chance.choice([0, 0, 0, 1]), key=key)
         entry.number = self._numbers[key]
         self._numbers[key] += 1
         self._send(producer, [entry], sharding_key=key)
@@ -227,7 +235,8 @@ class Fleet:
         program.wait(60)
 
     def whole(self) -> None:
-        """Start what is missing."""
+        """Start what is missing, or ended because the node was away for too long."""
+        self._living = [(topic, program) for topic, program in self._living if program.poll() is None]
         for topic in (Counter(self._wanted) - Counter(topic for topic, _ in self._living)).elements():
             self._start(topic)
 
@@ -289,11 +298,12 @@ def check(node: Node, ledger: Ledger, fleet: Fleet, topics: Iterable[str]) -> No
         assert {number: copies[number] for number in expected} == expected, f"{topic}: appended not once"
         assert not set(copies) & never
         assert max(copies.values(), default=1) == 1
-    assert_order(fleet.tries(ORDERED) if ORDERED in topics else [])
+    for topic in {ORDERED, IN_LINE}.intersection(topics):
+        assert_order(fleet.tries(topic))
 
 
 def assert_order(tries: list[list[Any]]) -> None:
-    """Of each key: a number is handled for the first time only after all smaller ones."""
+    """Of each key: a number is handled for the first time only after all smaller ones that were handled."""
     first: dict[str, list[int]] = defaultdict(list)
     for word, _, _, _, key, number in tries:
         if word == "ok" and number not in first[key]:
