@@ -6,6 +6,7 @@ Method: a real node on free ports, spoken to by the frames of the protocol; the 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -16,9 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import Producer, Reader
+from commitmq import Admin, Producer, Reader
 from commitmq.format.record import decode_record
 from commitmq.testing.node_process import eventually
+from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
+from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody
+from commitmq_plugins.rocketmq.remoting.bodies.topic_config import TopicConfig, TopicConfigSerializeWrapper
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
@@ -175,6 +179,65 @@ def test_a_client_that_is_gone_before_its_heartbeat_was_handled_is_no_member(nod
         return found
 
     assert ask(port, talk) == ["here@1"] * 5
+
+
+def names_of(admin: Admin) -> tuple[set[str], set[str]]:
+    """The topics, without those of processes that start when they are needed first; and the groups."""
+    topics = {one.name for one in admin.topics() if not one.name.startswith("rmq_sys_")}
+    return topics, {one["name"] for one in admin.groups()}
+
+
+def test_the_doctor_finds_nothing_wrong_and_leaves_nothing(node: Node, port: int) -> None:
+    served(port)
+    names = next(one for one in node.settings if "namesrv_port" in one).partition("=")[2]
+    with Admin(node.address) as admin:
+        before = names_of(admin)
+        ended = node.run("rocketmq", "doctor", f"127.0.0.1:{names}", "--write", "--json", "--timeout", "20")
+        after = names_of(admin)
+    report = json.loads(ended.stdout)
+    assert [one for one in report["findings"] if one["state"] != "ok"] == []
+    assert ended.returncode == 0
+    checks = [one["check"] for one in report["findings"]]
+    assert {"send", "pull", "commit an offset", "pull with a SQL filter", "POP and acknowledge"} <= set(checks)
+    assert before == after
+
+
+def test_a_topic_of_several_brokers_is_shared_out_by_the_clients_alone(node: Node, port: int) -> None:
+    """By the rule of RocketMQ's clients, over all queues of all brokers, the second one has all queues of this broker."""
+    served(port)
+    names = int(next(one for one in node.settings if "namesrv_port" in one).partition("=")[2])
+    with Admin(node.address) as admin, Producer(node.address) as producer:
+        admin.topic_create("spread", queues=2)
+        for number in range(10):
+            producer.send("spread", b"%d" % number, queue=number % 2)
+    table = {"spread": TopicConfig("spread", 2, 2), "other": TopicConfig("other", 1, 1)}
+    body = RegisterBrokerBody(TopicConfigSerializeWrapper(table, DataVersion(1, 1))).encode()
+    fields = {"brokerName": "another", "brokerAddr": "127.0.0.1:1", "clusterName": "DefaultCluster", "brokerId": "0"}
+
+    async def talk(first: RemotingClient) -> dict[str, str]:
+        name_server, second = RemotingClient("127.0.0.1", names), RemotingClient("127.0.0.1", port)
+        try:
+            registered = await name_server.request(request(RequestCode.REGISTER_BROKER, fields, body))
+            assert registered.code == 0, registered.remark
+            await asyncio.sleep(4)  # the server looks for other brokers every 3 s
+            for client, name in ((first, "one@1"), (second, "two@2")):
+                assert (await client.request(heartbeat(name, "sharers", "spread"))).code == 0
+            await asyncio.sleep(1)
+            found = {}
+            for queue in ("0", "1"):
+                place = {"consumerGroup": "sharers", "topic": "spread", "queueId": queue}
+                commit = request(RequestCode.UPDATE_CONSUMER_OFFSET, {**place, "commitOffset": "5"})
+                assert (await second.request(commit)).code == 0
+                answer = await second.request(request(RequestCode.QUERY_CONSUMER_OFFSET, place))
+                found[queue] = answer.ext_fields["offset"]
+            listed = await first.request(request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "sharers"}))
+            assert load_object(listed.body)["consumerIdList"] == ["one@1", "two@2"]
+            return found
+        finally:
+            await name_server.close()
+            await second.close()
+
+    assert ask(port, talk) == {"0": "5", "1": "5"}
 
 
 def test_a_dead_server_is_replaced_and_loses_nothing(node: Node, port: int) -> None:

@@ -135,3 +135,11 @@ class ClientTool(Tool):
     def __init__(self, class_path: str, folder: Path, port: int, address: str, broker: str = "commitmq") -> None:
         command = ["-cp", class_path, "commitmq.interop.ClientTool", str(port), broker, address]
         super().__init__(command, folder / "clients")
+
+
+class ClusterTool(Tool):
+    """RocketMQ's producer and consumers of a cluster, and with ``serves`` its name server at ``address``."""
+
+    def __init__(self, class_path: str, folder: Path, address: str, *, serves: bool) -> None:
+        command = ["-cp", class_path, "commitmq.interop.ClusterTool", address, *(["serve"] if serves else [])]
+        super().__init__(command, folder / "cluster")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import rocketmq
-from broker import Broker, ClientTool
+from broker import Broker, ClientTool, ClusterTool
 from mqadmin import Admin
 from served import Served, serve
 
@@ -74,6 +74,12 @@ def mqadmin(_class_path: str, tmp_path: Path) -> Iterator[Admin]:
 def rocketmq_clients(_class_path: str) -> Callable[..., ClientTool]:
     """``rocketmq_clients(folder, port, address)``: a :class:`broker.ClientTool`."""
     return partial(ClientTool, _class_path)
+
+
+@pytest.fixture
+def cluster_tool(_class_path: str) -> Callable[..., ClusterTool]:
+    """``cluster_tool(folder, address, serves=…)``: a :class:`broker.ClusterTool`."""
+    return partial(ClusterTool, _class_path)
 
 
 @pytest.fixture

@@ -48,10 +48,14 @@ VERBS = {
     "kernels": "Compile the numba kernels, and show where they are kept.",
 }
 
-# Verbs that built-in plugins add through the hook; their summaries are here so that --help need not load the plugins.
+# Verbs that built-in plugins add through the hook; their summaries are here so that --help need not load the plugins, and
+# their plugins so that such a verb loads no other one.
 BUILT_IN_VERBS = {
     "pipeline": "Spark jobs over stores and nodes.",
+    "rocketmq": "Examine a cluster of RocketMQ's protocol.",
 }
+
+VERB_PLUGINS = {"pipeline": "commitmq_plugins.spark", "rocketmq": "commitmq_plugins.rocketmq"}
 
 # The same values as in commitmq.plugin.loading, which is too heavy to import here.
 ENTRY_POINT_GROUP = "commitmq"
@@ -70,8 +74,14 @@ class LazyGroup(click.Group):
         return [*VERBS, *BUILT_IN_VERBS, *(name for name in super().list_commands(ctx) if name not in BUILT_IN_VERBS)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in BUILT_IN_VERBS:
+            if cmd_name not in self.commands:
+                import_module("commitmq.cli.plugin_commands").add_to(
+                    self, taken=set(VERBS), only=VERB_PLUGINS[cmd_name]
+                )
+            return super().get_command(ctx, cmd_name)
         if cmd_name not in VERBS:
-            self._ask_plugins(load=cmd_name in BUILT_IN_VERBS)
+            self._ask_plugins()
             return super().get_command(ctx, cmd_name)
         command = getattr(import_module(f"commitmq.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
@@ -94,13 +104,11 @@ class LazyGroup(click.Group):
             with formatter.section("Verbs of plugins"):
                 formatter.write_dl([(name, one.get_short_help_str()) for name, one in added])
 
-    def _ask_plugins(self, *, load: bool = False) -> None:
-        """Let the plugins add their commands, once. Nothing is imported when no plugin is installed and no verb of a
-        built-in plugin was asked for (``load``).
-        """
+    def _ask_plugins(self) -> None:
+        """Let the plugins add their commands, once. Nothing is imported when no plugin is installed."""
         if not self._asked_plugins:
             installed = os.environ.get(PLUGINS_VARIABLE) or any(True for _ in entry_points(group=ENTRY_POINT_GROUP))
-            if load or installed:
+            if installed:
                 self._asked_plugins = True
                 import_module("commitmq.cli.plugin_commands").add_to(self, taken=set(VERBS))
 

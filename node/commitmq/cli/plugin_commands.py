@@ -12,16 +12,21 @@ from commitmq.extras import missing_for_node
 from commitmq.plugin import loading as plugins
 
 
-def add_to(group: click.Group, *, taken: set[str]) -> None:
-    """Call ``commitmq_register_commands`` of every plugin. Verbs in ``taken`` are not replaced.
+def add_to(group: click.Group, *, taken: set[str], only: str | None = None) -> None:
+    """Call ``commitmq_register_commands`` of every plugin, or of the built-in one called ``only``. Verbs in ``taken`` are
+    not replaced.
 
     Each plugin registers into a group of its own first, so that a plugin that raises half-way adds nothing.
     """
-    loaded = plugins.load()
+    loaded = (
+        plugins.load() if only is None else plugins.load_each(one for one in plugins.candidates() if one.name == only)
+    )
     for report in loaded.reports:
         own = click.Group()
         for _ in loaded.call("commitmq_register_commands", only=report.name, cli=own):
             for name, command in own.commands.items():
+                if report.is_built_in and group.commands.get(name) is command:
+                    continue  # it was asked for by its verb before
                 if name in taken or name in group.commands:
                     complain(f"plugin {report.name}: there is a verb {name!r} already, the plugin's is left out")
                 else:

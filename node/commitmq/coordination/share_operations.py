@@ -93,9 +93,13 @@ class ShareOperations:
     def _share(self, header: Header, now_ms: int) -> Answer:
         """``topics``: the group's pop retry topics. ``revive``: the revive topic, of ``revive_queues`` queues. Without
         ``lease`` the group's kind is neither checked nor changed. ``heard``: the number of the last reset
-        that the caller knows.
+        that the caller knows. With ``renew`` nothing is made, so that what a person deleted stays deleted until a
+        consumer receives again.
         """
         group = requests.text(header, "group")
+        renews = requests.flag(header, "renew")
+        if renews and group not in self._groups.table.groups:
+            raise ProtocolError("GROUP_NOT_EXIST", f"group {group} was deleted")
         self._groups.use(group)
         if requests.flag(header, "lease") and (membership := self._groups.membership(group)) is not None:
             raise ProtocolError(
@@ -116,6 +120,8 @@ class ShareOperations:
                 raise ProtocolError("INVALID_PARAMETER", f"{name!r:.200} is no topic of a group that shares queues")
         wanted = {**dict.fromkeys(names, 1), DLQ_PREFIX + group: 1, revive: queues, _TIMER_TOPIC: 1}
         for name, count in wanted.items():
+            if renews and not self._topics.exists(name):
+                raise ProtocolError("TOPIC_NOT_EXIST", f"topic {name} of group {group} was deleted")
             self._topics.ensure(name, count)
         if requests.flag(header, "lease"):
             self._forget_old(now_ms)

@@ -1,14 +1,19 @@
 """RocketMQ's remoting protocol: its clients, its tools and its brokers connect to the node, unmodified.
 
 Built by the hooks that third parties use. :mod:`.remoting` has the protocol, :mod:`.broker` the server of producers, consumers
-and tools, :mod:`.namesrv` the name server; each server is a worker process.
+and tools, :mod:`.namesrv` the name server; each server is a worker process. :mod:`.doctor` is a verb of the command line.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from commitmq.config import NodeConfig, section_from
 from commitmq.plugin.hookspecs import ConfigSection, WorkerSpec, hookimpl
 from commitmq_plugins.rocketmq.settings import PLUGIN, RocketMQSettings
+
+if TYPE_CHECKING:
+    import click
 
 
 @hookimpl
@@ -28,3 +33,11 @@ def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
         name_server = "commitmq_plugins.rocketmq.namesrv.process:run"
         workers.insert(0, WorkerSpec("rocketmq_namesrv", name_server, is_server=True))
     return workers
+
+
+@hookimpl
+def commitmq_register_commands(cli: click.Group) -> None:
+    """The verb ``rocketmq``."""
+    from commitmq_plugins.rocketmq.doctor.command import rocketmq
+
+    cli.add_command(rocketmq)

@@ -172,6 +172,13 @@ def test_the_pipeline_names_its_own_extra_which_has_the_node_s(variables: dict[s
     assert "Traceback" not in ended.stderr
 
 
+def test_the_doctor_needs_no_node(variables: dict[str, str]) -> None:
+    ended = python(variables, *COMMAND, "rocketmq", "doctor", "127.0.0.1:1", "--timeout", "0.5")
+    assert ended.returncode == CliExit.NODE_UNAVAILABLE, ended.stderr
+    assert ended.stdout.startswith("FAILED  name server 127.0.0.1:1: cannot connect")
+    assert ended.stderr == "commitmq: no name server answers at 127.0.0.1:1\n"
+
+
 def test_a_store_can_be_dumped(variables: dict[str, str], golden: GoldenStore) -> None:
     here = python(
         {**variables, "PYTHONPATH": ":".join(filter(None, sys.path))}, *COMMAND, "store", "dump", str(golden.root)

@@ -183,7 +183,7 @@ class Shares:
                 del self._shares[share.group]
             elif active and share.renew_ms <= now and share.topics:
                 share.renew_ms = now + _RENEW_MS
-                requests.append(self._request(share.group, sorted(share.topics), share.heard))
+                requests.append({**self._request(share.group, sorted(share.topics), share.heard), "renew": True})
                 known_queues = list(share.next)[:_COMMITS]
                 if known_queues:
                     requests.append({"op": "offset.fetch", "group": share.group, "queues": known_queues})
@@ -210,6 +210,9 @@ class Shares:
         if share is None:
             return False
         if request["op"] == "group.share":
+            if answer.get("code") in ("TOPIC_NOT_EXIST", "GROUP_NOT_EXIST"):
+                share.topics.clear()  # they were deleted; whoever receives next makes them again
+                return True
             share.problem = str(answer.get("error"))
         elif answer.get("code") in ("FENCED", "TOPIC_NOT_EXIST", "INVALID_PARAMETER"):
             # The group was reset, or a topic was deleted or made anew.

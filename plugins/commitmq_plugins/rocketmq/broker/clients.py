@@ -1,7 +1,8 @@
 """Connected clients: heartbeats, members of groups, and what they are told (remoting 2.3 to 2.5).
 
 A consumer of RocketMQ chooses its queues itself, from the list of its group's members. The list has the members of this server
-and of all others: :mod:`.sessions` speaks for the clients at the node's coordinator.
+and of all others: :mod:`.sessions` speaks for the clients at the node's coordinator. A topic that other brokers have too is
+shared out by RocketMQ's clients alone (:mod:`.neighbours`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from commitmq.errors import ProtocolError
 from commitmq.log import Log
 from commitmq_plugins.rocketmq.broker.allowances import Allowances
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.neighbours import Neighbours
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.registry import BROADCASTING, Changes, Registry
 from commitmq_plugins.rocketmq.broker.sessions import Session, Sessions
@@ -50,6 +52,8 @@ class Clients:
         """Functions that are called with the names of producer groups that came or went."""
         self.pops: Callable[[str], bool] = lambda group: False
         """Whether consumers of a group share queues, so that it has no members at the coordinator."""
+        self.neighbours: Neighbours | None = None
+        """Knows the topics that other brokers have too: groups have no members for them at the coordinator."""
         self.on_turn: Callable[[], None] | None = None
         """Is called every second."""
         self._scanner = loop.call_later(_SCAN_S, self._scan)
@@ -79,6 +83,8 @@ class Clients:
                         return command.answer(*refusal_of(error))
             elif not data.without_sub:
                 await self._ask_broadcast(consumer.group_name)
+        if self.neighbours is not None:
+            await self.neighbours.learn({one.topic for consumer in data.consumers for one in consumer.subscriptions})
         if connection.is_closed:  # meanwhile: nobody would ever take such a member out again
             return command.answer()
         known = {one.group_name: self._fingerprint(one.group_name) for one in data.consumers}
@@ -214,9 +220,7 @@ class Clients:
             group = self.registry.groups.get(name)
             if group is None or group.message_model == BROADCASTING:
                 continue
-            topics = frozenset(group.subscriptions)
-            for member in group.members.values():
-                self._subscribe(name, member.client_id, topics)
+            self._subscribe_all(name)
             self.notify(name)
         for listener in self.producers_changed:
             for name in changes.producers:
@@ -225,21 +229,36 @@ class Clients:
     def _left(self, seat: tuple[Connection, str]) -> None:
         self._leaving.pop(seat, None)
 
-    def _subscribe(self, group: str, client_id: str, topics: frozenset[str]) -> None:
-        if topics and not self.pops(group):
-            self.sessions.subscribe(group, client_id, topics)
+    def subscribed(self) -> set[str]:
+        """The topics of all groups whose members share them."""
+        return {topic for group in self.registry.groups.values() if group.message_model != BROADCASTING
+                for topic in group.subscriptions}  # fmt: skip
+
+    def spread_changed(self, topics: set[str]) -> None:
+        """These topics are at other brokers too now, or at this one alone."""
+        for name, group in self.registry.groups.items():
+            if group.message_model != BROADCASTING and not topics.isdisjoint(group.subscriptions):
+                self._subscribe_all(name)
+                self.notify(name)
+
+    def _subscribe_all(self, name: str) -> None:
+        """Each member of the group joins at the coordinator, for the topics that are at this broker only."""
+        group, known = self.registry.groups[name], self.neighbours
+        topics = frozenset(one for one in group.subscriptions if known is None or not known.is_spread(one))
+        if topics and not self.pops(name):
+            for member in group.members.values():
+                self.sessions.subscribe(name, member.client_id, topics)
+            return
+        for key in self.sessions.keys_of(name):
+            session = self.sessions.take_out(*key)
+            if session is not None and session.joined:
+                self.sessions.leave(session)
 
     def pops_changed(self, name: str) -> None:
         """The way in which a group receives is another one, perhaps: its members leave or join."""
-        if self.pops(name):
-            for key in self.sessions.keys_of(name):
-                session = self.sessions.take_out(*key)
-                if session is not None and session.joined:
-                    self.sessions.leave(session)
         group = self.registry.groups.get(name)
         if group is not None and group.message_model != BROADCASTING:
-            for member in group.members.values():
-                self._subscribe(name, member.client_id, frozenset(group.subscriptions))
+            self._subscribe_all(name)
             self.notify(name)
 
     def notify(self, group: str) -> None:

@@ -1,8 +1,9 @@
 """rocketmq-broker: serves RocketMQ's clients and tools.
 
-Owns no file but its certificate (:mod:`.remoting.self_signed`); reads the mapped log; asks the node's processes. A death loses
-nothing that a client was told: messages are stored by the writer, offsets by the coordinator. Clients connect again, and their
-heartbeats bring the registry back.
+Owns ``config/messageRequestMode.json``, and in its folder ``neighbours.json`` and its certificate
+(:mod:`.remoting.self_signed`); reads the mapped log; asks the node's processes. A death loses nothing that a client was told:
+messages are stored by the writer, offsets by the coordinator. Clients connect again, and their heartbeats bring the registry
+back.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from commitmq_plugins.rocketmq.broker.dispatch import Dispatch, Part
 from commitmq_plugins.rocketmq.broker.lock_requests import LockRequests
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
 from commitmq_plugins.rocketmq.broker.looking import Looks
+from commitmq_plugins.rocketmq.broker.neighbours import Neighbours
 from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, Node
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
 from commitmq_plugins.rocketmq.broker.popping import Pops
@@ -84,6 +86,9 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     address, name_servers = f"{host}:{port}", own + settings.name_servers()
     by_tls = own if settings.tls_mode == ENFORCING else []
     registration = Registration(node, topics, address, name_servers, log, by_tls)
+    neighbours = Neighbours(registration.servers, network.broker_name, context.folder / "neighbours.json", log)
+    neighbours.topics, neighbours.changed = clients.subscribed, clients.spread_changed
+    clients.neighbours = neighbours
     counting = Counting(network.cluster_name, loop)
     retries = Retries(node, topics, clients, locks, counting)
     broker_config = BrokerConfig(
@@ -121,7 +126,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         pops,
         Receipts(node, topics, offsets, loop, log, counting),
         Looks(node, topics, offsets, pops),
-        RequestModes(node, topics, clients),
+        RequestModes(node, topics, clients, neighbours.queues),
         Replies(node, topics, clients, sends, store=settings.store_reply_message_enable),
     ]
     counts = None if context.counts is None else ServerCounts(context.counts)
@@ -135,9 +140,11 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     if settings.trace_topic_enable:
         await _patiently(lambda: topics.create(TRACE_TOPIC, 1), stopping)
     registration.start()
+    neighbours.start()
     context.ready(endpoints={"rocketmq": f"{settings.host}:{port}"})
     log.info("RocketMQ's clients are served", host=settings.host, port=port)
     await stopping.wait()
+    await neighbours.close()
     await registration.close()
     await server.close()
     transactions.close()

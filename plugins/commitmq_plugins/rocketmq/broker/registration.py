@@ -1,4 +1,9 @@
-"""Registration with name servers: all topics every 30 s, and those that changed at once (spec store 14)."""
+"""Registration with name servers: all topics every 30 s, and those that changed at once (spec 14).
+
+The version of the topics stays the same while they do. A name server lets the write permission of a broker that
+wipeWritePerm took away come back with a newer version (remoting 7.3), so a version of its own for each registration would
+undo that within 30 s.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ _PATIENCE_S: Final = 3.0
 
 
 class Registration:
-    """Keeps the name servers informed. Those that do not answer hear of everything at the next round."""
+    """Keeps the name servers informed. Those that do not answer hear of everything when they do."""
 
     def __init__(
         self, node: Node, topics: Topics, address: str, name_servers: list[str], log: Log, by_tls: Collection[str] = ()
@@ -39,11 +44,15 @@ class Registration:
         """``by_tls``: those of the name servers that take connections with TLS only. Their certificates are not compared."""
         tls = anybody() if by_tls else None
         self._node, self._topics, self.address, self._log = node, topics, address, log
-        self._servers = [RemotingClient(*_split(one), tls if one in by_tls else None) for one in name_servers]
-        self._counter = 0
+        self.servers = [RemotingClient(*_split(one), tls if one in by_tls else None) for one in name_servers]
+        self._locks = {server.address: asyncio.Lock() for server in self.servers}
+        """One registration at a time: RocketMQ's name server may handle two of one connection in any order."""
+        self._whole: dict[str, int] = {}
+        """By address of a name server: the connection on which it heard of all topics."""
+        self._started_ms = time.time_ns() // 1_000_000
         self._task: asyncio.Task[None] | None = None
+        self._telling: set[asyncio.Task[None]] = set()
         self._silent: set[str] = set()
-        self._sending = asyncio.Lock()
         self.network = node.config.network
 
     def start(self) -> None:
@@ -51,10 +60,10 @@ class Registration:
 
     async def close(self) -> None:
         """Take the broker out of the name servers."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in (*self._telling, *([] if self._task is None else [self._task])):
+            task.cancel()
         header = BrokerRequestHeader(self.network.broker_name, self.address, self.network.cluster_name, 0)
-        for server in self._servers:
+        for server in self.servers:
             try:
                 await server.request(request(RequestCode.UNREGISTER_BROKER, header.encode()), 1.0)
             except RemotingError as error:
@@ -63,33 +72,47 @@ class Registration:
 
     async def _run(self) -> None:
         due = again = 0.0
+        self._topics.changed.clear()  # they are told with everything
         while True:
             self._topics.sync()
             now = time.monotonic()
-            lost = [server for server in self._servers if not server.is_connected]
             if now >= due:
                 due, again = now + _PERIOD_S, now + _AGAIN_S
-                self._topics.changed.clear()
-                await self._register(self.topics())
-            elif lost and now >= again:
+                self._tell_soon(self.servers)
+            elif now >= again:
                 again = now + _AGAIN_S
-                await self._register(self.topics(), lost)
-            elif self._topics.changed:
+                self._tell_soon([server for server in self.servers if not self._knows_all(server)])
+            if self._topics.changed:
                 await self.settle()
             await asyncio.sleep(_LOOK_S)
 
+    def _tell_soon(self, servers: list[RemotingClient]) -> None:
+        """Each hears of everything without waiting for the others, unless it is being told already."""
+        for server in servers:
+            if not self._locks[server.address].locked():
+                task = asyncio.create_task(self._tell(server, None))
+                self._telling.add(task)
+                task.add_done_callback(self._telling.discard)
+
+    def _knows_all(self, server: RemotingClient) -> bool:
+        """A name server forgets a broker whose connection ends. A part of the topics would be all that it has then."""
+        return server.is_connected and self._whole.get(server.address) == server.connections
+
     async def settle(self) -> None:
-        """Tell the name servers what changed. The caller may answer a request afterwards that made a topic."""
+        """Tell the name servers what changed. The caller may answer a request afterwards that made a topic.
+
+        Those that did not answer last time are not waited for: they hear of everything when they are there again.
+        """
         self._topics.sync()
-        async with self._sending:
-            names, self._topics.changed = self._topics.changed, set()
-            if not names:
-                return
-            everything = self._topics.all
-            if names <= everything.keys():
-                await self._register({name: remoting_config(everything[name]) for name in names}, is_part=True)
-            else:  # a topic is gone: name servers learn that from the whole table
-                await self._register(self.topics())
+        names, self._topics.changed = self._topics.changed, set()
+        servers = [server for server in self.servers if server.address not in self._silent]
+        if names:
+            # A topic that is gone is told by the whole table.
+            await self._tell_all(servers, names if names <= self._topics.all.keys() else None)
+        else:  # another call may be telling it
+            for server in servers:
+                async with self._locks[server.address]:
+                    pass
 
     def topics(self) -> dict[str, TopicConfig]:
         """What is registered: the node's topics, and the template of new ones while sends may make topics."""
@@ -103,14 +126,30 @@ class Registration:
             found.setdefault(name, TopicConfig(name, 1, 1, 7))
         return found
 
-    async def _register(
-        self, topics: dict[str, TopicConfig], servers: list[RemotingClient] | None = None, *, is_part: bool = False
-    ) -> None:
-        servers = self._servers if servers is None else servers
-        if not servers:
-            return
-        self._counter += 1
-        version = DataVersion(time.time_ns() // 1_000_000, self._counter, 0)
+    async def _tell_all(self, servers: list[RemotingClient], names: set[str] | None = None) -> None:
+        """All topics, or those of ``names`` to the servers that know all others."""
+        await asyncio.gather(*(self._tell(server, names) for server in servers))
+
+    async def _tell(self, server: RemotingClient, names: set[str] | None) -> None:
+        async with self._locks[server.address]:
+            is_part = names is not None and self._knows_all(server)
+            everything = self._topics.all
+            topics = {name: remoting_config(everything[name]) for name in (names or ()) if name in everything}
+            if not is_part or not topics:
+                is_part, topics = False, self.topics()
+            if failpoints.ACTIVE:
+                failpoints.hit("rocketmq.register:before")
+            is_told = await self._register(server, topics, is_part=is_part)
+            if failpoints.ACTIVE:
+                failpoints.hit("rocketmq.register:after")
+            if not is_told:
+                self._whole.pop(server.address, None)
+            elif not is_part:
+                self._whole[server.address] = server.connections
+
+    async def _register(self, server: RemotingClient, topics: dict[str, TopicConfig], *, is_part: bool) -> bool:
+        """Whether the name server took it."""
+        version = DataVersion(self._started_ms, self._topics.version, 0)
         body = RegisterBrokerBody(TopicConfigSerializeWrapper(topics, version)).encode()
         header = RegisterBrokerRequestHeader(
             self.network.broker_name,
@@ -124,25 +163,20 @@ class Registration:
             body_crc32=crc32(body),
             whole_topic_table=None if is_part else True,
         )
-        if failpoints.ACTIVE:
-            failpoints.hit("rocketmq.register:before")
-        await asyncio.gather(*(self._tell(server, header, body) for server in servers))
-        if failpoints.ACTIVE:
-            failpoints.hit("rocketmq.register:after")
-
-    async def _tell(self, server: RemotingClient, header: RegisterBrokerRequestHeader, body: bytes) -> None:
         try:
             answer = await server.request(request(RequestCode.REGISTER_BROKER, header.encode(), body), _PATIENCE_S)
         except RemotingError as error:
             if server.address not in self._silent:
                 self._silent.add(server.address)
                 self._log.warning("the broker is not registered", name_server=server.address, error=str(error))
-            return
+            return False
         if answer.code:
             self._log.warning("a name server refuses the broker", name_server=server.address, error=str(answer.remark))
-        elif server.address in self._silent:
+            return False
+        if server.address in self._silent:
             self._silent.discard(server.address)
             self._log.info("the broker is registered again", name_server=server.address)
+        return True
 
 
 def remoting_config(topic: NodeTopic) -> TopicConfig:

@@ -78,13 +78,16 @@ class ModeTable:
 class RequestModes:
     """See the module."""
 
-    def __init__(self, node: Node, topics: Topics, clients: Clients) -> None:
-        """Raises BodyError, OSError when the file cannot be read."""
+    def __init__(
+        self, node: Node, topics: Topics, clients: Clients, queues_elsewhere: Callable[[str], list[MessageQueue]]
+    ) -> None:
+        """``queues_elsewhere``: the queues of a topic that other brokers have. Raises BodyError, OSError when the file
+        cannot be read.
+        """
         self._topics, self._clients = topics, clients
         self._broker = node.config.network.broker_name
         self.table = ModeTable(node.layout.root / "config" / _FILE)
-        self.queues_elsewhere: Callable[[str], list[MessageQueue]] = lambda topic: []
-        """Queues of a topic that other brokers of the cluster have."""
+        self._queues_elsewhere = queues_elsewhere
         clients.pops = self.table.pops
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.QUERY_ASSIGNMENT: self.assign,
@@ -137,7 +140,7 @@ class RequestModes:
         topic = self._topics.get(name)
         count = 0 if topic is None or not topic.perm & 4 else topic.read_queues
         own = [MessageQueue(name, self._broker, queue) for queue in range(count)]
-        return sorted(own + self.queues_elsewhere(name))
+        return sorted(own + self._queues_elsewhere(name))
 
 
 def _popped(

@@ -16,10 +16,17 @@ _CONNECT_S: Final = 3.0
 
 
 class RemotingClient:
-    """Connects at the first request, and again after the connection ended."""
+    """Connects at the first request, and again after the connection ended. With ``tls`` the connection is encrypted.
 
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        self.host, self.port, self._tls = host, port, tls
+    ``connections`` counts them: who told the server something on one connection sees that it is another one now.
+    """
+
+    def __init__(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None, *, connect_s: float = _CONNECT_S
+    ) -> None:
+        self.host, self.port = host, port
+        self.connections = 0
+        self._connect_s, self._tls = connect_s, tls
         self._opaque = 0
         self._under_way: dict[int, asyncio.Future[Command]] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -58,15 +65,18 @@ class RemotingClient:
         if self.is_connected and self._writer is not None:
             return self._writer
         try:
-            async with asyncio.timeout(_CONNECT_S):
+            async with asyncio.timeout(self._connect_s):
                 reader, self._writer = await asyncio.open_connection(self.host, self.port, ssl=self._tls)
-        except (OSError, TimeoutError) as error:
+        except TimeoutError as error:
+            raise PeerGoneError(f"cannot connect to {self.address} within {self._connect_s:g} s") from error
+        except (OSError, UnicodeError) as error:  # (a name that no resolver takes)
             raise PeerGoneError(f"cannot connect to {self.address}: {error}") from error
+        self.connections += 1
         self._reading = asyncio.create_task(self._read(reader))
         return self._writer
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        parser = FrameParser()
+        parser, reason = FrameParser(), ""
         try:
             while data := await reader.read(_READ_BYTES):
                 for command in parser.feed(data):
@@ -74,13 +84,14 @@ class RemotingClient:
                     if command.is_response and future is not None and not future.done():
                         future.set_result(command)
                 if parser.error is not None:
+                    reason = f": {parser.error}"
                     break
-        except OSError:
-            pass
+        except OSError as error:
+            reason = f": {error}"
         finally:
             for future in self._under_way.values():
                 if not future.done():
-                    future.set_exception(PeerGoneError(f"the connection to {self.address} ended"))
+                    future.set_exception(PeerGoneError(f"the connection to {self.address} ended{reason}"))
             if self._writer is not None:
                 self._writer.close()
 

@@ -100,7 +100,7 @@ def server_context(certificate: str, key: str | None = None) -> ssl.SSLContext:
 
 
 def anybody() -> ssl.SSLContext:
-    """The context of a client that takes any server's certificate, for a server on this host."""
+    """The context of a client that takes any server's certificate: for a server on this host, and to look at one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context

@@ -20,6 +20,8 @@ class Line:
         self.offsets: dict[tuple[str, int], int] = {}
         self.incarnation = 1
         self.number = 0
+        self.is_deleted = False
+        self.shared: list[bool] = []
         self.resets: dict[tuple[str, int], int] = {}
 
     def reset(self, topic: str, queue: int, offset: int) -> None:
@@ -29,6 +31,9 @@ class Line:
 
     def one(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["op"] == "group.share":
+            self.shared.append(bool(request.get("renew")))
+            if self.is_deleted and request.get("renew"):
+                raise ProtocolError("TOPIC_NOT_EXIST", "it was deleted")
             told = [key for key, number in self.resets.items() if number > (request["heard"] or 0)]
             return {"ok": True, "max_retries": 16, "resets": told, "heard": self.number}
         if request["op"] == "offset.fetch":
@@ -138,3 +143,18 @@ def test_what_was_handed_out_before_a_death_does_not_undo_a_later_reset() -> Non
     share = shares.of("g", ["orders"])
     shares.load(share, [("orders", 0)], {("orders", 0): 0})
     assert share.next == {("orders", 0): 10}
+
+
+def test_a_renewal_makes_nothing_again_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commitmq.workers.pop.shares._RENEW_MS", 0)
+    line = Line()
+    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 1, 10, lambda: line.number)  # type: ignore[arg-type]
+    shares.of("g", ["orders"])
+    assert shares.commit([], lambda share: True)
+    assert line.shared == [False, True], "made by the first receive, and renewed"
+    line.is_deleted = True
+    assert shares.commit([], lambda share: True)
+    assert shares.commit([], lambda share: True)
+    assert line.shared == [False, True, True], "no renewal after the refusal"
+    shares.of("g", ["orders"])
+    assert line.shared == [False, True, True, False], "the next receive makes them again"
