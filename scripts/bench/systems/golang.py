@@ -1,4 +1,7 @@
-"""Programs in Go: the drivers of ``scripts/bench/go`` and the servers that are modules there, built once."""
+"""Programs in Go: the drivers of ``scripts/bench/go`` and the servers that are modules there, built once.
+
+The interop tests build the programs of another module (``module``) by the same functions.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,6 @@ from pathlib import Path
 from bench.system import CACHE, BenchError
 
 MODULE = Path(__file__).resolve().parent.parent / "go"
-_BUILT = CACHE / "go"
-_COPY = CACHE / "go-module"
 _BUILT_WITHIN_S = 900
 _SHOWN_BYTES = 2000
 
@@ -21,28 +22,33 @@ def missing() -> str | None:
     return None if shutil.which("go") else "no Go: the command go is not on the PATH"
 
 
-def program(package: str) -> Path:
+def program(package: str, module: Path = MODULE) -> Path:
     """The file of ``package``'s program, which :func:`build` makes."""
-    return _BUILT / _name(package)
+    return _built(module) / _name(package)
 
 
-def build(package: str) -> None:
+def _built(module: Path) -> Path:
+    return CACHE / ("go" if module == MODULE else f"go-{module.parent.name}")
+
+
+def build(package: str, module: Path = MODULE) -> None:
     """Build ``package`` (``./driver`` of the module, or the path of one it requires), unless it is built from the same
     sources already. Go fetches modules by its own settings. Raises BenchError.
 
     It is built in a copy, where Go writes down what go.mod leaves to it: the versions of what its requirements require,
     which follow from theirs, and the checksums, which it gets from where it gets the modules."""
-    stamp = _BUILT / f"{_name(package)}.sources"
-    wanted = _digest()
-    if program(package).exists() and stamp.exists() and stamp.read_text(encoding="ascii") == wanted:
+    built = _built(module)
+    stamp, copy = built / f"{_name(package)}.sources", built.with_name(f"{built.name}-module")
+    wanted = _digest(module)
+    if program(package, module).exists() and stamp.exists() and stamp.read_text(encoding="ascii") == wanted:
         return
-    _BUILT.mkdir(parents=True, exist_ok=True)
+    built.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
-    command = ["go", "build", "-mod=mod", "-o", str(program(package)), package]
+    command = ["go", "build", "-mod=mod", "-o", str(program(package, module)), package]
     try:
-        shutil.copytree(MODULE, _COPY, dirs_exist_ok=True)
+        shutil.copytree(module, copy, dirs_exist_ok=True)
         done = subprocess.run(
-            command, cwd=_COPY, stdin=subprocess.DEVNULL, capture_output=True, timeout=_BUILT_WITHIN_S, check=False
+            command, cwd=copy, stdin=subprocess.DEVNULL, capture_output=True, timeout=_BUILT_WITHIN_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BenchError(f"{' '.join(command)}: {error}") from error
@@ -66,8 +72,8 @@ def _name(package: str) -> str:
     return rest[-1] if last.startswith("v") and last[1:].isdigit() else last
 
 
-def _digest() -> str:
+def _digest(module: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted([*MODULE.rglob("*.go"), MODULE / "go.mod"]):
-        digest.update(str(path.relative_to(MODULE)).encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted([*module.rglob("*.go"), module / "go.mod"]):
+        digest.update(str(path.relative_to(module)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
