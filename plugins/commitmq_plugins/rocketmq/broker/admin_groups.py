@@ -5,6 +5,7 @@ Settings are the coordinator's. What a group must not read is kept here too, bec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from commitmq.errors import ProtocolError
@@ -48,6 +49,8 @@ class AdminGroups:
         self._node, self._offsets = node, offsets
         self.forbidden: dict[str, set[str]] = {}
         """Group: topics that it must not read."""
+        self.offsets_gone: list[Callable[[str], None]] = []
+        """Hear of a group whose offsets were deleted."""
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_list,
@@ -147,6 +150,8 @@ class AdminGroups:
             if header.clean_offset:
                 await self._offsets.settle(header.group_name)
                 await self._node.ask("coordinator", "offset.forget", group=header.group_name)
+                for hear in self.offsets_gone:
+                    hear(header.group_name)
         except ProtocolError as error:
             return command.answer(*refusal_of(error))
         return command.answer()

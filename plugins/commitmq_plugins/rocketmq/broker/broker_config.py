@@ -66,6 +66,7 @@ class BrokerConfig:
             "traceTopicEnable": _text(has_trace_topic),
             "msgTraceTopicName": TRACE_TOPIC,
             "traceOn": "true",
+            "useTLS": "false",  # (of its connections to other servers)
             "slaveReadEnable": "false",
             "clusterTopicEnable": "true",
             "brokerTopicEnable": "true",

@@ -219,6 +219,10 @@ class Offsets:
         """Request 15."""
         header = UpdateConsumerOffsetRequestHeader.decode(command.ext_fields)
         group, topic, queue, offset = header.consumer_group, header.topic, header.queue_id, header.commit_offset
+        if not command.is_oneway and not await self._has_group(
+            group
+        ):  # (clients commit one-way, for groups that they are in)
+            return command.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!")
         if self._topics.get(topic) is None:
             return command.answer(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
         if queue is None:
@@ -231,6 +235,16 @@ class Offsets:
         if not command.is_oneway:
             await self.settle(group)
         return command.answer()
+
+    async def _has_group(self, group: str) -> bool:
+        """Whether there is a group, as far as can be told."""
+        if group in self._clients.registry.groups:
+            return True
+        try:
+            await self._node.ask("coordinator", "group.config", group=group)
+        except ProtocolError as error:
+            return error.code not in ("GROUP_NOT_EXIST", "INVALID_PARAMETER")
+        return True
 
     async def bounds(self, topic: str, queue: int, **fields: Any) -> tuple[int, int, int | None]:
         """Smallest offset, end, and the offset for a time, if one is given. Zeros for what there is not."""

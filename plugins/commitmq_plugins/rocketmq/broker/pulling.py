@@ -71,6 +71,7 @@ class Pulls:
         }
         self.pulled: dict[tuple[str, str, int], int] = {}
         """Group, topic and queue: the offset behind the last messages that were read (``pullOffset`` of 208)."""
+        groups.offsets_gone.append(self._forget)
 
     def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """Take one pull. Its answer is sent when there are messages, or when its time is over."""
@@ -94,6 +95,9 @@ class Pulls:
         self._clients.pulls(connection, header.consumer_group, header.topic, header.queue_id)
         self._pull(connection, command, header, expression, kind)
         return None
+
+    def _forget(self, group: str) -> None:
+        self.pulled = {key: offset for key, offset in self.pulled.items() if key[0] != group}
 
     def _pull(
         self,
