@@ -35,7 +35,7 @@ MESSAGE_SIZE: Final = Family(
 APPEND_DURATION: Final = Family(
     "commitmq_append_duration_seconds",
     Kind.HISTOGRAM,
-    "Time from the reading of a send to its place in the log, where flush and readers find it.",
+    "Time of a send in the writer until its messages are in the log; a wait for the device comes behind it.",
     ("kind",),
     DURATIONS,
     _NS,

@@ -139,7 +139,7 @@ class MemorySends(SendRequests):
         self.storing = False
         self.changed[topic, queue_id] = None
         if self.counts is not None:
-            self.counts.stored(topic, *size)
+            self.counts.last = topic, size[0], size[1]
         return stored.queue_offset, stored.appended
 
     def _incarnation(self, name: str) -> int:

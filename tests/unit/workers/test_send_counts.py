@@ -34,7 +34,7 @@ class Sends:
     def _send(self, identity: bytes | int, header: dict[str, Any], frames: Any) -> bytes | PendingAck:
         if "error" in header:
             raise header["error"]
-        self.counts.stored(header["topic"], header["count"], header["size"])
+        self.counts.last = header["topic"], header["count"], header["size"]
         return PendingAck(1, 0, b"", 1, 0, {}) if header.get("flushed") else b"done"
 
 

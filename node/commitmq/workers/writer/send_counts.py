@@ -25,8 +25,12 @@ _MOST_NOTES: Final = 512
 _OLDEST_NS: Final = 250_000_000
 
 
-_Note = tuple[str, bool, int, int, int, int]
-"""Topic, whether a process of the node moved it, messages, bytes, when the request was read, how long it took."""
+_Stored = tuple[str, int, int]
+"""Topic, messages, bytes."""
+_Note = tuple[_Stored | None, bool, int, int, bool]
+"""What was stored, whether a process of the node moved it, when the request was read, the time until it was in the log or
+answered, whether its answer waits for the device.
+"""
 
 
 class _Topic(NamedTuple):
@@ -47,10 +51,9 @@ class SendCounts:
         self._lengths = table.histogram(families.APPEND_MESSAGES)
         self._waiting = table.count(families.SENDS_WAITING)
         self._topics: dict[tuple[str, bool], _Topic] = {}
-        self._began_ns = 0
-        self._moved = False
-        self._stored: list[_Note] = []
-        self._answered: list[int] = []
+        self.last: _Stored | None = None
+        """What the send at hand has stored."""
+        self._notes: list[_Note] = []
         self._acked: list[int] = []
         self._seen = self._were_waiting = 0
 
@@ -64,26 +67,22 @@ class SendCounts:
         """``send`` with a look at its time and its refusal."""
 
         def timed(identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
-            began_ns = self._began_ns = monotonic_ns()
-            self._moved = "moved" in header or header["op"] in _BY_NODE
+            began_ns = monotonic_ns()
+            self.last = None
             try:
                 answer = send(identity, header, frames)
             except Exception as error:
                 code = str(getattr(error, "code", "SYSTEM_ERROR"))
                 self._table.count(families.SENDS_REFUSED, code).add()
                 raise
-            if type(answer) is PendingAck:
-                answer.began_ns = began_ns
-            else:
-                self._answered.append(monotonic_ns() - began_ns)
+            waits = type(answer) is PendingAck
+            if waits:
+                answer.began_ns = began_ns  # type: ignore[union-attr]
+            moved = "moved" in header or header["op"] in _BY_NODE
+            self._notes.append((self.last, moved, began_ns, monotonic_ns() - began_ns, waits))
             return answer
 
         return timed
-
-    def stored(self, topic: str, messages: int, size_bytes: int) -> None:
-        """The send at hand stored these messages in ``topic``."""
-        began_ns = self._began_ns
-        self._stored.append((topic, self._moved, messages, size_bytes, began_ns, monotonic_ns() - began_ns))
 
     def acked(self, began_ns: int) -> None:
         """A send that waited for the device was answered."""
@@ -91,36 +90,44 @@ class SendCounts:
 
     def settle(self, waiting: int) -> None:
         """At the end of a turn: count the notes when it is time; ``waiting`` sends wait for the device."""
-        stored = self._stored
-        notes = len(stored) + len(self._answered) + len(self._acked)
-        if notes != self._seen and notes < _MOST_NOTES and (not stored or stored[-1][4] - stored[0][4] < _OLDEST_NS):
-            self._seen = notes
+        all_notes = self._notes
+        count = len(all_notes) + len(self._acked)
+        if (
+            count != self._seen
+            and count < _MOST_NOTES
+            and (not all_notes or all_notes[-1][2] - all_notes[0][2] < _OLDEST_NS)
+        ):
+            self._seen = count
             return
         if waiting != self._were_waiting:
             self._were_waiting = waiting
             self._waiting.set(waiting)
-        if not notes:
+        if not count:
             return
         self._seen = 0
-        by_topic: dict[tuple[str, bool], list[_Note]] = {}
-        for note in stored:
-            by_topic.setdefault(note[:2], []).append(note)
+        by_topic: dict[tuple[str, bool], list[_Stored]] = {}
+        single: list[int] = []
+        runs: list[int] = []
+        for stored, moved, _, took_ns, _ in all_notes:
+            if stored is not None:
+                by_topic.setdefault((stored[0], moved), []).append(stored)
+                (single if stored[1] == 1 else runs).append(took_ns)
         for (topic, moved), found in by_topic.items():
             self._count(topic, moved, found)
-        self._single.observe_all([note[5] for note in stored if note[2] == 1])
-        self._run.observe_all([note[5] for note in stored if note[2] != 1])
-        self._lengths.observe_all([note[2] for note in stored])
-        self._memory.observe_all(self._answered)
+        self._single.observe_all(single)
+        self._run.observe_all(runs)
+        self._lengths.observe_all([stored[1] for found in by_topic.values() for stored in found])
+        self._memory.observe_all([note[3] for note in all_notes if not note[4]])
         self._flushed.observe_all(self._acked)
-        for one in (stored, self._answered, self._acked):
-            one.clear()
+        all_notes.clear()
+        self._acked.clear()
 
-    def _count(self, topic: str, moved: bool, notes: list[_Note]) -> None:
+    def _count(self, topic: str, moved: bool, stored: list[_Stored]) -> None:
         found = self._topics.get((topic, moved)) or self._begin(topic, moved)
-        found.messages.add(sum(note[2] for note in notes))
-        found.size_bytes.add(sum(note[3] for note in notes))
+        found.messages.add(sum(one[1] for one in stored))
+        found.size_bytes.add(sum(one[2] for one in stored))
         if not moved:
-            found.sizes.observe_all([note[3] // note[2] for note in notes])
+            found.sizes.observe_all([one[2] // one[1] for one in stored])
 
     def dead_letter(self, topic: str, group: str) -> None:
         """A message of ``topic`` that a consumer of ``group`` sent back is a dead letter."""

@@ -321,7 +321,7 @@ class SendRequests:
         done = self._stored(lambda: self._appender.append_record(record, number, len(host)))
         self._offsets[topic, queue_id] = number + count
         if self.counts is not None:
-            self.counts.stored(topic, count, len(record))
+            self.counts.last = topic, count, len(record)
         return self._answers.acknowledged(identity, header, topic, queue_id, number, count, done, ack)
 
     def _send_back(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
@@ -358,7 +358,7 @@ class SendRequests:
         done = self._stored(lambda: self._appender.append_record(record, number, born_host_bytes))
         self._offsets[topic, queue_id] = number + 1
         if self.counts is not None:
-            self.counts.stored(topic, 1, len(record))
+            self.counts.last = topic, 1, len(record)
         return number, done
 
     def _store_run(self, topic: str, queue_id: int, run: CheckedRun, host: bytes) -> tuple[int, Appended]:
@@ -367,7 +367,7 @@ class SendRequests:
         done = self._stored(lambda: self._appender.append_run(run, number, host))
         self._offsets[topic, queue_id] = number + run.count
         if self.counts is not None:
-            self.counts.stored(topic, run.count, len(run.data))
+            self.counts.last = topic, run.count, len(run.data)
         return number, done
 
     # ------------------------------------------------------------ idempotent producers
