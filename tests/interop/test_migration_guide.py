@@ -97,6 +97,9 @@ class Place:
         assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
         return ended.stdout
 
+    def says(self, command: str, word: str) -> bool:
+        return word in self.run(command)
+
     def sent(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = self.tool.ask("sent")
         return found
@@ -161,6 +164,8 @@ def test_the_page_moves_a_broker_and_a_cluster(
             match command.split():
                 case ["commitmq", "start", *_] | ["mqbroker", *_] | ["mqadmin", "addWritePerm", *_]:
                     place.clients_go_on("broker-a")
+                case ["mqadmin", "clusterList", *_]:
+                    eventually(partial(place.says, command, "broker-b"), "broker-b is registered", PATIENCE_S)
                 case ["mqadmin", "updateTopic", *_]:
                     place.clients_go_on("broker-b")
                 case ["mqadmin", "wipeWritePerm", *_]:
