@@ -93,12 +93,15 @@ def test_refusals_have_rocketmqs_codes(node: Node, port: int) -> None:
     served(port)
 
     async def talk(client: RemotingClient) -> list[int]:
+        assert (await send(client, b"x", "K0")).code == 0
         answers = [
             await client.request(request(RequestCode.PULL_MESSAGE, {**PULL, "topic": "nothing"})),
             await client.request(request(RequestCode.PULL_MESSAGE, {**PULL, "queueId": "99"})),
             await client.request(
                 request(RequestCode.PULL_MESSAGE, {**PULL, "sysFlag": "2", "consumerGroup": "unknown"})
             ),
+            await client.request(request(RequestCode.PULL_MESSAGE, {**PULL, "queueOffset": "-1"})),
+            await send(client, b"x", "K", b="absent", c="no-template"),
             await send(client, b"x", "K", e="99"),
             await send(client, b"x", "K", b="a b"),
             await client.request(request(RequestCode.SEND_MESSAGE_V2, {"a": "pg"}, b"x")),
@@ -110,6 +113,8 @@ def test_refusals_have_rocketmqs_codes(node: Node, port: int) -> None:
         ResponseCode.TOPIC_NOT_EXIST,
         ResponseCode.INVALID_PARAMETER,
         ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        ResponseCode.PULL_OFFSET_MOVED,
+        ResponseCode.TOPIC_NOT_EXIST,
         ResponseCode.INVALID_PARAMETER,
         ResponseCode.INVALID_PARAMETER,
         ResponseCode.SYSTEM_ERROR,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import rocketmq
 from broker import Broker, ClientTool, ClusterTool
+from java_project import INTEROP, missing_tools
 from mqadmin import Admin
 from served import Served, serve
 
@@ -19,13 +20,13 @@ RunRocketMQ = Callable[..., rocketmq.Run]
 
 @pytest.fixture(scope="session")
 def _class_path() -> str:
-    missing = rocketmq.missing_tools()
+    missing = missing_tools()
     if missing:
         reason = f"RocketMQ's classes cannot run: PATH has no {', '.join(missing)}"
         if os.environ.get("COMMITMQ_CI") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
-    return rocketmq.build()
+    return INTEROP.build()
 
 
 @pytest.fixture
@@ -59,6 +60,12 @@ def rocketmq_subscriptions(_class_path: str) -> Callable[[Path], list[dict[str, 
 @pytest.fixture
 def rocketmq_broker(_class_path: str) -> Callable[..., Broker]:
     """``rocketmq_broker(root, **settings)``: a :class:`broker.Broker` on the store ``root``."""
+    return partial(Broker, _class_path)
+
+
+@pytest.fixture(scope="session")
+def rocketmq_broker_of_session(_class_path: str) -> Callable[..., Broker]:
+    """``rocketmq_broker`` for fixtures that serve several tests."""
     return partial(Broker, _class_path)
 
 

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
 import json
-import os
 import re
-import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-JAVA_PROJECT = Path(__file__).resolve().parent / "java"
-TARGET = JAVA_PROJECT / "target"
-_BUILD_TIMEOUT_S = 300
 _RUN_TIMEOUT_S = 100
 # These processes live for seconds: the first compiler tier and the plainest collector start fastest.
 _JVM_FLAGS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Xshare:auto", "-Dfile.encoding=UTF-8"]
@@ -69,27 +61,6 @@ class Run:
 
 class RocketMQRefusedError(AssertionError):
     """RocketMQ could not open or serve the store; the text is its own."""
-
-
-def missing_tools() -> list[str]:
-    """Names of the programs this needs and PATH does not have."""
-    return [name for name in ("java", "javac", "mvn") if shutil.which(name) is None]
-
-
-def build() -> str:
-    """Build the program unless its sources are unchanged since the last time; returns the class path."""
-    TARGET.mkdir(exist_ok=True)
-    sources = sorted(path for path in (JAVA_PROJECT / "src").rglob("*") if path.is_file())
-    digest = hashlib.sha256()
-    for path in [JAVA_PROJECT / "pom.xml", *sources]:
-        digest.update(str(path.relative_to(JAVA_PROJECT)).encode() + b"\0" + path.read_bytes() + b"\0")
-    stamp = TARGET / "built-from"
-    with _only_one_at_a_time(TARGET / "build.lock"):
-        if not (_is_built() and stamp.exists() and stamp.read_text() == digest.hexdigest()):
-            stamp.unlink(missing_ok=True)
-            _maven()
-            stamp.write_text(digest.hexdigest())
-    return f"{TARGET / 'interop.jar'}{os.pathsep}{TARGET / 'dependency'}/*"
 
 
 def run(
@@ -190,43 +161,3 @@ def subscriptions(class_path: str, path: Path) -> list[dict[str, Any]]:
         check=True,
     )
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-def _is_built() -> bool:
-    return (TARGET / "interop.jar").exists() and all(
-        any((TARGET / "dependency").glob(f"rocketmq-{name}-*.jar")) for name in ("store", "filter", "broker")
-    )
-
-
-def _repository() -> list[str]:
-    """Where Maven keeps what it fetches, for an account without a home."""
-    own = Path(os.path.expanduser("~")) / ".m2"  # (Path.home() raises for an account without an entry)
-    if os.access(own if own.exists() else own.parent, os.W_OK):
-        return []
-    return [f"-Dmaven.repo.local={TARGET / 'repository'}"]
-
-
-def _maven() -> None:
-    """Build without the network if everything was fetched before, else with it."""
-    said = ""
-    for mode in (["--offline"], []):
-        done = subprocess.run(
-            ["mvn", *mode, *_repository(), "--quiet", "--batch-mode", "package"],
-            cwd=JAVA_PROJECT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_BUILD_TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode == 0 and _is_built():
-            return
-        said = (done.stdout + done.stderr)[-4000:]
-    raise RuntimeError(f"Maven could not build {JAVA_PROJECT}:\n{said}")
-
-
-@contextlib.contextmanager
-def _only_one_at_a_time(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -8,10 +8,13 @@ offset that somebody read never goes back.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+from commitmq.control import Word
 from commitmq.errors import ProtocolError
+from commitmq.format.units import UNIT_STRUCT
 from commitmq.log import Log
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
 from commitmq_plugins.rocketmq.broker.clients import Clients
@@ -30,6 +33,8 @@ from commitmq_plugins.rocketmq.remoting.headers.reading import (
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 COMMIT_S: Final = 0.2
+_MEMORY_BYTES: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 40 // 100
+"""How far behind the end of the log a message counts as in memory: RocketMQ's accessMessageInMemoryMaxRatio."""
 _QUEUES_A_REQUEST: Final = 1_000
 _MAX_QUEUES: Final = 1_000_000
 _MAX_RESETS: Final = 100_000
@@ -205,15 +210,26 @@ class Offsets:
             if header.set_zero_if_not_found is False:
                 remark = "Not found, do not set to zero, maybe this group boot first"
                 return command.answer(ResponseCode.QUERY_NOT_FOUND, remark)
-            least = (await self.bounds(*queue))[0]
+            if await self._begins_in_memory(*queue):
+                return command.answer(ext_fields={"offset": "0"})
         except ProtocolError as error:
             if error.code == "SERVICE_NOT_AVAILABLE":
                 return command.answer(*refusal_of(error))
-            least = 0
-        if least <= 0:
-            return command.answer(ext_fields={"offset": "0"})
         remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
         return command.answer(ResponseCode.QUERY_NOT_FOUND, remark)
+
+    async def _begins_in_memory(self, topic: str, queue: int) -> bool:
+        """Whether the queue's first message is there, and young enough for RocketMQ's measure of memory: a new group then
+        begins with it, whatever its consumers say (spec 9.7). Raises ProtocolError.
+        """
+        fields = {"topic": topic, "queue": queue, "offset": 0, "max_messages": 1, "mode": "ranges"}
+        answer, frames = await self._node.exchange(self._node.reader_of(topic, queue), "pull", fields)
+        if answer["status"] != "FOUND" or answer["min_offset"] > 0:
+            return False
+        if answer.get("mode") == "bytes":
+            return True
+        place, _, _ = UNIT_STRUCT.unpack_from(frames[0])
+        return bool(self._node.control.get(Word.WRITTEN) - place <= _MEMORY_BYTES)
 
     async def update(self, connection: Connection, command: Command) -> Command:
         """Request 15."""

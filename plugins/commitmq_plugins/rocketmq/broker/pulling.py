@@ -119,7 +119,7 @@ class Pulls:
             "client": connection.name,
         }
         wait_ms = 0
-        if header.sys_flag & _SUSPEND:
+        if header.sys_flag & _SUSPEND and header.queue_offset >= 0:
             wanted_ms = (
                 header.suspend_timeout_millis if self._settings.long_polling else self._settings.short_polling_ms
             )
@@ -148,9 +148,6 @@ class Pulls:
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] topicConfig.readQueueNums:"
                 f"[{topic.read_queues}] consumer:[{connection.peer[0]}:{connection.peer[1]}]",
             )
-        if header.topic in self._groups.forbidden.get(header.consumer_group, ()):
-            remark = f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]"
-            raise _Refused(ResponseCode.NO_PERMISSION, remark, 3)
         if header.sys_flag & _SUBSCRIPTION:
             kind = header.expression_type or "TAG"
             return _expression(header.subscription, kind), kind
@@ -160,6 +157,9 @@ class Pulls:
         if group.message_model == BROADCASTING and not self._clients.may_broadcast(header.consumer_group):
             remark = f"the consumer group[{header.consumer_group}] can not consume by broadcast way"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, 4)
+        if header.topic in self._groups.forbidden.get(header.consumer_group, ()):
+            remark = f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]"
+            raise _Refused(ResponseCode.NO_PERMISSION, remark, 5)
         subscription = group.subscriptions.get(header.topic)
         if subscription is None:
             raise _Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{FAQ}")
@@ -193,13 +193,15 @@ class Pulls:
                 command.answer(code, str(answer.get("error")), ext_fields=_fields({"next_offset": header.queue_offset}))
             )
             return
-        status = str(answer["status"])
+        status = "OFFSET_TOO_SMALL" if header.queue_offset < 0 else str(answer["status"])
         if status in ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE"):
             code = ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
         else:
             code = _CODES.get(status, ResponseCode.PULL_NOT_FOUND)
         if code == ResponseCode.PULL_NOT_FOUND:
             answer["next_offset"] = header.queue_offset
+        elif header.queue_offset < 0:
+            answer["next_offset"] = answer["min_offset"]
         if len(self.pulled) >= _MOST_PULLED:
             self.pulled.pop(next(iter(self.pulled)))
         self.pulled[header.consumer_group, header.topic, header.queue_id] = int(answer["next_offset"])

@@ -14,6 +14,7 @@ from typing import Final
 
 from commitmq.log import Log
 from commitmq.plugin import failpoints
+from commitmq.semantics.reply import reply_topic
 from commitmq.store.metadata.topic_config import TopicConfig as NodeTopic
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.topics import DEFAULT_TOPIC, Topics
@@ -124,6 +125,10 @@ class Registration:
             found.pop(DEFAULT_TOPIC, None)
         for name in (self.network.broker_name, self.network.cluster_name):
             found.setdefault(name, TopicConfig(name, 1, 1, 7))
+        # The first reply makes this one. Who replies asks for its queues before.
+        found.setdefault(
+            reply_topic(self.network.cluster_name), TopicConfig(reply_topic(self.network.cluster_name), 1, 1)
+        )
         return found
 
     async def _tell_all(self, servers: list[RemotingClient], names: set[str] | None = None) -> None:

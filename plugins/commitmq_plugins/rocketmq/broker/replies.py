@@ -102,7 +102,7 @@ class Replies:
         if link is None:
             return ResponseCode.SYSTEM_ERROR, f"push reply message fail, channel of <{to}> not found."
         now_ms = time.time_ns() // 1_000_000
-        properties[PUSH_REPLY_TIME] = str(now_ms)
+        properties |= {**SEND_FIELDS, PUSH_REPLY_TIME: str(now_ms)}
         self._set(header, properties)
         pushed = ReplyMessageRequestHeader(
             producer_group=header.producer_group,

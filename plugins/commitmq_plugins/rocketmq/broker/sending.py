@@ -42,6 +42,9 @@ _COMPRESSION: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
 _TRANSACTION: Final = 0xC
 _SPECIAL: Final = frozenset(SPECIAL_PROPERTIES)
 _RETRY: Final = "%RETRY%"
+_WAITED: Final = ("TRAN_MSG", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY",
+                  "INNER_NUM", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "__PSEQ__")  # fmt: skip
+"""What a message has that waited somewhere, or was stored in a special way. A consumer sends it back with all of that."""
 
 
 class _Waiting(NamedTuple):
@@ -82,7 +85,7 @@ class Sends:
         self._counting, self._allowances = counting, allowances
         self._node, self._topics, self._retries, self._loop, self._log = node, topics, retries, loop, log
         config = node.config
-        self._network, self._auto_create = config.network, config.topics.auto_create
+        self._network = config.network
         host = Host(config.network.store_host, config.network.store_port)
         self._check = RunCheck(
             store_host=pack_host(host),
@@ -139,14 +142,14 @@ class Sends:
         return None
 
     async def _created(self, connection: Connection, header: SendMessageRequestHeader) -> TopicConfig:
-        """The topic of a send, made if sends may make topics. Raises Refusal, ProtocolError."""
+        """The topic of a send, made if its template lets sends make topics. Raises Refusal, ProtocolError."""
         check_name(header.topic)
-        if not self._auto_create:
+        template = self._topics.template(header.default_topic)
+        if template is None:
             raise Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!{FAQ}")
         self._allowances.topic(connection, header.topic)
-        template = self._topics.get(header.default_topic)
-        most = self._topics.template_queues if template is None else template.write_queues
-        return await self._topics.create(header.topic, max(1, min(header.default_topic_queue_nums, most)))
+        most, perm = template
+        return await self._topics.create(header.topic, max(1, min(header.default_topic_queue_nums, most)), perm=perm)
 
     async def stored(
         self,
@@ -181,6 +184,8 @@ class Sends:
         is_batch = header.batch or command.code == RequestCode.SEND_BATCH_MESSAGE
         born_host = _born_host(*connection.peer)
         properties = decode_properties((header.properties or "").encode("utf-8", "replace"))
+        if "TIMER_OUT_MS" in properties or header.topic.startswith((_RETRY, "%DLQ%")):
+            properties = {name: value for name, value in properties.items() if name not in _WAITED}
         role = "memory" if topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY else "writer"
         ack = "memory" if not self._is_sync or properties.get("WAIT") == "false" else "flushed"
         number = 0
@@ -212,7 +217,8 @@ class Sends:
         born_host: bytes,
     ) -> bytearray:
         """A single message; its properties get what a broker adds (spec 5.4)."""
-        properties.pop("POP_CK", None)
+        for name in ("POP_CK", Property.CRC32):
+            properties.pop(name, None)
         if Property.UNIQUE_KEY not in properties:
             properties[Property.UNIQUE_KEY] = self._retries.unique_id()
         properties.update(self._marks)

@@ -6,7 +6,7 @@ from typing import Final
 
 from commitmq.control import Word
 from commitmq.errors import ProtocolError
-from commitmq.store.metadata.topic_config import TopicConfig
+from commitmq.store.metadata.topic_config import DEFAULT_PERM, PERM_INHERIT, TopicConfig
 from commitmq.store.metadata.topic_files import TopicReader, apply
 from commitmq_plugins.rocketmq.broker.node import Node
 
@@ -73,6 +73,17 @@ class Topics:
             return found
         await self._node.ask("coordinator", "topic.create", topic=name, queues=queues, perm=perm)
         return self.must_get(name)
+
+    def template(self, name: str) -> tuple[int, int] | None:
+        """The most queues and the permission of a topic that a send makes by this template; None when it makes none
+        (remoting 3.3).
+        """
+        known = self.get(name)
+        most, perm = (0, 0) if known is None else (known.write_queues, known.perm)
+        if name == DEFAULT_TOPIC:
+            most = self.template_queues if known is None else most
+            perm = DEFAULT_PERM | (PERM_INHERIT if self._node.config.topics.auto_create else 0)
+        return (most, perm & ~PERM_INHERIT) if perm & PERM_INHERIT else None
 
     def must_get(self, name: str) -> TopicConfig:
         """A topic that the coordinator has. Raises ProtocolError TOPIC_NOT_EXIST when it is gone again."""
