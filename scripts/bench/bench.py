@@ -23,7 +23,7 @@ from bench.workloads import BOTH, RESTART, Part, Size, Workload, workloads
 
 _RESULTS = Path(__file__).resolve().parent / "results"
 _ROUNDS = 3
-_NOT_QUICK = ("confluent",)  # another client of a broker that is measured already
+_NOT_QUICK = ("confluent", "commitmq-rocketmq")  # other clients of brokers that are measured already
 _BY_OPTION = "before"  # a system that another option calls for
 _started = time.monotonic()
 

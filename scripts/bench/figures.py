@@ -55,6 +55,12 @@ FIGURES: Final[dict[str, tuple[Figure, ...]]] = {
         Figure("first_s", "first after", "s", "less", lambda result: float(result["first_s"])),
     ),
     "end_to_end": tuple(_latency(share) for share in _SHARES),
+    "push": tuple(_latency(share) for share in _SHARES),
+    "connections": (
+        Figure("memory_mb", "memory in all", "MB", "less", lambda result: float(result["memory_bytes"] / 1e6)),
+        Figure("cost_mb", "memory for them", "MB", "less", lambda result: float(result["cost_bytes"] / 1e6)),
+        Figure("cpu_percent", "processor", "% of a core", "less", lambda result: float(result["cpu_percent"])),
+    ),
     "mixed": (Figure("rate", "produced and consumed", "messages/s", "more", _rate("seconds", "consumed")),),
     "query": tuple(_latency(share) for share in ("p50", "p99")),
     "floor": (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from bench.results import Results, Row, Spread
-from bench.workloads import BEFORE, BOTH, OURS
+from bench.workloads import BEFORE, BOTH, OURS, REMOTING
 
 Place = tuple[Row, str]
 """A row and the name of one of its figures."""
@@ -58,6 +58,20 @@ class Outcome:
 
 def _ours(workload: str, durability: str, figure: str, variant: str = "") -> Place:
     return Row(workload, durability, OURS, variant), figure
+
+
+def _remoting(
+    title: str,
+    workload: str,
+    durability: str,
+    figure: str,
+    relation: Literal["at least", "at most"],
+    factor: float,
+) -> Goal:
+    """Our node to RocketMQ's broker, both with RocketMQ's clients."""
+    ours = Row(workload, durability, REMOTING), figure
+    peers = _peers(workload, durability, figure, "RocketMQ")
+    return Goal(f"RocketMQ's clients: {title}", ours, peers, relation, factor)
 
 
 def _peers(workload: str, durability: str, figure: str, *systems: str) -> tuple[Place, ...]:
@@ -184,6 +198,12 @@ GOALS: Final = (
         )
         for durability in BOTH
     ),
+    _remoting("single send, ack memory, p50", "send-1", "memory", "p50", "at most", 1.3),
+    _remoting("single send, ack flushed, p50", "send-1", "flushed", "p50", "at most", 1.3),
+    _remoting("64 threads that wait for each send, ack flushed", "send-64", "flushed", "rate", "at least", 1.5),
+    _remoting("batches of 1000 x 1024 B, 1 client", "batch-1024-1", "memory", "rate", "at least", 0.8),
+    _remoting("catch-up read of 1 KiB, warm", "read-1024-warm", "memory", "rate", "at least", 1.0),
+    _remoting("push consumer at 10,000 a second, p99", "push-10000", "memory", "p99", "at most", 1.0),
     Goal(
         "retry after a second: p50 beyond the second",
         _ours("retry", "memory", "over_p50"),
@@ -235,6 +255,13 @@ BOUNDS: Final = (
                 always=True,
             ),
         )
+    ),
+    Bound(
+        "2,000 idle producers of RocketMQ: memory in all",
+        (Row("connections", "memory", REMOTING), "memory_mb"),
+        "at most",
+        200,
+        "MB",
     ),
     Bound("waiting timers: memory for them", _ours("timers", "memory", "cost_mb"), "at most", 300, "MB"),
     Bound("waiting timers: ready after kill -9", _ours("timers", "memory", "seconds"), "at most", 5, "s"),

@@ -20,7 +20,7 @@ from bench.workloads import FULL, OURS, Workload
 # The place of a percentile: each step to the right leaves a tenth of the samples.
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999}
 _BARS: Final = ("pipeline", "batch", "read", "mixed")
-_CURVES: Final = ("send", "end_to_end")
+_CURVES: Final = ("send", "end_to_end", "push")
 _COLOURS: Final = ("#c8102e", "#7a7a7a", "#1f5f99", "#d58a00", "#3a8f5c", "#7b4fa3")
 _COLUMNS: Final = 3
 _INCHES: Final = (5.2, 3.4)  # of one picture in the grid

@@ -13,6 +13,7 @@ from bench.workloads import FULL, OURS, RESTART, Workload
 
 FILE: Final = "README.md"
 _MET = {None: "not measured", True: "met", False: "**missed**"}
+_WITHOUT_ACKS = ("idle", "floor", "connections")
 _DURABILITY = {"memory": "ack from memory", "flushed": "ack after the device has it"}
 
 
@@ -97,7 +98,8 @@ def _messages(results: Results, row: Row) -> str:
     counts = {
         one["result"]["messages"]
         for one in results.measurements
-        if "result" in one and [one[name] for name in ("workload", "durability", "system")] == wanted
+        if "messages" in one.get("result", {})
+        and [one[name] for name in ("workload", "durability", "system")] == wanted
     }
     return ", ".join(f"{count:,}" for count in sorted(counts))
 
@@ -113,7 +115,7 @@ def _tables(results: Results) -> Iterable[str]:
 
 
 def _workload(results: Results, workload: Workload, durability: str, rows: list[Row]) -> Iterable[str]:
-    yield f"### {workload.title}" + (f" ({_DURABILITY[durability]})" if workload.work not in ("idle", "floor") else "")
+    yield f"### {workload.title}" + ("" if workload.work in _WITHOUT_ACKS else f" ({_DURABILITY[durability]})")
     yield ""
     figures = [one for one in FIGURES[workload.work] if any(results.spread(row, one.name) is not None for row in rows)]
     order = list(results.document["systems"])

@@ -1,4 +1,4 @@
-"""Measurements that are more than one run of a driver: idle, processor time, restart, and reads of a cold store."""
+"""Measurements that are more than one run of a driver: idle, processor time, restart, connections, reads of a cold store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bench import page_cache
+from bench import page_cache, remoting
 from bench.measurement import run_driver
 from bench.system import BenchError, Server
 from bench.workloads import CPU_MESSAGES, FLOOR_COUNT, IDLE_S, RESTART_BYTES, SETTLE_S, Size, Workload
@@ -118,6 +118,16 @@ def timers(step: Step) -> dict[str, Any]:
     }
 
 
+def connections(step: Step) -> dict[str, Any]:
+    """Memory before and after so many clients connect, which then do nothing, and the processor time with them."""
+    time.sleep(SETTLE_S[step.size])
+    before = step.server.memory_bytes()
+    count = int(step.job["connections"])
+    with remoting.connected(step.server.broker_port, count):
+        found = idle(step)
+    return {**found, "connections": count, "cost_bytes": found["memory_bytes"] - before}
+
+
 def _restarted(step: Step, job: dict[str, Any]) -> dict[str, Any]:
     """Kill the server and start it: ``seconds`` until the client of ``job``, which tries from before on, succeeded."""
     step.server.kill()
@@ -152,6 +162,7 @@ STEPS: Final[dict[str, Callable[[Step], dict[str, Any]]]] = {
     "floor": floor,
     "restart": restart,
     "timers": timers,
+    "connections": connections,
 }
 # The works of a driver that a step needs, when they have another name than the step.
 NEEDS: Final[dict[str, frozenset[str]]] = {

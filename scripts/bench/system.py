@@ -104,6 +104,11 @@ class Server(ABC):
     def driver(self) -> list[str]:
         """Command line of the client, to which one JSON argument is appended."""
 
+    @property
+    def broker_port(self) -> int:
+        """Where clients of RocketMQ's remoting protocol connect; only of servers that speak it."""
+        raise BenchError("this server has no clients of RocketMQ")
+
     def store_files(self) -> Iterator[Path]:
         """The files that hold messages: by default all of the folder but logs."""
         for root, _, names in os.walk(self.folder):

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from bench.system import Durability
 
 Size = Literal["full", "quick", "tiny"]
-Part = Literal["main", "semantics", "timers", "restart"]
+Part = Literal["main", "semantics", "connections", "timers", "restart"]
 """The session of a round. What a row leaves behind (delayed messages, processes) must not be with the rows of another one."""
 
 BOTH: Final[tuple[Durability, ...]] = ("memory", "flushed")
@@ -23,6 +23,8 @@ FLUSHED: Final[tuple[Durability, ...]] = ("flushed",)
 OURS: Final = "CommitMQ"
 # Another state of the project (``--before``).
 BEFORE: Final = "CommitMQ before"
+# CommitMQ's node behind its server for RocketMQ's clients, loaded by these.
+REMOTING: Final = "CommitMQ (RocketMQ's clients)"
 # Kafka's broker once more, with another client: workloads of the broker alone are not measured again.
 KAFKA_PY: Final = "Kafka (Python)"
 # For CommitMQ only: how its clients wait, or which way a reader takes.
@@ -47,6 +49,7 @@ _PER_SECOND: Final[dict[str, dict[str, int]]] = {
     "small batches": {OURS: 40_000, "RocketMQ": 30_000, "": 50_000},
     "shared": {OURS: 20_000, "": 20_000},
 }
+_RATED_AS: Final = {BEFORE: OURS, REMOTING: "RocketMQ"}
 # With a server that waits for the device, these do so much less.
 _FLUSHED_SHARE: Final = {"NATS": 0.1, "Redis": 0.4}
 
@@ -83,7 +86,7 @@ class Workload:
         job = {**self.job, **self.sizes.get(size, {})}
         if self.per_second:
             rates = _PER_SECOND[self.per_second]
-            wanted = rates.get(OURS if system == BEFORE else system, rates[""]) * _SECONDS[size]
+            wanted = rates.get(_RATED_AS.get(system, system), rates[""]) * _SECONDS[size]
             if durability == "flushed":
                 wanted *= _FLUSHED_SHARE.get(system, 1.0)
             least = 1000 if self.work == "batch" else 100
@@ -221,6 +224,22 @@ SHARE: Final = Workload(
     part="semantics",
     per_second="shared",
 )
+PUSH: Final = Workload(
+    "push-10000",
+    "from the planned send to the handler of a push consumer, 1 KiB at 10,000 messages a second",
+    "push",
+    MEMORY,
+    {"rate": 10_000, "body_bytes": 1024},
+)
+CONNECTIONS: Final = Workload(
+    "connections",
+    "2,000 producers of RocketMQ that are connected and do nothing",
+    "connections",
+    MEMORY,
+    {"connections": 2_000},
+    part="connections",
+    sizes={"tiny": {"connections": 50}},
+)
 TIMERS: Final = Workload(
     "timers",
     "messages that wait in the timer, due in one to two hours: memory for them, and ready after kill -9",
@@ -252,6 +271,7 @@ FULL: Final = (
     _end_to_end(1_000),
     _end_to_end(10_000, BOTH),
     _end_to_end(50_000),
+    PUSH,
     Workload("mixed", "batches of 1000 x 1 KiB with a consumer behind", "mixed", MEMORY, {"batch": 1000}),
     Workload("query", "one message by its key", "query", MEMORY, {"messages": 50_000, "batch": 500, "count": 500}),
     Workload("cpu", "processor time to produce and consume 1 KiB messages, client and server", "cpu", MEMORY),
@@ -265,6 +285,7 @@ FULL: Final = (
     RETRY,
     DELAYED_BURST,
     DELAYED_STEADY,
+    CONNECTIONS,
     TIMERS,
 )
 
@@ -277,11 +298,13 @@ _QUICK_NAMES: Final[dict[str, tuple[Durability, ...]]] = {
     "batch-1024-1": BOTH,
     "read-1024-warm": MEMORY,
     "end-to-end-10000": MEMORY,
+    "push-10000": MEMORY,
     "transactions-16": MEMORY,
     "share-32": MEMORY,
     "retry": MEMORY,
     "delayed-burst": MEMORY,
     "delayed-steady": MEMORY,
+    "connections": MEMORY,
     "timers": MEMORY,
 }
 # Together with those every work and step is done once.

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bench import remoting
 from bench.measurement import run_driver
 from bench.system import Server, System
 from bench.systems import load
@@ -26,7 +27,9 @@ NOT_INSTALLED_HERE = {"redis"}
 
 
 # Servers of others cost minutes: with each landing the one whose place a node takes, all before a release.
-OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in ("kafka", "redis", "nats", "confluent")]
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.long) for name in ("commitmq-rocketmq", "kafka", "redis", "nats", "confluent")
+]
 
 
 @pytest.fixture(scope="module", params=[pytest.param("rocketmq", marks=pytest.mark.slow), *OTHERS])
@@ -141,6 +144,20 @@ def test_committed_transactions_can_be_read(system: System, server: Server) -> N
     assert done["messages"] > 0
     assert done["rate"] == pytest.approx(done["messages"] / done["seconds"])
     assert_latencies(done)
+
+
+def test_every_message_of_an_open_loop_is_pushed(system: System, server: Server) -> None:
+    needs(system, "push")
+    for _ in range(2):  # the second time the group goes on behind the first
+        done = drive(server, "push", "push", rate=500, seconds=0.6, warmup_s=0.2)
+        assert (done["messages"], done["errors"], done["lost"]) == (300, 0, 0)
+        assert_latencies(done)
+
+
+def test_idle_connections_are_counted(system: System, server: Server) -> None:
+    needs(system, "connections")
+    with remoting.connected(server.broker_port, 20):
+        assert server.memory_bytes() > 1_000_000
 
 
 @pytest.mark.parametrize("clients", [1, 2])

@@ -12,6 +12,7 @@ SYSTEMS = {
     "commitmq": "bench.systems.commitmq:CommitMQ",
     "before": "bench.systems.before:Before",
     "rocketmq": "bench.systems.rocketmq:RocketMQ",
+    "commitmq-rocketmq": "bench.systems.commitmq_rocketmq:CommitMQForRocketMQ",
     "kafka": "bench.systems.kafka:Kafka",
     "confluent": "bench.systems.confluent:Confluent",
     "redis": "bench.systems.redis:Redis",

@@ -70,8 +70,13 @@ class CommitMQServer(Server):
         self._port = free_ports(PORTS)
 
     @property
-    def address(self) -> str:
+    def node_address(self) -> str:
+        """That of the node's own clients."""
         return f"tcp://{HOST}:{self._port}"
+
+    @property
+    def address(self) -> str:
+        return self.node_address
 
     def commands(self) -> list[Command]:
         settings = {"network.port": str(self._port), **self._settings}
@@ -87,7 +92,7 @@ class CommitMQServer(Server):
 
     def is_ready(self) -> bool:
         try:
-            with Admin(self.address, timeout_s=1.0) as admin:
+            with Admin(self.node_address, timeout_s=1.0) as admin:
                 return bool(admin.status()["node"]["state"] == "ready")
         except CommitMQError:
             return False

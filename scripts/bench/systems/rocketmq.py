@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from bench.system import HOST, Command, Durability, Server, free_port, free_ports
 from bench.systems import jvm
@@ -66,13 +67,32 @@ _CLIENTS = {
 _DRIVER_FLAGS = {**jvm.DRIVER_FLAGS, "-Drocketmq.client.rebalance.waitInterval=": "1000"}
 
 
+BROKER_NAME: Final = "bench"
+"""The driver names it in requests."""
+
+
+def client_settings() -> dict[str, str]:
+    """All settings of the clients with other values than the defaults."""
+    found = {"clients: warm-up": jvm.WARM_UP}
+    found["client JVM"] = " ".join(name + value for name, value in _DRIVER_FLAGS.items())
+    for section, values in _CLIENTS.items():
+        found |= {f"{section}: {key}": value for key, value in values.items()}
+    return found
+
+
+def driver(folder: Path) -> list[str]:
+    """Command line of the client, which writes its log below its home folder."""
+    flags = {**_DRIVER_FLAGS, "-Duser.home=": str(folder / "client")}
+    return [*jvm.java("rocketmq", "commitmq.bench.rocketmq.RocketMqDriver", flags), json.dumps(_CLIENTS)]
+
+
 class RocketMQ:
     """Apache RocketMQ."""
 
     name = "RocketMQ"
     works = frozenset(
         {"send", "pipeline", "batch", "read", "end_to_end", "mixed", "query", "ready"}
-        | {"delayed", "timers", "timers_ready", "transactions", "share", "retry"}
+        | {"delayed", "timers", "timers_ready", "transactions", "share", "retry", "push", "connections"}
     )
 
     @property
@@ -93,11 +113,7 @@ class RocketMQ:
         flags = " ".join(name + value for name, value in _BROKER_FLAGS.items())
         found = {"broker JVM": flags, **{f"broker: {key}": value for key, value in _broker(durability).items()}}
         found["name server JVM"] = " ".join(name + value for name, value in _NAME_SERVER_FLAGS.items())
-        found["clients: warm-up"] = jvm.WARM_UP
-        found["client JVM"] = " ".join(name + value for name, value in _DRIVER_FLAGS.items())
-        for section, values in _CLIENTS.items():
-            found |= {f"{section}: {key}": value for key, value in values.items()}
-        return found
+        return {**found, **client_settings()}
 
     def start(self, folder: Path, durability: Durability, **hints: str) -> Server:
         """Name server and broker; ``hints`` are not used."""
@@ -134,7 +150,7 @@ class _Server(Server):
             self._broker_conf,
             {
                 "brokerClusterName": "bench",
-                "brokerName": "bench",
+                "brokerName": BROKER_NAME,
                 "brokerId": "0",
                 "brokerIP1": HOST,
                 "brokerIP2": HOST,
@@ -170,10 +186,12 @@ class _Server(Server):
             log.seek(self._log_bytes)
             return b"boot success" in log.read()
 
+    @property
+    def broker_port(self) -> int:
+        return self._broker_port
+
     def driver(self) -> list[str]:
-        # The client writes its log below the home folder.
-        flags = {**_DRIVER_FLAGS, "-Duser.home=": str(self.folder / "client")}
-        return [*jvm.java("rocketmq", "commitmq.bench.rocketmq.RocketMqDriver", flags), json.dumps(_CLIENTS)]
+        return driver(self.folder)
 
     def store_files(self) -> Iterator[Path]:
         return (path for path in self._store.rglob("*") if path.is_file())

@@ -43,7 +43,9 @@ public final class Driver {
             case "mixed":
                 return new Reading(request, peer).following();
             case "end_to_end":
-                return new EndToEnd(request, peer).run();
+                return new EndToEnd(request, peer).polled();
+            case "push":
+                return new EndToEnd(request, peer).pushed();
             case "query":
                 return new Lookups(request, peer).run();
             case "delayed":
