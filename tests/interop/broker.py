@@ -29,7 +29,8 @@ class Tool:
     def __init__(self, command: list[str], home: Path) -> None:
         """``command``: class path, class and arguments. Returns when it is ready. RocketMQ writes below ``home``."""
         self.log = home.with_suffix(".log")
-        home.mkdir(exist_ok=True)  # RocketMQ's clients and logs write below the home folder
+        self._home = home
+        home.mkdir(exist_ok=True)  # RocketMQ's clients, logs and tools write below the home folder
         options = [f"-Dinterop.log={self.log}", f"-Duser.home={home}", f"-Djava.io.tmpdir={home}"]
         self._errors = home.with_suffix(".err")
         for left in (2, 1, 0):
@@ -47,6 +48,7 @@ class Tool:
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
                 command,
+                cwd=self._home,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -69,12 +69,17 @@ def rocketmq_broker_of_session(_class_path: str) -> Callable[..., Broker]:
     return partial(Broker, _class_path)
 
 
+@pytest.fixture(scope="session")
+def mqadmin_of(_class_path: str) -> Callable[..., Admin]:
+    """``mqadmin_of(home, names, broker)``: an :class:`mqadmin.Admin` of one cluster."""
+    return partial(Admin, _class_path)
+
+
 @pytest.fixture
 def mqadmin(_class_path: str, tmp_path: Path) -> Iterator[Admin]:
-    """RocketMQ's mqadmin."""
-    admin = Admin(_class_path, tmp_path)
-    yield admin
-    admin.close()
+    """RocketMQ's mqadmin, whose commands name their cluster themselves."""
+    with Admin(_class_path, tmp_path / "mqadmin") as admin:
+        yield admin
 
 
 @pytest.fixture
