@@ -92,7 +92,6 @@ def ensure_environment(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         run([sys.executable, "-I", "-m", "venv", str(folder)], "the environment could not be made")
     say("installing the dependencies of commitmq, once …")
-    install(folder, "pip")  # first: the one of Debian 12 cannot read what newer packages say of themselves
     install(folder, *BUILD_REQUIREMENTS)
     install(folder, "--no-build-isolation", "--editable", f"{PROJECT}[test]")
     stamp.write_text(wanted, encoding="ascii")
