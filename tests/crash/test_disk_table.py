@@ -123,7 +123,8 @@ NO_STORE = {
     "control.py", "failpoints.py", "files/kernel_cache.py", "network/growth.py", "offline/log_damage.py",
     "supervision/processes.py", "store/index/index_shape.py", "trace_points.py", "store/memory/shared_memory.py",
     "store/log/transient_pool.py", "workers/runtime/doorbell.py",
-    "workers/writer/local_sockets.py", "workers/runtime/context.py", "workers/allocate/segment_memory.py",
+    "workers/writer/local_sockets.py", "workers/runtime/role_lock.py", "workers/allocate/segment_memory.py",
+    "counting/table.py",
     "memory/segments.py", "memory/store.py", "memory/units.py",
     "cli/start.py", "offline/held_store.py", "plugin/project.py", "testing/node_process.py", "testing/sample_log.py",
 }  # fmt: skip

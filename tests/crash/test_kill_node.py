@@ -68,6 +68,20 @@ ELSEWHERE = {
     "deletion.buried": "tests/crash/test_topic_life.py",
     "deletion.decided": "tests/crash/test_topic_life.py",
     "deletion.finished": "tests/crash/test_topic_life.py",
+    "namesrv.done.REGISTER_BROKER": "tests/crash/test_rocketmq_deaths.py",
+    "namesrv.read.REGISTER_BROKER": "tests/crash/test_rocketmq_deaths.py",
+    "orders.after_fdatasync": "tests/crash/test_ordered_pop_crash.py",
+    "orders.after_snapshot": "tests/crash/test_ordered_pop_crash.py",
+    "orders.append": "tests/crash/test_ordered_pop_crash.py",
+    "orders.before_fdatasync": "tests/crash/test_ordered_pop_crash.py",
+    "remoting.answer:after": "tests/crash/test_rocketmq_deaths.py",
+    "remoting.answer:before": "tests/crash/test_rocketmq_deaths.py",
+    "rocketmq.ask.append:after": "tests/crash/test_rocketmq_deaths.py",
+    "rocketmq.ask.append:before": "tests/crash/test_rocketmq_deaths.py",
+    "rocketmq.asked.append": "tests/crash/test_rocketmq_deaths.py",
+    "rocketmq.read.SEND_MESSAGE_V2": "tests/crash/test_rocketmq_deaths.py",
+    "rocketmq.register:after": "tests/crash/test_rocketmq_deaths.py",
+    "rocketmq.register:before": "tests/crash/test_rocketmq_deaths.py",
     "pop.after_copy": "tests/crash/test_pop_crash.py",
     "pop.after_put": "tests/crash/test_pop_crash.py",
     "pop.after_order": "tests/crash/test_ordered_pop_crash.py",
@@ -299,6 +313,7 @@ def test_every_failpoint_is_in_the_matrix() -> None:
     }
     named = {one for one in named if not one.startswith(("disk.", "{what}")) and one != "name"}
     names = {r"\{self\.name\}": r"\w+", r"\{self\._name\}": r"\w+", r"\{role\}": r"[\w-]+", r"\{name\}": r"\w+"}
+    names |= {r"\{op\}": r"[\w.]+", r"\{RequestCode\(command\.code\)\.name\}": r"\w+"}
     patterns = set()
     for one in map(re.escape, named):
         for place, some in names.items():

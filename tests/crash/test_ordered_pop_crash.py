@@ -25,6 +25,7 @@ PLACES = (
     "pop.before_order=kill_node@6",
     "pop.after_order=kill_node@9",
     "pop.after_order_commit=kill@7",
+    "orders.append=kill@6",
     "orders.before_fdatasync=kill@6",
     "orders.after_fdatasync=kill_node@7",
     "orders.after_snapshot=kill@1",

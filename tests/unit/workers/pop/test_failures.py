@@ -206,7 +206,7 @@ def test_offsets_are_not_committed_while_it_is_open_what_is_stored(lost: bool) -
     process._parked.all.return_value = []  # type: ignore[attr-defined]
     process._ringers, process._is_dirty, process._commit_at_ms = [], False, 0
     process._limits.commit_interval_ms = 1  # type: ignore[misc]
-    process._unflushed = MagicMock()
+    process._unflushed, process._orders = MagicMock(), MagicMock()
     process._queues.commits.return_value = [{"op": "offset.commit"}]  # type: ignore[attr-defined]
     process.close(lost=lost)
     assert process._shares.commit.called is not lost  # type: ignore[attr-defined]
