@@ -30,6 +30,7 @@ from commitmq_plugins.rocketmq.remoting.headers.groups import UnregisterClientRe
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 EXPIRY_MS: Final = 120_000
+_LAST_WORDS_S: Final = 2.0
 _SCAN_S: Final = 10.0
 _NOTIFY_S: Final = 0.02
 _TURN_S: Final = 1.0
@@ -46,6 +47,7 @@ class Clients:
         self.registry: Registry[Connection] = Registry()
         self.sessions = Sessions(node, loop, log, self.notify)
         self._leaving: dict[tuple[Connection, str], Session] = {}
+        self._left_at: dict[tuple[Connection, str], float] = {}
         self._changed: set[str] = set()
         self._no_broadcast: set[str] = set()
         self.producers_changed: list[Any] = []
@@ -228,6 +230,14 @@ class Clients:
 
     def _left(self, seat: tuple[Connection, str]) -> None:
         self._leaving.pop(seat, None)
+        now = self._loop.time()
+        self._left_at = {one: at for one, at in self._left_at.items() if at > now - _LAST_WORDS_S}
+        self._left_at[seat] = now
+
+    def is_leaving(self, connection: Connection, group: str) -> bool:
+        """Whether the client leaves the group now, or left a moment ago: its last offsets come beside its leave."""
+        seat = connection, group
+        return seat in self._leaving or self._left_at.get(seat, 0.0) > self._loop.time() - _LAST_WORDS_S
 
     def subscribed(self) -> set[str]:
         """The topics of all groups whose members share them."""

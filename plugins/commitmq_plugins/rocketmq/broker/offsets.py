@@ -52,6 +52,7 @@ class Offsets:
         self._noted: dict[Owner, dict[Queue, int]] = {}
         self._count = 0
         self._committing: asyncio.Task[None] | None = None
+        self._settling: set[asyncio.Task[None]] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._resets: dict[tuple[str, str, int], int] = {}
         clients.sessions.leaving = self.settle
@@ -77,7 +78,13 @@ class Offsets:
                 return
             self._count += 1
         table[topic, queue] = max(0, offset)
-        self._commit_soon()
+        if self._clients.is_leaving(connection, group):
+            # At once: another consumer may take the queue in a moment, and begins where this one ended.
+            task = self._loop.create_task(self.settle(group))
+            self._settling.add(task)
+            task.add_done_callback(self._settling.discard)
+        else:
+            self._commit_soon()
 
     def _may_commit(self, connection: Connection, group: str) -> bool:
         """Whether the group is there, or the connection may make one more."""
@@ -133,8 +140,9 @@ class Offsets:
                 if error.code == "SERVICE_NOT_AVAILABLE":
                     self._keep(owner, entries[at:])
                     return
-                if error.code == "UNKNOWN_MEMBER":  # it left meanwhile
+                if error.code == "UNKNOWN_MEMBER":  # it left meanwhile, or was too short a time there to join
                     self._keep((group, None), entries[at:])
+                    await self._store((group, None))  # at once: the next consumer begins where this one ended
                     return
                 self._log.debug("offsets are not stored", group=group, error=error.message)
                 continue
@@ -235,9 +243,8 @@ class Offsets:
         """Request 15."""
         header = UpdateConsumerOffsetRequestHeader.decode(command.ext_fields)
         group, topic, queue, offset = header.consumer_group, header.topic, header.queue_id, header.commit_offset
-        if not command.is_oneway and not await self._has_group(
-            group
-        ):  # (clients commit one-way, for groups that they are in)
+        # (Clients commit one-way, for groups that they are in.)
+        if not command.is_oneway and not await self._has_group(group):
             return command.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!")
         if self._topics.get(topic) is None:
             return command.answer(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
