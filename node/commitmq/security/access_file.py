@@ -74,6 +74,9 @@ class AccessFile:
                 )
             self.folder.parent.mkdir(mode=0o700, exist_ok=True)
             self.folder.mkdir(mode=0o700, exist_ok=True)
+            # A power cut must not take the folder: a store without it lets everybody in.
+            disk.sync_folder(self.folder.parent)
+            disk.sync_folder(self._root)
             with self._locked():
                 table = self.load().copy()
                 apply(table)

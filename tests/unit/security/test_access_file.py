@@ -68,11 +68,21 @@ POINTS = [
     for place in ("disk.open.acl_lock", "disk.open.acl", "disk.sync.acl", "disk.replace.acl", "disk.sync_folder.acl")
     for side in ("before", "after")
 ] + ["acl.write"]
+FOLDERS = ["disk.sync_folder.folder:before", "disk.sync_folder.folder:after"]
 FIRST = [
     f"{place}:{side}"
     for place in ("disk.open.acl_configured", "disk.sync_folder.acl_configured")
     for side in ("before", "after")
 ]
+
+
+@pytest.mark.parametrize("point", FOLDERS)
+def test_the_first_user_is_not_there_before_its_folder_is_on_the_device(tmp_path: Path, point: str) -> None:
+    with active(f"{point}=errno:EIO"), pytest.raises(StoreError, match="file of users"):
+        add(AccessFile(tmp_path), "ann")
+    assert AccessFile(tmp_path).load().is_open
+    add(AccessFile(tmp_path), "ann")
+    assert names(tmp_path) == ["ann"]
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -231,8 +231,10 @@ class Clients:
     def _left(self, seat: tuple[Connection, str]) -> None:
         self._leaving.pop(seat, None)
         now = self._loop.time()
-        self._left_at = {one: at for one, at in self._left_at.items() if at > now - _LAST_WORDS_S}
-        self._left_at[seat] = now
+        self._left_at.pop(seat, None)
+        self._left_at[seat] = now  # the last one, so the oldest are the first
+        while self._left_at[oldest := next(iter(self._left_at))] <= now - _LAST_WORDS_S:
+            del self._left_at[oldest]
 
     def is_leaving(self, connection: Connection, group: str) -> bool:
         """Whether the client leaves the group now, or left a moment ago: its last offsets come beside its leave."""

@@ -33,6 +33,7 @@ from commitmq_plugins.rocketmq.remoting.headers.reading import (
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 COMMIT_S: Final = 0.2
+_ROUNDS: Final = 3
 _MEMORY_BYTES: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 40 // 100
 """How far behind the end of the log a message counts as in memory: RocketMQ's accessMessageInMemoryMaxRatio."""
 _QUEUES_A_REQUEST: Final = 1_000
@@ -52,7 +53,7 @@ class Offsets:
         self._noted: dict[Owner, dict[Queue, int]] = {}
         self._count = 0
         self._committing: asyncio.Task[None] | None = None
-        self._settling: set[asyncio.Task[None]] = set()
+        self._settling: dict[str, asyncio.Task[None]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._resets: dict[tuple[str, str, int], int] = {}
         clients.sessions.leaving = self.settle
@@ -80,9 +81,8 @@ class Offsets:
         table[topic, queue] = max(0, offset)
         if self._clients.is_leaving(connection, group):
             # At once: another consumer may take the queue in a moment, and begins where this one ended.
-            task = self._loop.create_task(self.settle(group))
-            self._settling.add(task)
-            task.add_done_callback(self._settling.discard)
+            if group not in self._settling:
+                self._settling[group] = self._loop.create_task(self._settle_soon(group))
         else:
             self._commit_soon()
 
@@ -140,7 +140,9 @@ class Offsets:
                 if error.code == "SERVICE_NOT_AVAILABLE":
                     self._keep(owner, entries[at:])
                     return
-                if error.code == "UNKNOWN_MEMBER":  # it left meanwhile, or was too short a time there to join
+                if (
+                    error.code == "UNKNOWN_MEMBER" and member is not None
+                ):  # it left meanwhile, or was too short a time there to join
                     self._keep((group, None), entries[at:])
                     await self._store((group, None))  # at once: the next consumer begins where this one ended
                     return
@@ -167,6 +169,17 @@ class Offsets:
                 pass
         for owner in [owner for owner in self._noted if owner[0] == group]:
             await self._commit(owner)
+
+    async def _settle_soon(self, group: str) -> None:
+        """Store what is noted for ``group``, and what is noted meanwhile; what the coordinator cannot take now comes later."""
+        try:
+            for _ in range(_ROUNDS):
+                await self.settle(group)
+                if not any(owner[0] == group for owner in self._noted):
+                    return
+        finally:
+            del self._settling[group]
+            self._commit_soon()
 
     async def close(self) -> None:
         """Store everything that is noted."""
