@@ -88,7 +88,8 @@ def test_such_a_message_is_delivered_with_its_raw_body_and_the_reason(node: Node
         while sum(map(len, batches)) < 6:
             batches.append(consumer.poll(30))
     messages = [message for batch in batches for message in batch]
-    assert [len(batch) for batch in batches] == [4, 1, 1], "it comes alone"
+    (with_it,) = [batch for batch in batches if any(one.damage for one in batch)]
+    assert len(with_it) == 1, "it comes alone"
     assert [one.body for one in messages if one.damage is None] == good
     damaged = messages[4]
     assert damaged.raw_body == GARBAGE

@@ -40,6 +40,9 @@ from typing import Any
 
 PAGE_BYTES = 4096
 _LOOK_EVERY = 4
+_LOG = "commitlog/"
+_READS = 100
+"""So often a segment is read again at most: appends come with pauses."""
 _ZEROS = bytes(PAGE_BYTES)
 _MUTATIONS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink"}
 _CREATING = os.O_CREAT | os.O_TRUNC
@@ -114,18 +117,22 @@ class Recorder:
             _real["close"](fd)
 
     def look(self) -> None:
-        """Write down what has changed in any file. Only inside :meth:`alone`."""
+        """Write down what has changed in any file. Only inside :meth:`alone`.
+
+        Writers go on meanwhile, and no look may be a state that never was. A segment is read after all behind it, each until
+        it reads the same twice: so the log is a beginning of what was appended. The other files are read after the log, and
+        may be ahead of it, as after a power cut.
+        """
         files: dict[str, Any] = {}
         contents: dict[str, bytes] = {}
-        for folder, _, names in os.walk(self.store):
-            for name in names:
-                path = self._relative(f"{folder}/{name}")
-                if path is None or not self._interesting(path):
-                    continue
-                with contextlib.suppress(OSError):
-                    size, pages, data = self._changes(path)
-                    if data is not None:
-                        files[path], contents[path] = [size, pages], data
+        found = (self._relative(f"{folder}/{name}") for folder, _, names in os.walk(self.store) for name in names)
+        paths = [path for path in found if path is not None and self._interesting(path)]
+        of_log = sorted((path for path in paths if path.startswith(_LOG)), reverse=True)
+        for path in [*of_log, *(path for path in paths if not path.startswith(_LOG))]:
+            with contextlib.suppress(OSError):
+                size, pages, data = self._changes(path)
+                if data is not None:
+                    files[path], contents[path] = [size, pages], data
         if files:
             self._write({"op": "look", "files": files, "whole": True})
             for path, data in contents.items():
@@ -154,8 +161,7 @@ class Recorder:
 
     def _changes(self, path: str) -> tuple[int, list[list[int]], bytes | None]:
         """Size, changed pages and content of a file; the content is None when nothing changed."""
-        with _real_open(f"{self.store}/{path}", "rb") as file:
-            data = file.read()
+        data = self._content(path)
         try:
             with _real_open(f"{self._shadow}/{path}", "rb") as file:
                 before = file.read()
@@ -182,6 +188,16 @@ class Recorder:
             finally:
                 _real["close"](fd)
         return len(data), pages, data
+
+    def _content(self, path: str) -> bytes:
+        with _real_open(f"{self.store}/{path}", "rb") as file:
+            data = file.read()
+            for _ in range(_READS if path.startswith(_LOG) else 0):
+                file.seek(0)
+                before, data = data, file.read()
+                if data == before:
+                    break
+        return data
 
     def _remember(self, path: str, data: bytes | None) -> None:
         if data is None:
