@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from commitmq_plugins.spark.sessions import QUICK_START, session
@@ -45,4 +50,22 @@ def spark() -> Iterator[SparkSession]:
         # The JVM ends when its standard input does.
         gateway.shutdown()
         gateway.proc.stdin.close()
-        gateway.proc.wait(timeout=60)
+        try:
+            gateway.proc.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            gateway.proc.send_signal(signal.SIGQUIT)  # it prints what its threads do
+            raise AssertionError(f"the JVM does not end; its input is open in {holders(gateway.proc.pid)}") from None
+        finally:
+            gateway.proc.kill()
+
+
+def holders(pid: int) -> list[str]:
+    """The processes that have the other end of the standard input of ``pid``, or its own one."""
+    pipe = os.readlink(f"/proc/{pid}/fd/0")
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            folder = f"/proc/{process.pid}/fd"
+            if any(os.readlink(f"{folder}/{number}") == pipe for number in os.listdir(folder)):
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
+    return found
