@@ -83,6 +83,7 @@ _SENTENCES = {
 _INNER_BATCH = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
 
 _FIXED = struct.Struct(">iiiiiqqiq")  # totalSize … bornTimestamp: 48 bytes
+_TAIL = struct.Struct(">iqi")
 
 
 class MessageIllegalError(CommitMQError):
@@ -126,11 +127,6 @@ def checked_names() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any
     return np.frombuffer(b"".join(names), np.uint8), ends, len(plain)
 
 
-def _v6_flags(born: bool, store: bool) -> int:
-    """The sysFlag bits of IPv6 hosts."""
-    return (SysFlag.BORN_HOST_V6 if born else 0) | (SysFlag.STORE_HOST_V6 if store else 0)
-
-
 def sentence_of(reason: int) -> str:
     """The meaning of a kernel's reason, as the end of "this record: …"."""
     return _SENTENCES.get(reason, f"reason {reason}")
@@ -144,6 +140,9 @@ class RunCheck:
         self.max_message_bytes = max_message_bytes
         self.properties_crc = properties_crc
         self.store_host = store_host
+        store_flag = int(SysFlag.STORE_HOST_V6) if len(store_host) == HOST_V6_BYTES else 0
+        self._host_flags = store_flag, store_flag | int(SysFlag.BORN_HOST_V6)
+        """The sysFlag bits of IPv6 hosts, where the born host is one of IPv4 and where it is one of IPv6."""
         self._names, self._name_ends = forbidden_names()
         self._run_names, self._run_name_ends, self._special_from = checked_names()
         self._no_names, self._no_ends = np.empty(0, np.uint8), np.empty(0, np.int64)
@@ -175,7 +174,7 @@ class RunCheck:
         most = buffer.size // MIN_RECORD_BYTES + 1
         if self._ends.size < most:
             self._ends = np.zeros(most, np.int64)
-        flags = _v6_flags(born_v6, len(self.store_host) == HOST_V6_BYTES)
+        flags = self._host_flags[born_v6]
         reason = check_run(
             buffer,
             np.frombuffer(topic, np.uint8),
@@ -244,7 +243,7 @@ class RunCheck:
         if inner_batch:
             sys_flag |= _INNER_BATCH
         long_topic = len(topic) > V1_TOPIC_UNITS
-        host_flags = _v6_flags(len(born_host) == HOST_V6_BYTES, len(self.store_host) == HOST_V6_BYTES)
+        host_flags = self._host_flags[len(born_host) == HOST_V6_BYTES]
         hosts = len(born_host) + len(self.store_host)
         topic_bytes = (2 if long_topic else 1) + len(topic)
         total = BODY_OFFSET + hosts + size + topic_bytes + 2 + len(properties)
@@ -265,7 +264,7 @@ class RunCheck:
                     born_host,
                     b"\0\0\0\0\0\0\0\0",
                     self.store_host,
-                    struct.pack(">iqi", reconsume_times, 0, size),
+                    _TAIL.pack(reconsume_times, 0, size),
                     body,
                     len(topic).to_bytes(2 if long_topic else 1, "big"),
                     topic,

@@ -24,6 +24,7 @@ _DISPATCHER_FLAGS = int(DispatcherWord.FLAGS)
 FORBIDDEN = frozenset(FORBIDDEN_PROPERTIES)
 _ZEROS = "\0" * SECTOR_BYTES
 _ACKS = ("flushed", "memory")
+_MOST_PLAIN = 10_000
 
 WRONG_ENDPOINT = "WRONG_ENDPOINT"  # another process stores the topic; ``endpoint`` in the answer names it
 
@@ -53,6 +54,8 @@ class SendChecks:
         self._topics = topics
         self._unique_ids = UniqueIds()
         self._next_queue: dict[str, int] = {}
+        self._plain: dict[str, TopicView] = {}
+        """By name, views that were found to take every plain send; a topic that changes gets another view."""
 
     def checked(self, header: dict[str, Any], frames: Frames) -> tuple[str, int, str]:
         """Topic, queue and ack of a request. Raises Refusal."""
@@ -61,19 +64,29 @@ class SendChecks:
         if type(name) is not str:
             raise Refusal("INVALID_PARAMETER", "topic must be a string")
         topic = self._topics.get(name)
+        if topic is None or self._plain.get(name) is not topic or header["op"] == "batch":
+            self._check_topic(header, name, topic)
+        self._refuse_when_unwritable()
+        if topic is None:  # one of the node's own
+            return name, integer(header, "queue", -1, 0, 1 << 20), ack
+        return name, self._queue_of(header, name, topic), ack
+
+    def _check_topic(self, header: dict[str, Any], name: str, topic: TopicView | None) -> None:
+        """Refuse what the topic does not take, and remember one that takes every plain send. Raises Refusal."""
         if self.is_lmq(name):
             raise Refusal(
                 "NO_PERMISSION", f"{name!r} is an LMQ: messages of other topics name it, nothing is sent to it"
             )
-        if topic is None and is_own_topic(header):
-            return self._own_topic(header, name, ack)
+        is_own = is_own_topic(header)
         if topic is None:
+            if is_own:
+                return
             try:
                 validate_topic(name)
             except InvalidMessageError as error:
                 raise Refusal("INVALID_PARAMETER", str(error)) from error
             raise Refusal("TOPIC_NOT_EXIST", f"there is no topic {name!r}")
-        if is_send_forbidden(name) and not is_own_topic(header):
+        if is_send_forbidden(name) and not is_own:
             raise Refusal("NO_PERMISSION", f"{name!r} is a system topic that takes no sends")
         if not topic.is_writable:
             raise Refusal("NO_PERMISSION", f"topic {name!r} is not writable")
@@ -87,13 +100,10 @@ class SendChecks:
                 if topic.is_batch
                 else f"topic {name!r} has plain queues; a batch that stays one record needs queue.type=BatchCQ",
             )
-        self._refuse_when_unwritable()
-        return name, self._queue_of(header, name, topic), ack
-
-    def _own_topic(self, header: dict[str, Any], name: str, ack: str) -> tuple[str, int, str]:
-        """The same for a topic of the node that is not in the table. Raises Refusal."""
-        self._refuse_when_unwritable()
-        return name, integer(header, "queue", -1, 0, 1 << 20), ack
+        if not (topic.is_batch or is_own):
+            if len(self._plain) >= _MOST_PLAIN:
+                self._plain.clear()
+            self._plain[name] = topic
 
     def checked_ack(self, header: dict[str, Any], frames: Frames) -> str:
         """The ack of a request that names no queue to store in; the node takes messages now. Raises Refusal."""
@@ -112,6 +122,9 @@ class SendChecks:
         return str(ack)
 
     def _queue_of(self, header: dict[str, Any], name: str, topic: TopicView) -> int:
+        queue_id = header.get("queue", -1)
+        if type(queue_id) is int and 0 <= queue_id < topic.write_queues:
+            return queue_id
         queue_id = integer(header, "queue", -1, -1, 1 << 20)
         if queue_id >= max(topic.write_queues, topic.read_queues):
             raise Refusal(
@@ -136,6 +149,7 @@ class SendChecks:
     def forget_topic(self, topic: str) -> None:
         """Begin again with the first queue when a topic of this name is created again."""
         self._next_queue.pop(topic, None)
+        self._plain.pop(topic, None)
 
     def _check_place(self, name: str, topic: TopicView) -> None:
         """Refuse a topic that another process stores."""
