@@ -207,8 +207,7 @@ class Writer:
             self._allocate.ring()
 
     def _handle(self, identity: Peer, frames: Frames) -> bytes | PendingAck | None:
-        # A frame may have 64 MiB, and is not copied then; a packet of the local socket has 64 KiB at most.
-        if not isinstance(identity, int) and len(frames[0]) > wire.MAX_HEADER_BYTES:
+        if not isinstance(identity, int) and len(frames[0]) > wire.MAX_HEADER_BYTES:  # it may have 64 MiB: no copy
             return wire.error(None, "BAD_HEADER", wire.too_long(len(frames[0])), outcome="not_stored")
         header_frame = frames[0].bytes
         try:
