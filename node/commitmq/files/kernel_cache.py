@@ -55,6 +55,7 @@ MODULES: Final = (
     "words",
     "raw",
     "run",
+    "client_batch",
     "java_hash",
     "readdress",
     "walk",

@@ -130,6 +130,7 @@ REASON_COUNT = 17
 REASON_UTF8 = 18
 REASON_SEQUENCE = 19
 REASON_ZEROS = 20
+REASON_PROPERTIES_SIZE = 21
 
 SECTOR_BYTES = 512  # sectors lost in a power cut read as zeros of this alignment; most devices lose 4096 bytes at once
 

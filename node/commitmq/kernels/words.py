@@ -57,14 +57,23 @@ _load4 = _loader(32)
 _load8 = _loader(64)
 
 
-@intrinsic
-def _store8(typing: Any, address: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        swapped = builder.bswap(arguments[1]) if _LITTLE else arguments[1]
-        builder.store(swapped, _place(builder, arguments[0], 64), align=1)
-        return context.get_dummy_value()
+def _storer(bits: int) -> Any:
+    def store(typing: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            value = arguments[1] if bits == 64 else builder.trunc(arguments[1], ir.IntType(bits))
+            if _LITTLE:
+                value = builder.bswap(value)
+            builder.store(value, _place(builder, arguments[0], bits), align=1)
+            return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), generate
+        return types.void(types.int64, types.int64), generate
+
+    return intrinsic(store)
+
+
+_store2 = _storer(16)
+_store4 = _storer(32)
+_store8 = _storer(64)
 
 
 @intrinsic
@@ -113,6 +122,18 @@ def load4(buf, at):  # type: ignore[no-untyped-def]
 def load8(buf, at):  # type: ignore[no-untyped-def]
     """Signed 8-byte big-endian integer at ``at``."""
     return _load8(address_of(buf) + at)
+
+
+@njit(inline="always")
+def store2(buf, at, value):  # type: ignore[no-untyped-def]
+    """Store the low 16 bits of ``value``, big-endian."""
+    _store2(address_of(buf) + at, value)
+
+
+@njit(inline="always")
+def store4(buf, at, value):  # type: ignore[no-untyped-def]
+    """Store the low 32 bits of ``value``, big-endian."""
+    _store4(address_of(buf) + at, value)
 
 
 @njit(inline="always")

@@ -45,6 +45,12 @@ def put(buf, at, value, other):  # type: ignore[no-untyped-def]
     words.copy_bytes(other, 0, buf, at, 8)
 
 
+@njit
+def put_low(buf, at, value):  # type: ignore[no-untyped-def]
+    words.store2(buf, at, value)
+    words.store4(buf, at + 2, value)
+
+
 @pytest.fixture
 def edge() -> Iterator[np.ndarray]:
     """A page of bytes behind which none may be read."""
@@ -102,6 +108,8 @@ def test_numbers_are_big_endian_and_signed(edge: np.ndarray) -> None:
         copy = np.zeros(8, np.uint8)
         put(edge, _PAGE - 8, expected[2], copy)
         assert edge[-8:].tobytes() == copy.tobytes() == data
+        put_low(edge, _PAGE - 6, expected[2])
+        assert edge[-8:].tobytes() == data[:2] + data[6:] + data[4:]
 
 
 def reason(data: bytes) -> int:

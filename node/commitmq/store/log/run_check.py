@@ -78,6 +78,7 @@ _SENTENCES = {
     raw.REASON_UTF8: "its properties are not UTF-8",
     raw.REASON_ZEROS: "a property's value holds 512 zero bytes in a row, as a sector does that never reached the disk",
     raw.REASON_SEQUENCE: "its last property is not the __PSEQ__ that the request's producer and sequence make",
+    raw.REASON_PROPERTIES_SIZE: f"its properties are longer than {MAX_PROPERTIES_BYTES} bytes",
 }
 
 _INNER_BATCH = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
