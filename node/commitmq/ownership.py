@@ -130,7 +130,7 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("run/*.counts", Role.EACH, "what the worker of that name counted, for /metrics"),
     FileOwner("run/*.bell", Role.EACH, "wakes the worker of that name"),
     FileOwner("run/*.ipc", Role.EACH, "the ZeroMQ endpoint of the worker of that name"),
-    FileOwner("run/*.sock", Role.WRITER, "the Unix socket for single sends"),
+    FileOwner("run/*.sock", Role.WRITER, "the Unix socket for single sends and short runs"),
 )
 
 # Recovery sets the first value of a word before the word's own process starts.

@@ -19,7 +19,11 @@ import orjson
 import pytest
 
 from commitmq import InvalidMessageError, Outcome, Producer, SendError
+from commitmq.format.constants import Host
+from commitmq.format.message_id import pack_host
 from commitmq.protocol.local_packet import MAX_PACKET_BYTES, LocalSocket
+from commitmq.store.log.record_form import RecordForm
+from commitmq.store.log.run_check import RunCheck
 from messages_stored import read_all
 from nodes import Node, eventually, start_node
 
@@ -63,6 +67,14 @@ def connected(node: Node) -> socket.socket:
 
 def packet(header: bytes, body: bytes) -> bytes:
     return len(header).to_bytes(4, "big") + header + body
+
+
+def record(topic: str, queue: int, body: bytes) -> bytes:
+    """A message as a client puts it into a run."""
+    check = RunCheck(store_host=pack_host(Host("127.0.0.1", 10911)), max_message_bytes=4096, properties_crc=False)
+    host = pack_host(Host("127.0.0.1", 0))
+    form = RecordForm(check, topic.encode(), queue, sys_flag=0, flag=0, born_host=host)
+    return form.record(body, b"UNIQ_KEY\x01K\x02", 1_763_800_000_000)
 
 
 def send_header(number: int, topic: str = "raw", **more: object) -> bytes:
@@ -305,7 +317,21 @@ def test_only_synchronous_sends_open_it(node: Node) -> None:
         assert local_of(producer) is not None
 
 
-def test_it_takes_sends_only(node: Node) -> None:
+def test_it_takes_sends_and_runs_only(node: Node) -> None:
     with connected(node) as client:
-        client.send(packet(b'{"v":1,"op":"append","id":1,"topic":"raw","queue":0,"count":1}', b""))
+        client.send(packet(b'{"v":1,"op":"batch","id":1,"topic":"raw","queue":0,"count":1}', b""))
         assert orjson.loads(client.recv(4096))["code"] == "UNKNOWN_OP"
+
+
+@pytest.mark.parametrize("ack", ["memory", "flushed"])
+def test_a_run_that_fits_is_stored(node: Node, ack: str) -> None:
+    run = b"".join(record(f"runs-{ack}", 0, f"{number}".encode()) for number in range(3))
+    header = {"v": 1, "op": "append", "id": 7, "topic": f"runs-{ack}", "queue": 0, "count": 3, "ack": ack}
+    with connected(node) as client:
+        client.send(packet(orjson.dumps(header), run))
+        answer = orjson.loads(client.recv(4096))
+        assert (answer["ok"], answer["id"], answer["queue_offset"], answer["count"]) == (True, 7, 0, 3)
+        client.send(packet(orjson.dumps({**header, "count": 2}), run))
+        refused = orjson.loads(client.recv(4096))
+        assert (refused["code"], refused["outcome"]) == ("MESSAGE_ILLEGAL", "not_stored")
+    assert [message.body for message in read_all(node, f"runs-{ack}")] == [b"0", b"1", b"2"]

@@ -1,8 +1,8 @@
-"""Unix socket for single sends from clients on the same host: faster than the ZeroMQ socket beside it.
+"""Unix socket for single sends and short runs from clients on the same host: faster than the ZeroMQ socket beside it.
 
 Why: a ZeroMQ round trip passes two I/O threads, so it needs four wake-ups; this socket needs two (measured on two
-cores, 1 KiB: a bare echo takes 67 instead of 138 microseconds). Everything else goes over ZeroMQ: runs are larger than
-a packet, and ZeroMQ's I/O threads copy them while the writer works.
+cores, 1 KiB: a bare echo takes 67 instead of 138 microseconds). Everything else goes over ZeroMQ: most runs are larger
+than a packet, and ZeroMQ's I/O threads copy them while the writer works.
 
 One packet (``SOCK_SEQPACKET``, at most :data:`~commitmq.protocol.local_packet.MAX_PACKET_BYTES`) is one request or one
 answer; protocol/PROTOCOL.md defines the bytes. A client learns the socket's path from ``hello`` and may always use

@@ -50,7 +50,7 @@ _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _FLUSHED, _FLUSH_WANTED = int(Word.FLUSHED), int(Word.FLUSH_WANTED)
 _PRODUCERS_KNOWN, _PRODUCERS_WANTED = int(Word.PRODUCERS_KNOWN), int(Word.PRODUCERS_WANTED)
 _SENDS = ("send", "append", "batch", "send_back", "recall")
-_KNOWN_LOCALLY, _KNOWN = "the local socket knows send", f"the writer knows hello, {', '.join(_SENDS)}"
+_KNOWN_LOCALLY, _KNOWN = "the local socket knows send and append", f"the writer knows hello, {', '.join(_SENDS)}"
 _POLL_MS = 200
 _TURN_REQUESTS = 256
 _TURN_BYTES = 8 * 1024 * 1024
@@ -230,7 +230,7 @@ class Writer:
             if len(frames) != 1:
                 return wire.error(header["id"], "INVALID_PARAMETER", "hello takes no payload", outcome="not_stored")
             return self.requests.hello(header, frames[0])
-        if op not in _SENDS or (op != "send" and isinstance(identity, int)):
+        if op not in _SENDS or (op not in _SENDS[:2] and isinstance(identity, int)):
             known = _KNOWN_LOCALLY if isinstance(identity, int) else _KNOWN
             return wire.error(header["id"], "UNKNOWN_OP", f"{known}, not {op!r}", outcome="not_stored")
         topic = header.get("topic")
