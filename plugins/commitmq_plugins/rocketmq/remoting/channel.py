@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from typing import Final
 
 READ_BYTES: Final = 256 * 1024
-_MOST_BUFFERS: Final = 64
+_LEAST_READ_BYTES: Final = 16 * 1024
+_MOST_BUFFERS: Final = 512
+_COPIED_BYTES: Final = 2_048
 _TLS_CHUNK_BYTES: Final = 16 * 1024
 _AGAIN: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -22,12 +24,13 @@ Buffer = bytes | bytearray | memoryview
 class Channel:
     """See the module. All methods raise OSError when the connection is over."""
 
-    __slots__ = ("_is_repeated", "_out", "sock", "unsent_bytes")
+    __slots__ = ("_is_repeated", "_out", "_read_bytes", "sock", "unsent_bytes")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.unsent_bytes = 0
-        self._out: deque[memoryview] = deque()
+        self._out: deque[Buffer] = deque()
+        self._read_bytes = _LEAST_READ_BYTES
         self._is_repeated = False
 
     @property
@@ -61,10 +64,17 @@ class Channel:
 
     def receive(self) -> bytes | None:
         """What the peer sent, at most READ_BYTES; None for nothing, empty at its end."""
+        room = self._read_bytes
         try:
-            return self.sock.recv(READ_BYTES)
+            data = self.sock.recv(room)
         except _AGAIN:
             return None
+        # A small buffer is cheap to get, a large one takes a large frame in few reads.
+        if len(data) == room:
+            self._read_bytes = min(4 * room, READ_BYTES)
+        elif room > _LEAST_READ_BYTES and 16 * len(data) < room:
+            self._read_bytes = room // 4
+        return data
 
     @property
     def has_more(self) -> bool:
@@ -74,6 +84,11 @@ class Channel:
     def put(self, buffers: Iterable[Buffer]) -> None:
         """Let ``buffers`` be sent after those before them. They must not change until they are."""
         for buffer in buffers:
+            if type(buffer) is bytes:
+                if buffer:
+                    self._out.append(buffer)
+                    self.unsent_bytes += len(buffer)
+                continue
             view = memoryview(buffer)
             if view.nbytes:
                 self._out.append(view if view.format == "B" else view.cast("B"))
@@ -95,17 +110,19 @@ class Channel:
         if len(out) == 1:
             return self.sock.send(out[0])
         few = list(out) if len(out) <= _MOST_BUFFERS else [out[at] for at in range(_MOST_BUFFERS)]
+        if self.unsent_bytes <= _COPIED_BYTES * len(few):
+            return self.sock.send(b"".join(few))  # to copy small ones costs less than to hand over each
         return self.sock.sendmsg(few)
 
     def _send_tls(self) -> int:
         """One record of TLS. A repeated send must have the same bytes."""
         out = self._out
-        if not self._is_repeated and len(out) > 1 and out[0].nbytes < _TLS_CHUNK_BYTES:
+        if not self._is_repeated and len(out) > 1 and len(out[0]) < _TLS_CHUNK_BYTES:
             pieces, size = [], 0
             while out and size < _TLS_CHUNK_BYTES:
                 pieces.append(out.popleft())
-                size += pieces[-1].nbytes
-            out.appendleft(memoryview(b"".join(pieces)))
+                size += len(pieces[-1])
+            out.appendleft(b"".join(pieces))
         self._is_repeated = True
         sent = self.sock.send(out[0])
         self._is_repeated = False
@@ -114,12 +131,16 @@ class Channel:
     def _forget(self, sent: int) -> None:
         self.unsent_bytes -= sent
         out = self._out
+        if not self.unsent_bytes:
+            out.clear()
+            return
         while sent:
             first = out[0]
-            if first.nbytes > sent:
-                out[0] = first[sent:]
+            size = len(first)
+            if size > sent:
+                out[0] = memoryview(first)[sent:]
                 return
-            sent -= first.nbytes
+            sent -= size
             out.popleft()
 
     def close(self) -> None:

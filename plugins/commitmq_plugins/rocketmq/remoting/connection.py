@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from commitmq.plugin import failpoints
 from commitmq_plugins.rocketmq.remoting.asked import Asked
@@ -24,30 +25,11 @@ class Connection:
     """One peer. ``peer`` is its address: IP (an IPv4 address that is mapped into IPv6 counts as IPv4) and port."""
 
     __slots__ = (
-        "__weakref__",
-        "_asked",
-        "_channel",
-        "_due_s",
-        "_frame_began_s",
-        "_is_behind",
-        "_is_closing",
-        "_is_flush_due",
-        "_is_open",
-        "_is_reading",
-        "_is_writing",
-        "_loop",
-        "_oneways",
-        "_parser",
-        "_pending_bytes",
-        "_request_bytes",
-        "_sent_s",
-        "_server",
-        "_sizes",
-        "_unanswered",
-        "heard",
-        "is_closed",
-        "peer",
-    )
+        "__weakref__", "_asked", "_channel", "_due_s", "_frame_began_s", "_is_behind", "_is_closing",
+        "_is_flush_due", "_is_open", "_is_reading", "_is_writing", "_loop", "_oneways", "_parser",
+        "_pending_bytes", "_request_bytes", "_sent_s", "_server", "_sizes", "_unanswered", "heard",
+        "is_closed", "memo", "peer",
+    )  # fmt: skip
 
     def __init__(self, server: Owner, sock: socket.socket, peer: tuple[str, int]) -> None:
         """``sock`` does not block. :meth:`start` begins to read."""
@@ -65,6 +47,8 @@ class Connection:
         self._is_open = server.tls is None
         self._is_reading = self._is_writing = self._is_closing = self._is_flush_due = self._is_behind = False
         self.is_closed = False
+        self.memo: dict[Any, Any] = {}
+        """For the handler, which bounds it: what it found out about earlier requests."""
 
     def start(self) -> None:
         """Read from now on."""
@@ -132,10 +116,7 @@ class Connection:
             return
         self.heard = time.monotonic()
         self._parser.add(data)
-        self._work()
-        if not self.is_closed:
-            self._look_again()
-            self.flush()
+        self._take_turn()
 
     def _readable_again(self) -> None:
         if self._is_reading and not self.is_closed:
@@ -188,6 +169,18 @@ class Connection:
 
     # ------------------------------------------------------------ requests of the peer
 
+    def _take_turn(self) -> None:
+        """Take requests. What they cause goes out together."""
+        turn = self._server.turn
+        turn.begin()
+        try:
+            self._work()
+        finally:
+            turn.end()
+        if self._is_writing:
+            self.regulate()  # while the peer does not read, nothing is flushed
+        self._look_again()
+
     def _work(self) -> None:
         """Take requests until none is left, or the time of this turn is over: other connections come first then."""
         parser, server = self._parser, self._server
@@ -225,10 +218,7 @@ class Connection:
 
     def _catch_up(self) -> None:
         if not self.is_closed and not self._is_closing:
-            self._work()
-            if not self.is_closed:
-                self._look_again()
-                self.flush()
+            self._take_turn()
 
     def _look_again(self) -> None:
         """What TLS has decrypted already makes the socket readable no more."""
@@ -298,12 +288,21 @@ class Connection:
             command.opaque = self._asked.next_opaque()
         self._put(command, body)
 
+    def send_frame(self, opaque: int, frame: bytes) -> None:
+        """Send the encoded answer to the request ``opaque``, which is not one-way."""
+        self._end(opaque, is_oneway=False)
+        self._put_pieces((frame,), is_answer=True)
+
     def _put(self, command: Command, body: Body = ()) -> None:
-        """Let ``command`` be sent. Those of one turn of the loop go out together."""
+        pieces: Body = body or (command.body,)
+        size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
+        head = encode_head(command, size)
+        self._put_pieces((head, *pieces) if size else (head,), is_answer=command.is_response)
+
+    def _put_pieces(self, pieces: Body, *, is_answer: bool) -> None:
+        """Let a frame be sent. Those of one turn go out together."""
         if self.is_closed or self._is_closing:
             return
-        pieces: Body = body or (command.body,)
-        size = sum(len(piece) for piece in pieces)
         channel = self._channel
         if not channel.unsent_bytes:
             self._sent_s = time.monotonic()
@@ -311,12 +310,12 @@ class Connection:
             self._server.log.warning("a peer does not read", peer=self.name, unsent_bytes=channel.unsent_bytes)
             self.abort()
             return
-        if failpoints.ACTIVE and command.is_response:
+        if failpoints.ACTIVE and is_answer:
             failpoints.hit("remoting.answer:before")
-        channel.put((encode_head(command, size), *pieces))
+        channel.put(pieces)
         if not self._is_flush_due and not self._is_writing:
             self._is_flush_due = True
-            self._loop.call_soon(self.flush)
+            self._server.turn.add(self)
 
     def flush(self) -> None:
         """Send what waits, as far as the peer takes it."""

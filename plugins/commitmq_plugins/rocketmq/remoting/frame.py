@@ -18,6 +18,7 @@ MAX_FRAME_BYTES: Final = 16 << 20
 MAX_HEADER_BYTES: Final = 1 << 20
 _HEAD: Final = struct.Struct(">iI")
 _HEADER_MAX: Final = (1 << 24) - 1
+_NOTHING: Final = memoryview(b"")
 
 
 class FrameParser:
@@ -33,12 +34,12 @@ class FrameParser:
         self.error: FrameError | None = None
         self._pending = bytearray()
         self._needed = 4
-        self._data, self._at = b"", 0
+        self._view, self._at = _NOTHING, 0
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of frames that were not returned yet."""
-        return len(self._pending) + len(self._data) - self._at
+        return len(self._pending) + len(self._view) - self._at
 
     def feed(self, data: bytes) -> list[Command]:
         """All commands that ``data`` completes."""
@@ -52,71 +53,85 @@ class FrameParser:
         """Take what the peer sent. :meth:`next` must have returned None since the last call."""
         if self.error is not None:
             return
+        pending: bytes | bytearray = data
         if self._pending:
             self._pending += data
             if len(self._pending) < self._needed:
                 return
-            data = bytes(self._pending)
-            self._pending = bytearray()
-        self._data, self._at = data, 0
+            pending, self._pending = self._pending, bytearray()
+        self._view, self._at = memoryview(pending), 0
 
     def next(self) -> Command | None:
         """The next command. Its body is a view of what was added, or a copy, never of a buffer in use."""
-        data, at = self._data, self._at
-        end = len(data)
-        if at == end or self.error is not None:
+        view, at = self._view, self._at
+        end = len(view)
+        left = end - at
+        if not left or self.error is not None:
             return None
-        needed = 4
         try:
-            if end - at >= 4:
-                size = self._frame_size(data, at, end)
-                if end - at >= size:
-                    command = self._decode(memoryview(data)[at : at + size], end)
-                    if at + size < end:
-                        self._at = at + size
-                    else:
-                        self._data, self._at = b"", 0
-                    return command
-                needed = size if end - at >= 8 else 8
+            if left >= 8:
+                length, word = _HEAD.unpack_from(view, at)
+                header_bytes = word & _HEADER_MAX
+                if (
+                    not 4 <= length <= self.max_frame_bytes
+                    or word >> 25
+                    or header_bytes > length - 4
+                    or header_bytes > self.max_header_bytes
+                ):
+                    self._refuse(length, word)
+                if 4 + length <= left:
+                    return self._decoded(view, at + 8 + header_bytes, at + 4 + length, word >> 24)
+                needed = 4 + length
+            else:
+                needed = self._needed_of_few(view[at:])
         except FrameError as error:
             self.error = error
-            self._data, self._at = b"", 0
+            self._view, self._at = _NOTHING, 0
             return None
         self._needed = needed
-        self._pending += memoryview(data)[at:]
-        self._data, self._at = b"", 0
+        self._pending += view[at:]
+        self._view, self._at = _NOTHING, 0
         return None
 
-    def _frame_size(self, data: bytes, at: int, end: int) -> int:
-        """Size of the frame at ``at`` with its own length. As soon as 8 bytes are there, its header is checked too."""
-        length = int.from_bytes(data[at : at + 4], "big", signed=True)
+    def _decoded(self, view: memoryview, body_at: int, stop: int, serialize: int) -> Command:
+        """The command whose frame ends at ``stop``. The next one begins there."""
+        at, end = self._at, len(view)
+        header = view[at + 8 : body_at]
+        command = binary_header.decode(header) if serialize else json_header.decode(header)
+        body = view[body_at:stop]
+        # A view keeps all of the read in memory for as long as the request is under way.
+        command.body = body if 2 * len(body) >= end else bytes(body)
+        command.frame_bytes = stop - at
+        if stop < end:
+            self._at = stop
+        else:
+            self._view, self._at = _NOTHING, 0
+        return command
+
+    def _needed_of_few(self, view: memoryview) -> int:
+        """How many bytes are needed to go on, where a frame has fewer than 8 yet. Raises FrameError."""
+        if len(view) < 4:
+            return 4
+        self._check_length(int.from_bytes(view[:4], "big", signed=True))
+        return 8
+
+    def _check_length(self, length: int) -> None:
+        """Raises FrameError for a length that no frame may have."""
         if not 4 <= length <= self.max_frame_bytes:
             raise FrameError(
                 f"a frame claims {length} bytes, allowed are 4 to {self.max_frame_bytes}: no client of RocketMQ, "
                 "or the limit of a frame is too low"
             )
-        if end - at >= 8:
-            word = int.from_bytes(data[at + 4 : at + 8], "big")
-            if word >> 24 not in (SERIALIZE_JSON, SERIALIZE_ROCKETMQ):
-                raise FrameError(f"a frame has serialization {word >> 24}, known are 0 (JSON) and 1 (ROCKETMQ)")
-            header_bytes = word & _HEADER_MAX
-            if header_bytes > length - 4:
-                raise FrameError(f"a header claims {header_bytes} bytes of a frame of {length}")
-            if header_bytes > self.max_header_bytes:
-                raise FrameError(f"a header claims {header_bytes} bytes, at most {self.max_header_bytes} are allowed")
-        return 4 + length
 
-    @staticmethod
-    def _decode(frame: memoryview, read_bytes: int) -> Command:
-        """``read_bytes``: what a view of the frame would keep in memory for as long as the request is under way."""
-        word = int.from_bytes(frame[4:8], "big")
-        body_at = 8 + (word & _HEADER_MAX)
-        header = frame[8:body_at]
-        command = binary_header.decode(header) if word >> 24 else json_header.decode(header)
-        body = frame[body_at:]
-        command.body = body if 2 * len(body) >= read_bytes else bytes(body)
-        command.frame_bytes = len(frame)
-        return command
+    def _refuse(self, length: int, word: int) -> None:
+        """Raises FrameError with what is wrong in a frame's first 8 bytes."""
+        self._check_length(length)
+        if word >> 24 not in (SERIALIZE_JSON, SERIALIZE_ROCKETMQ):
+            raise FrameError(f"a frame has serialization {word >> 24}, known are 0 (JSON) and 1 (ROCKETMQ)")
+        header_bytes = word & _HEADER_MAX
+        if header_bytes > length - 4:
+            raise FrameError(f"a header claims {header_bytes} bytes of a frame of {length}")
+        raise FrameError(f"a header claims {header_bytes} bytes, at most {self.max_header_bytes} are allowed")
 
 
 def encode_head(command: Command, body_bytes: int) -> bytes:

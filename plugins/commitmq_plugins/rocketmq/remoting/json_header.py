@@ -19,6 +19,7 @@ from commitmq_plugins.rocketmq.remoting.errors import FrameError
 
 _LANGUAGES: Final = {language.name: language for language in LanguageCode}
 _NAMES: Final = {language: language.name for language in LanguageCode}
+_TEXTS: Final = {str}
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 
 
@@ -54,7 +55,7 @@ def decode(data: bytes | memoryview) -> Command:
         fields = {}
     elif type(fields) is not dict:
         raise FrameError(f"the header's extFields are no JSON object but {type(fields).__name__}")
-    elif not all(type(value) is str for value in fields.values()):
+    elif fields and set(map(type, fields.values())) != _TEXTS:
         fields = {name: text for name, value in fields.items() if (text := _as_text(value)) is not None}
     language = get("language", "JAVA")
     if type(language) is str:
@@ -66,17 +67,15 @@ def decode(data: bytes | memoryview) -> Command:
     remark = get("remark")
     if remark is not None and type(remark) is not str:
         remark = _as_text(remark)
-    return Command(
-        _integer("code", get("code", 0)),
-        _integer("opaque", get("opaque", 0)),
-        _integer("flag", get("flag", 0)),
-        spoken,
-        _integer("version", get("version", 0)),
-        remark,
-        fields,
-        b"",
-        SERIALIZE_JSON,
-    )
+    code, opaque, flag, version = get("code", 0), get("opaque", 0), get("flag", 0), get("version", 0)
+    if not (
+        type(code) is type(opaque) is type(flag) is type(version) is int
+        and min(code, opaque, flag, version) >= _INT_MIN
+        and max(code, opaque, flag, version) <= _INT_MAX
+    ):
+        code, opaque = _integer("code", code), _integer("opaque", opaque)
+        flag, version = _integer("flag", flag), _integer("version", version)
+    return Command(code, opaque, flag, spoken, version, remark, fields, b"", SERIALIZE_JSON)
 
 
 def encode_answer(opaque: int, code: int, remark: str | None, ext_fields: dict[str, str]) -> bytes:

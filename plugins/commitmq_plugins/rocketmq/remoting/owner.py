@@ -9,6 +9,7 @@ from commitmq.log import Log
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.limits import ServerLimits
 from commitmq_plugins.rocketmq.remoting.tls import Tls
+from commitmq_plugins.rocketmq.remoting.turn import Turn
 
 
 class Owner:
@@ -17,6 +18,7 @@ class Owner:
     limits: ServerLimits
     log: Log
     tls: Tls | None
+    turn: Turn
     handler: Callable[[Any, Command], Command | Awaitable[Command | None] | None]
 
     def remove(self, connection: Any, pending_bytes: int) -> None:

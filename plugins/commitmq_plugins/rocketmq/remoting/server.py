@@ -20,6 +20,7 @@ from commitmq_plugins.rocketmq.remoting.connection import Body, Connection, Hand
 from commitmq_plugins.rocketmq.remoting.limits import ServerLimits
 from commitmq_plugins.rocketmq.remoting.owner import Owner
 from commitmq_plugins.rocketmq.remoting.tls import Tls
+from commitmq_plugins.rocketmq.remoting.turn import Turn
 
 __all__ = ["Body", "Connection", "Handler", "RemotingServer", "ServerLimits"]
 
@@ -44,9 +45,13 @@ class RemotingServer(Owner):
         log: Log,
         limits: ServerLimits | None = None,
         tls: Tls | None = None,
+        turn: Turn | None = None,
     ) -> None:
-        """``closed`` is called when a connection has ended. With ``tls`` a peer's first byte decides whether it has it."""
+        """``closed`` is called when a connection has ended. With ``tls`` a peer's first byte decides whether it has it.
+        ``turn`` is that of others who cause answers; by default the server has one of its own.
+        """
         self.handler, self._closed, self.log, self.tls = handler, closed, log, tls
+        self.turn = turn or Turn(asyncio.get_running_loop())
         self.limits = limits or ServerLimits()
         self.connections: set[Connection] = set()
         self._listening: list[socket.socket] = []

@@ -10,11 +10,13 @@ import json
 import random
 import struct
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq_plugins.rocketmq.remoting import frame
+from commitmq_plugins.rocketmq.remoting.answer_form import AnswerForm
 from commitmq_plugins.rocketmq.remoting.codes import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
@@ -121,6 +123,17 @@ def test_an_answer_byte_for_byte() -> None:
     answer = asked.answer(ext_fields={"IS_SUB_CHANGE": "true"})
     assert encode(answer) == wire(header)
     assert encode_head(answer, 1000) == struct.pack(">ii", 4 + len(header) + 1000, len(header)) + header
+
+
+def test_an_answer_from_a_form_is_the_encoded_one() -> None:
+    form = AnswerForm({"TRACE_ON": "100%"}, ("msgId", "queueId", "transactionId"))
+    for unique in ("KEY", 'a "quoted" \\ one', "ü\x01", "%s"):
+        answer = Command(1, opaque=3).answer(
+            ext_fields={"TRACE_ON": "100%", "msgId": "0A", "queueId": "2", "transactionId": unique}
+        )
+        assert form.frame(3, (b'"0A"', b'"2"', orjson.dumps(unique))) == encode(answer)
+    with pytest.raises(ValueError, match="must be there once"):
+        AnswerForm({"x": "@msgId@"}, ("msgId",))
 
 
 def test_a_binary_header_byte_for_byte() -> None:

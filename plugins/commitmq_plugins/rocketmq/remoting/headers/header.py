@@ -44,20 +44,21 @@ class Header:
     def decode(cls, ext_fields: Mapping[str, str]) -> Self:
         """The header in ``ext_fields``. Raises FieldError for a missing or a wrong field."""
         get = ext_fields.get
-        values = []
-        for wire, read, default in cls._plan:
-            text = get(wire)
-            if text is None:
-                if default is _REQUIRED:
-                    raise FieldError(f"the custom field <{wire}> is null", wire)
-                values.append(default)
-                continue
-            try:
-                values.append(read(text))
-            except ValueError as error:
-                raise FieldError(
-                    f"the custom field <{wire}> has the wrong value {text!r:.100}: {error}", wire, text
-                ) from error
+        values: list[Any] = []
+        wire, text = "", None
+        try:
+            for wire, read, default in cls._plan:
+                text = get(wire)
+                if text is None:
+                    if default is _REQUIRED:
+                        raise FieldError(f"the custom field <{wire}> is null", wire)
+                    values.append(default)
+                else:
+                    values.append(text if read is str else read(text))
+        except ValueError as error:
+            raise FieldError(
+                f"the custom field <{wire}> has the wrong value {text!r:.100}: {error}", wire, text or ""
+            ) from error
         return cls(*values)
 
     def encode(self) -> dict[str, str]:
