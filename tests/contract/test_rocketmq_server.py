@@ -14,11 +14,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commitmq import Admin, Producer, Reader
+from commitmq.format.client_batch import BatchElement, encode_client_batch
 from commitmq.format.record import decode_record
+from commitmq.store.layout import StoreLayout
 from commitmq.testing.node_process import eventually
 from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
 from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody
@@ -30,7 +33,7 @@ from commitmq_plugins.rocketmq.remoting.errors import PeerSilentError
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
 from commitmq_plugins.rocketmq.remoting.frame import encode
 from nodes import Node, start_node
-from rocketmq_client import PULL, ask, free_port, send, served
+from rocketmq_client import PULL, SEND, ask, free_port, send, served
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +71,7 @@ def test_what_a_client_of_rocketmq_sends_all_can_read(node: Node, port: int) -> 
     assert [answer.code for answer in sent] == [0] * 20
     assert sorted(int(answer.ext_fields["queueOffset"]) for answer in sent) == list(range(20))
     assert {answer.ext_fields["MSG_REGION"] for answer in sent} == {"DefaultRegion"}
-    records, at = [], 0
-    while at < len(found):
-        records.append(decode_record(found, at))
-        at += records[-1].total_size
+    records = records_of(found)
     by_id = {record.offset_msg_id: record for record in records}
     for number, answer in enumerate(sent):
         record = by_id[answer.ext_fields["msgId"]]
@@ -87,6 +87,93 @@ def test_what_a_client_of_rocketmq_sends_all_can_read(node: Node, port: int) -> 
             if len(bodies) >= 20:
                 break
     assert sorted(bodies) == sorted(record.body for record in records)
+
+
+def records_of(data: bytes) -> list[Any]:
+    found, at = [], 0
+    while at < len(data):
+        found.append(decode_record(data, at))
+        at += found[-1].total_size
+    return found
+
+
+async def pull_all(client: RemotingClient, topic: str, count: int) -> list[Any]:
+    """All records of queue 0, which gets ``count`` messages."""
+    found, at = b"", "0"
+    while at != str(count):
+        pulled = await client.request(
+            request(RequestCode.PULL_MESSAGE, {**PULL, "topic": topic, "queueOffset": at}), 10
+        )
+        assert pulled.remark == "FOUND"
+        found, at = found + bytes(pulled.body), pulled.ext_fields["nextBeginOffset"]
+    return records_of(found)
+
+
+def test_a_batch_is_stored_as_its_messages(node: Node, port: int) -> None:
+    served(port)
+    elements = [BatchElement(b"%d" % one * 300, b"UNIQ_KEY\x01B%d\x02" % one, one) for one in range(100)]
+
+    async def talk(client: RemotingClient) -> tuple[Command, list[Any]]:
+        fields = {**SEND, "b": "batches", "i": "WAIT\x01true\x02", "m": "true"}
+        body = encode_client_batch(elements)
+        sent = await client.request(request(RequestCode.SEND_BATCH_MESSAGE, fields, body), 10)
+        return sent, await pull_all(client, "batches", 100)
+
+    sent, records = ask(port, talk)
+    assert (sent.code, sent.ext_fields["queueOffset"]) == (0, "0")
+    assert sent.ext_fields["msgId"].split(",") == [record.offset_msg_id for record in records]
+    assert [(one.body, one.flag, one.properties["UNIQ_KEY"]) for one in records] == [
+        (one.body, one.flag, f"B{number}") for number, one in enumerate(elements)
+    ]
+
+
+def test_no_client_is_refused_because_of_the_message_of_another_one(node: Node, port: int) -> None:
+    served(port)
+
+    async def talk(client: RemotingClient) -> tuple[list[Command], list[Any]]:
+        await send(client, b"first", "K", b="shared")  # it makes the topic
+        bad = {"i": "UNIQ_KEY\x01BAD\x02INNER_NUM\x012\x02"}  # only the node may set that
+        found = await asyncio.gather(
+            *(send(client, b"%d" % one, f"K{one}", b="shared", **(bad if one == 4 else {})) for one in range(9))
+        )
+        return found, await pull_all(client, "shared", 9)
+
+    answers, records = ask(port, talk)
+    assert [answer.code for answer in answers] == [
+        ResponseCode.MESSAGE_ILLEGAL if one == 4 else ResponseCode.SUCCESS for one in range(9)
+    ]
+    assert {record.body for record in records} == {b"first", *(b"%d" % one for one in range(9) if one != 4)}
+
+
+def test_a_lone_sender_takes_the_writers_local_socket(node: Node, port: int) -> None:
+    served(port)
+
+    async def talk(client: RemotingClient) -> list[int]:
+        counts = []
+        for number in range(6):
+            sent = await send(client, b"lone", f"K{number}", b="lone")
+            assert sent.ext_fields["queueOffset"] == str(number)
+            counts.append(local_connections(node))
+        return counts
+
+    counts = ask(port, talk)
+    assert counts[-1] > 0
+    # When it is gone (its end by the kernel is that of a dead writer), messages go on.
+    writer = node.pids()["writer"]
+    os.kill(writer, signal.SIGKILL)
+    eventually(lambda: node.healed("writer", writer), "another writer")
+
+    async def again(client: RemotingClient) -> list[int]:
+        return [(await send(client, b"after", f"L{number}", b="lone")).code for number in range(4)]
+
+    assert ask(port, again) == [0] * 4
+
+
+def local_connections(node: Node) -> int:
+    """How many sockets of the broker server are connected to the writer's local socket."""
+    path = str(StoreLayout(node.store).local_socket)
+    listed = Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()
+    return sum(line.endswith(path) for line in listed) - 1  # the listening one
 
 
 def test_refusals_have_rocketmqs_codes(node: Node, port: int) -> None:

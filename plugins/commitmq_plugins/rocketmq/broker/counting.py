@@ -46,11 +46,11 @@ class Counting:
 
     # ------------------------------------------------------------ events
 
-    def stored(self, topic: str, messages: int, size: int) -> None:
-        """Messages of ``size`` bytes in all were stored in ``topic``."""
+    def stored(self, topic: str, messages: int, size: int, requests: int = 1) -> None:
+        """Messages of ``size`` bytes in all, of so many requests, were stored in ``topic``."""
         now, add = time.monotonic(), self.statistics.add
-        add("TOPIC_PUT_NUMS", topic, messages, now)
-        add("TOPIC_PUT_SIZE", topic, size, now)
+        add("TOPIC_PUT_NUMS", topic, messages, now, requests)
+        add("TOPIC_PUT_SIZE", topic, size, now, requests)
         add("BROKER_PUT_NUMS", self._cluster_name, messages, now, 0)
         add("BROKER_PUT_SIZE", self._cluster_name, size, now, 0)
         if not is_system_topic(topic):

@@ -10,7 +10,9 @@ from typing import Any, Final
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.plugin import WorkerContext
 from commitmq.protocol import wire
+from commitmq_plugins.rocketmq.broker.local_line import LocalLine
 from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError, NodeLine
+from commitmq_plugins.rocketmq.remoting.turn import Turn
 
 _TIMEOUT_S: Final = 5.0
 SERVICE_NOT_AVAILABLE: Final = "SERVICE_NOT_AVAILABLE"
@@ -19,12 +21,14 @@ SERVICE_NOT_AVAILABLE: Final = "SERVICE_NOT_AVAILABLE"
 class Node:
     """Lines are opened at first use. All methods are called in the loop."""
 
-    def __init__(self, context: WorkerContext, loop: asyncio.AbstractEventLoop) -> None:
-        self._context, self._loop = context, loop
+    def __init__(self, context: WorkerContext, loop: asyncio.AbstractEventLoop, turn: Turn) -> None:
+        """``turn`` is that of the server: the answers of a moment go to its clients together."""
+        self._context, self._loop, self._turn = context, loop, turn
         self.config = context.config
         self.layout = context.layout
         self.control = context.control
         self._lines: dict[tuple[str, int], NodeLine] = {}
+        self._local_lines: list[LocalLine] = []
         self.on_check: Callable[[dict[str, Any], list[bytes]], None] | None = None
         """Takes the checks of transactions that the transaction process sends."""
 
@@ -32,6 +36,14 @@ class Node:
         for line in self._lines.values():
             line.close()
         self._lines.clear()
+        for local in self._local_lines:
+            local.close()
+        self._local_lines.clear()
+
+    def local_line(self) -> LocalLine:
+        """A new line to the writer's local socket."""
+        self._local_lines.append(LocalLine(self._loop, self.layout.local_socket, self._turn))
+        return self._local_lines[-1]
 
     def line(self, role: str, lane: int = 0) -> NodeLine:
         """The line to ``role``, as ``reader-0`` or ``writer``. Each lane is a peer of its own, which limits count alone."""
@@ -39,7 +51,7 @@ class Node:
         if found is None:
             on_message = self._checked if role == "transaction" else None
             endpoint = self.layout.ipc(role)
-            found = NodeLine(self._loop, self._context.zmq, endpoint, on_message=on_message)
+            found = NodeLine(self._loop, self._context.zmq, endpoint, self._turn, on_message=on_message)
             self._lines[role, lane] = found
         return found
 

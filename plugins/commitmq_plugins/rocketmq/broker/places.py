@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 
@@ -22,6 +23,16 @@ class Places:
         if part[0] == 0 and len(self._parts) > 1:
             del self._parts[0]
         return at
+
+    def next_of(self, sizes: list[int]) -> list[int]:
+        """The places of the next records, which have ``sizes`` bytes."""
+        part = self._parts[0]
+        if len(self._parts) > 1 and int(part[0]) <= len(sizes):
+            return [self.next(size) for size in sizes]
+        *found, end = accumulate(sizes, initial=int(part[1]))
+        part[0] -= len(sizes)
+        part[1] = end
+        return found
 
 
 def count_of(body: Any) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -57,6 +58,7 @@ from commitmq_plugins.rocketmq.broker.transactions import Transactions
 from commitmq_plugins.rocketmq.limits import limits_of, tls_of
 from commitmq_plugins.rocketmq.remoting.server import RemotingServer
 from commitmq_plugins.rocketmq.remoting.tls import ENFORCING
+from commitmq_plugins.rocketmq.remoting.turn import Turn
 from commitmq_plugins.rocketmq.settings import RocketMQSettings
 
 ROLE = "rocketmq-broker"
@@ -76,7 +78,8 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     host = settings.advertised_host or network.store_host
     users = AccessFile(context.layout.root)
     access = Access(LiveAccess(users, log), network.cluster_name, log)
-    node = Node(context, loop)
+    turn = Turn(loop)
+    node = Node(context, loop, turn)
     topics = Topics(node)
     allowances = Allowances(settings)
     clients = Clients(node, topics, allowances, loop, log)
@@ -101,7 +104,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     )
     groups, queues = AdminGroups(node, offsets), Queues(node, offsets)
     pulls = Pulls(node, topics, clients, offsets, counting, groups, broker_config)
-    sends = Sends(node, topics, retries, allowances, loop, log, counting)
+    sends = Sends(node, topics, retries, allowances, loop, counting)
     stored_replies = StoredReplies(node, topics, clients, offsets, loop, log)
     sends.expects_reply = stored_replies.expect
     transactions = Transactions(node, clients, loop, log, counting)
@@ -134,13 +137,16 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         clients.on_turn = partial(counts.look, clients.registry)
     dispatch = Dispatch(parts, access, log, counts)
     tls = tls_of(settings, context.folder, log)
-    server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings), tls)
+    server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings), tls, turn)
     await _listen(server, settings, port)
     await _patiently(groups.load, stopping)
     if settings.trace_topic_enable:
         await _patiently(lambda: topics.create(TRACE_TOPIC, 1), stopping)
     registration.start()
     neighbours.start()
+    # What is there by now stays: a collection of the whole heap would look at it again and again, which takes milliseconds.
+    gc.collect()
+    gc.freeze()
     context.ready(endpoints={"rocketmq": f"{settings.host}:{port}"})
     log.info("RocketMQ's clients are served", host=settings.host, port=port)
     await stopping.wait()

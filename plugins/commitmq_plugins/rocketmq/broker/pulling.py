@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from typing import Any, Final
 
+import numpy as np
+
 from commitmq.client.receiving.segments import SegmentMaps
 from commitmq.errors import StoreError
-from commitmq.format.units import UNIT_STRUCT
+from commitmq.format.units import UNIT, UNIT_STRUCT
 from commitmq_plugins.rocketmq.broker.admin_groups import AdminGroups
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
@@ -34,6 +35,7 @@ _SMALL_BYTES: Final = 256 * 1024
 _LARGE_BYTES: Final = 4 * 1024 * 1024
 _USUAL_MESSAGES: Final = 32
 _PATIENCE_S: Final = 5.0
+_FEW_UNITS: Final = 40 * UNIT_STRUCT.size  # below it a loop is quicker than arrays
 _READABLE: Final = 4
 _MOST_PULLED: Final = 100_000
 """Queues whose last pull is remembered for administration."""
@@ -129,8 +131,12 @@ class Pulls:
             if kind != "TAG":
                 fields["filter_type"] = kind
         line = self._node.reader_of(header.topic, header.queue_id)
-        future = line.request("pull", fields, timeout_s=wait_ms / 1_000 + _PATIENCE_S)
-        future.add_done_callback(lambda done: self._read(connection, command, header, done))
+        line.call(
+            "pull",
+            fields,
+            lambda answer: self._read(connection, command, header, answer),
+            timeout_s=wait_ms / 1_000 + _PATIENCE_S,
+        )
 
     def _checked(self, connection: Connection, header: PullMessageRequestHeader) -> tuple[str | None, str]:
         """Expression and type of the filter. Raises _Refused, in RocketMQ's order (remoting 4.2)."""
@@ -171,15 +177,14 @@ class Pulls:
     # ------------------------------------------------------------ answers
 
     def _read(
-        self, connection: Connection, command: Command, header: PullMessageRequestHeader, done: asyncio.Future[Answer]
+        self, connection: Connection, command: Command, header: PullMessageRequestHeader, found: Answer | LineLostError
     ) -> None:
         """Send the answer to a pull that the reader has answered."""
-        try:
-            answer, frames = done.result()
-        except (LineLostError, asyncio.CancelledError) as error:
-            connection.send(command.answer(ResponseCode.SYSTEM_ERROR, f"the reader does not answer: {error}",
+        if isinstance(found, LineLostError):
+            connection.send(command.answer(ResponseCode.SYSTEM_ERROR, f"the reader does not answer: {found}",
                                            ext_fields=_fields({"next_offset": header.queue_offset})))  # fmt: skip
             return
+        answer, frames = found
         self._clients.pulled(connection, header.consumer_group, header.topic, header.queue_id)
         if connection.is_closed:
             return  # nobody has read anything
@@ -225,6 +230,10 @@ class Pulls:
             self._maps = SegmentMaps(self._node.layout.root, self._node.config.commit_log.segment_bytes, max_mapped=64)
         size = self._maps.segment_bytes
         views: list[bytes | memoryview] = []
+        if len(units) > _FEW_UNITS:
+            for begin, end in _neighbours(units, size):
+                views.append(self._view(begin, end, size))
+            return views
         begin = end = -1
         for offset, length, _ in UNIT_STRUCT.iter_unpack(units):
             if offset == end and offset % size:
@@ -241,6 +250,17 @@ class Pulls:
         assert self._maps is not None
         base = begin - begin % size
         return memoryview(self._maps.map(base))[begin - base : end - base]
+
+
+def _neighbours(units: bytes, segment_bytes: int) -> list[tuple[int, int]]:
+    """Begin and end of each part of the log in which the records of ``units`` lie side by side, within one segment."""
+    found = np.frombuffer(units, UNIT)
+    begins = found["physical_offset"].astype(np.int64)
+    ends = begins + found["size"]
+    is_first = np.ones(begins.size, bool)
+    is_first[1:] = (begins[1:] != ends[:-1]) | (begins[1:] % segment_bytes == 0)
+    first = np.flatnonzero(is_first)
+    return list(zip(begins[first].tolist(), ends[np.append(first[1:], begins.size) - 1].tolist(), strict=True))
 
 
 def _expression(text: str | None, kind: str) -> str | None:
