@@ -144,6 +144,7 @@ def test_mutated_frames_harm_nobody(served: tuple[Node, int, int], count: int) -
     sys.stdout.write(f"{counts} p99 quiet {quiet.p99()} busy {busy.p99()} memory {memory}\n")
     assert counts["ended"] > 0
     assert counts["kept"] > 0
+    assert counts["answered"] > count * 0.7, "most mutations can be read"
     assert len(counts) > 8, "answers of many kinds"
     assert quiet.failures == busy.failures == []
     now = node.pids()

@@ -1,8 +1,8 @@
 """Frames of every request kind, mutated: what any program may send to the ports of RocketMQ's clients.
 
-``python mutated_frames.py PORT… --count N --seed S`` sends N frames in chunks, each over a connection of its own. It checks
-that each request that a decoder can read has exactly one answer, and that a wrong frame ends its connection. It prints the
-counts as JSON. The same seed gives the same frames.
+``python mutated_frames.py PORT… --count N --seed S`` sends N frames in chunks, each over a connection of its own, and each
+further frame that ends its connection over one more. It checks that each request that a decoder can read has exactly one
+answer, and that a wrong frame ends its connection. It prints the counts as JSON. The same seed gives the same frames.
 """
 
 from __future__ import annotations
@@ -335,40 +335,73 @@ class WrongAnswerError(AssertionError):
     """A request without its answer, or a connection that should have ended."""
 
 
-async def _talk(port: int, chunk: list[bytes], counts: Counter[str]) -> None:
-    """Send a chunk over one connection. Raises WrongAnswerError."""
-    data = b"".join(chunk)
+def _ends_its_connection(frame: bytes) -> bool:
+    """Whether nothing can follow the frame: it is wrong, or what comes next would count as its rest."""
     decoder = FrameParser(_MAX_FRAME_BYTES)
-    wanted = Counter(one.opaque for one in decoder.feed(data) if not one.is_response and not one.is_oneway)
+    decoder.feed(frame)
+    return decoder.error is not None or decoder.pending_bytes > 0
+
+
+def connections(chunk: list[bytes]) -> list[tuple[list[bytes], bytes]]:
+    """``chunk`` in connections: frames that are answered, then one that ends the connection, or nothing.
+
+    A wrong frame ends its connection at once, answers that are under way included. So it comes when all are there.
+    """
+    whole = [frame for frame in chunk if not _ends_its_connection(frame)]
+    last = [frame for frame in chunk if _ends_its_connection(frame)] or [b""]
+    return [(whole, last[0]), *(([], frame) for frame in last[1:])]
+
+
+async def _talk(port: int, whole: list[bytes], last: bytes, counts: Counter[str]) -> None:
+    """Send ``whole`` over one connection, take the answers, then send ``last``. Raises WrongAnswerError."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    parser = FrameParser()
-    is_ended = False
+    parser, is_ended = FrameParser(), False
     try:
-        writer.write(data)
-        deadline = time.monotonic() + PATIENCE_S
-        while not is_ended and (decoder.error is not None or wanted):
-            try:
-                async with asyncio.timeout(max(0.01, deadline - time.monotonic())):
-                    received = await reader.read(1 << 18)
-            except TimeoutError:
-                raise WrongAnswerError(f"no answer to {dict(wanted)}, or no end after {decoder.error}") from None
-            except ConnectionError:
-                received = b""
-            is_ended = not received
-            for answer in parser.feed(received):
-                if answer.is_response:
-                    counts[str(answer.code)] += 1
-                    wanted[answer.opaque] -= 1
-                    if wanted[answer.opaque] < 0:
-                        raise WrongAnswerError(f"two answers to {answer.opaque}, or one that nobody asked for")
-                    if not wanted[answer.opaque]:
-                        del wanted[answer.opaque]
-        # A wrong frame ends the connection at once: requests before it that wait for the node have no answer then.
-        if is_ended and decoder.error is None:
-            raise WrongAnswerError(f"the connection ended before the answers to {dict(wanted)}")
+        for data in (b"".join(whole), last):
+            if not data:
+                continue
+            decoder = FrameParser(_MAX_FRAME_BYTES)
+            wanted = Counter(one.opaque for one in decoder.feed(data) if not one.is_response and not one.is_oneway)
+            writer.write(data)
+            is_ended = await _answers(reader, parser, wanted, decoder.error, counts)
+            # Of a frame with a wrong rest the part before it may have an answer, or not any more.
+            if is_ended and decoder.error is None:
+                raise WrongAnswerError(f"the connection ended before the answers to {dict(wanted)}")
         counts["ended" if is_ended else "kept"] += 1
     finally:
         writer.transport.abort()
+
+
+async def _answers(
+    reader: asyncio.StreamReader,
+    parser: FrameParser,
+    wanted: Counter[int],
+    error: FrameError | None,
+    counts: Counter[str],
+) -> bool:
+    """Take the answers to ``wanted``, and the end of the connection where ``error`` asks for it; True when it ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    while error is not None or wanted:
+        try:
+            async with asyncio.timeout(max(0.01, deadline - time.monotonic())):
+                received = await reader.read(1 << 18)
+        except TimeoutError:
+            raise WrongAnswerError(f"no answer to {dict(wanted)}, or no end after {error}") from None
+        except ConnectionError:
+            received = b""
+        if not received:
+            return True
+        for answer in parser.feed(received):
+            if not answer.is_response:
+                continue
+            counts[str(answer.code)] += 1
+            counts["answered"] += 1
+            wanted[answer.opaque] -= 1
+            if wanted[answer.opaque] < 0:
+                raise WrongAnswerError(f"two answers to {answer.opaque}, or one that nobody asked for")
+            if not wanted[answer.opaque]:
+                del wanted[answer.opaque]
+    return False
 
 
 async def attack(ports: list[int], count: int, seed: int) -> Counter[str]:
@@ -379,7 +412,8 @@ async def attack(ports: list[int], count: int, seed: int) -> Counter[str]:
     async def one(worker: int) -> None:
         for start in chunks:
             size = min(CHUNK, count - start)
-            await _talk(ports[start // CHUNK % len(ports)], frames(seed + start, size), counts)
+            for whole, last in connections(frames(seed + start, size)):
+                await _talk(ports[start // CHUNK % len(ports)], whole, last, counts)
 
     async with asyncio.TaskGroup() as group:
         for worker in range(CONNECTIONS):
