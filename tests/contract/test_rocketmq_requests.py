@@ -19,7 +19,7 @@ import pytest
 from commitmq import Admin, Reader
 from commitmq.format.record import decode_record
 from commitmq.semantics.recall import RecallHandle
-from commitmq.testing.node_process import eventually
+from commitmq.testing.node_process import eventually, run_commitmq
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
@@ -237,3 +237,30 @@ def test_a_node_that_requires_tls_registers_with_itself(tmp_path: Path) -> None:
         for port in (at.port, at.namesrv):
             with pytest.raises(PeerGoneError):
                 code_of(port, BOUND, tls=False)
+
+
+# ---------------------------------------------------------------- users
+
+
+def test_the_doctor_signs_its_requests_where_there_are_users(tmp_path: Path) -> None:
+    with serving(tmp_path / "store") as at:
+        served(at.port)
+
+        def run(*words: str, stdin: str = "") -> tuple[int, str]:
+            done = run_commitmq(*words, env=at.node.environment(), stdin=stdin)
+            return done.returncode, done.stdout + done.stderr
+
+        def doctor(*words: str, stdin: str = "") -> tuple[int, str]:
+            return run("rocketmq", "doctor", f"127.0.0.1:{at.namesrv}", "--write", *words, stdin=stdin)
+
+        code, text = run(
+            "user", "add", "root", "--super", "--secret-stdin", "--store", str(at.node.store), stdin="its-secret\n"
+        )
+        assert code == 0, text
+        eventually(lambda: "NO_PERMISSION" in doctor()[1], "the server knows of the user")
+        code, text = doctor("--access-key", "root", stdin="another-secret\n")
+        assert code == 1
+        assert "NO_PERMISSION" in text
+        code, text = doctor("--access-key", "root", "--timeout", "20", stdin="its-secret\n")
+        assert code == 0, text
+        assert doctor("--access-key", "root")[0] == 2, "without a secret it does not begin"

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from commitmq.cli.output import json_option, print_json, print_table
+from commitmq.cli.secret_input import read_secret, usage
 
 if TYPE_CHECKING:
     from commitmq.security.access_file import AccessFile
     from commitmq.security.access_table import AccessTable
     from commitmq.security.user import Secret, User
 
-_Value = TypeVar("_Value")
 store_option = click.option(
     "--store",
     required=True,
@@ -47,7 +45,7 @@ def add(name: str, is_super: bool, secret_stdin: bool, store: Path, as_json: boo
     from commitmq.security.user import User, check_name
 
     checked = usage(lambda: check_name(name))
-    secret = _read_secret() if secret_stdin else _new_secret()
+    secret = read_secret() if secret_stdin else _new_secret()
 
     def apply(table: AccessTable) -> None:
         if checked in table.users:
@@ -82,7 +80,7 @@ def alter(
         raise click.UsageError("give --new-secret or --secret-stdin")
     if is_super is None and is_enabled is None and not new_secret and not secret_stdin:
         raise click.UsageError("say what changes: --super, --normal, --enable, --disable, --new-secret, --secret-stdin")
-    secret = _new_secret() if new_secret else _read_secret() if secret_stdin else None
+    secret = _new_secret() if new_secret else read_secret() if secret_stdin else None
     changed: list[User] = []
 
     def apply(table: AccessTable) -> None:
@@ -159,24 +157,10 @@ def known_user(table: AccessTable, name: str) -> User:
     return known
 
 
-def usage(read: Callable[[], _Value]) -> _Value:
-    """What ``read`` returns; its ValueError is one of usage."""
-    try:
-        return read()
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-
-
 def _new_secret() -> Secret:
     from commitmq.security.user import Secret
 
     return Secret.make()
-
-
-def _read_secret() -> Secret:
-    from commitmq.security.user import Secret
-
-    return usage(lambda: Secret(sys.stdin.readline(1_024).rstrip("\r\n")))
 
 
 def _tell(one: User, secret: Secret | None, as_json: bool) -> None:

@@ -41,12 +41,19 @@ def environment(*paths: str | Path, **extra: str) -> dict[str, str]:
 
 
 def run_commitmq(
-    *arguments: str, env: dict[str, str], python: str = sys.executable, timeout_s: float = _COMMAND_TIMEOUT_S
+    *arguments: str,
+    env: dict[str, str],
+    python: str = sys.executable,
+    timeout_s: float = _COMMAND_TIMEOUT_S,
+    stdin: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command ``commitmq`` of ``python`` with ``arguments``; output and exit code are in the result."""
+    """Run the command ``commitmq`` of ``python`` with ``arguments``, which reads ``stdin``; output and exit code are in the
+    result.
+    """
     return subprocess.run(
         [python, "-m", "commitmq.cli.main", *arguments],
         env=env,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=timeout_s,

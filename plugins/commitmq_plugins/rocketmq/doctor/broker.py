@@ -9,7 +9,7 @@ from typing import Final
 from commitmq_plugins.rocketmq.doctor import addresses
 from commitmq_plugins.rocketmq.doctor.addresses import AddressError
 from commitmq_plugins.rocketmq.doctor.finding import Finding, Report, State
-from commitmq_plugins.rocketmq.doctor.peer import Peer, PeerRefusedError, Waits
+from commitmq_plugins.rocketmq.doctor.peer import Peer, PeerRefusedError, Terms
 from commitmq_plugins.rocketmq.doctor.tls import examine_tls
 from commitmq_plugins.rocketmq.doctor.versions import version_text
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
@@ -29,8 +29,8 @@ _ANY: Final = "COMMITMQ_DOCTOR"
 class Broker:
     """One process of a broker, at the address that clients get. ``number`` 0 is the master."""
 
-    def __init__(self, name: str, number: int, address: str, waits: Waits, report: Report) -> None:
-        self.name, self.number, self.address, self._waits, self._report = name, number, address, waits, report
+    def __init__(self, name: str, number: int, address: str, terms: Terms, report: Report) -> None:
+        self.name, self.number, self.address, self._terms, self._report = name, number, address, terms, report
         self.peer: Peer | None = None
         """There after :meth:`examine`, when the broker answers."""
         self.settings: dict[str, str] = {}
@@ -56,7 +56,7 @@ class Broker:
             return
         state, judgement = addresses.judge(host, seen)
         self._say(state, "address", judgement, "" if state == State.OK else addresses.ADVICE)
-        peer = Peer(host, port, self._waits)
+        peer = Peer(host, port, self._terms)
         try:
             answer = await peer.answer(RequestCode.GET_BROKER_RUNTIME_INFO)
         except RemotingError as error:
@@ -76,7 +76,7 @@ class Broker:
         await self._pop(peer)
 
     async def _vip(self, host: str, port: int) -> None:
-        vip = Peer(host, max(1, port - 2), self._waits)
+        vip = Peer(host, max(1, port - 2), self._terms)
         try:
             await vip.answer(RequestCode.GET_BROKER_RUNTIME_INFO)
             detail = f"port {vip.port} answers"

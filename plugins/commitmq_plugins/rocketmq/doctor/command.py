@@ -10,6 +10,7 @@ import click
 
 from commitmq.cli.output import fail, json_option, print_json
 from commitmq.cli.quantity import seconds
+from commitmq.cli.secret_input import read_secret
 from commitmq.supervision.exit_codes import CliExit
 
 
@@ -28,10 +29,18 @@ def rocketmq() -> None:
     "--timeout", "timeout_s", type=seconds(0.05), default=3.0, show_default=True, help="Seconds of each wait."
 )
 @click.option("--tls", is_flag=True, help="Connect with TLS. Certificates are not checked.")
+@click.option("--access-key", metavar="USER", help="Sign each request as this user; standard input has the secret.")
 @click.option("--most", type=click.IntRange(1, 10_000), default=64, show_default=True, help="Most brokers to look at.")
 @json_option
 def doctor(
-    namesrv: str, topics: tuple[str, ...], write: bool, timeout_s: float, tls: bool, most: int, as_json: bool
+    namesrv: str,
+    topics: tuple[str, ...],
+    write: bool,
+    timeout_s: float,
+    tls: bool,
+    access_key: str | None,
+    most: int,
+    as_json: bool,
 ) -> None:
     """Connect as a client does, and say what works.
 
@@ -41,7 +50,7 @@ def doctor(
     from commitmq_plugins.rocketmq.doctor.addresses import AddressError, parse_all
     from commitmq_plugins.rocketmq.doctor.examination import Examination, Wanted
     from commitmq_plugins.rocketmq.doctor.finding import Finding, State
-    from commitmq_plugins.rocketmq.doctor.peer import Waits
+    from commitmq_plugins.rocketmq.doctor.peer import Keys, Terms
 
     try:
         places = parse_all(namesrv)
@@ -56,7 +65,9 @@ def doctor(
         if not as_json:
             click.echo(finding.line())
 
-    wanted = Wanted(places, topics, write, most, Waits(timeout_s, tls))
+    wanted = Wanted(
+        places, topics, write, most, Terms(timeout_s, tls, Keys(access_key, read_secret()) if access_key else None)
+    )
     examination = Examination(wanted, report)
     interrupted = not _ran(examination.run())
     works = not interrupted and examination.reached and all(one.state != State.FAILED for one in findings)

@@ -9,7 +9,7 @@ from typing import Final
 from commitmq_plugins.rocketmq.doctor.broker import Broker
 from commitmq_plugins.rocketmq.doctor.finding import Finding, Report, State
 from commitmq_plugins.rocketmq.doctor.names import NameServers
-from commitmq_plugins.rocketmq.doctor.peer import Peer, Waits
+from commitmq_plugins.rocketmq.doctor.peer import Peer, Terms
 from commitmq_plugins.rocketmq.doctor.removal import Removal, finished
 from commitmq_plugins.rocketmq.doctor.trial import PREFIX, Trial, age_s
 from commitmq_plugins.rocketmq.remoting.errors import RemotingError
@@ -26,7 +26,7 @@ class Wanted:
     topics: tuple[str, ...] = ()
     write: bool = False
     most: int = 64
-    waits: Waits = field(default_factory=Waits)
+    terms: Terms = field(default_factory=Terms)
 
 
 class Examination:
@@ -39,7 +39,7 @@ class Examination:
 
     async def run(self) -> None:
         """Raises nothing of the servers' making."""
-        peers = [Peer(host, port, self._wanted.waits) for host, port in self._wanted.name_servers]
+        peers = [Peer(host, port, self._wanted.terms) for host, port in self._wanted.name_servers]
         names = NameServers(peers, self._report)
         brokers: list[Broker] = []
         try:
@@ -69,7 +69,7 @@ class Examination:
 
         async def examine(place: tuple[str, int, str]) -> list[Finding]:
             found: list[Finding] = []
-            broker = Broker(*place, self._wanted.waits, found.append)
+            broker = Broker(*place, self._wanted.terms, found.append)
             brokers.append(broker)
             async with limit:
                 await broker.examine(seen)

@@ -157,7 +157,7 @@ def _addresses(info: ClusterInfo) -> set[str]:
 
 async def _wrong_end(peer: Peer) -> str:
     """What to do about a name server that does not answer."""
-    if not peer.waits.tls:
+    if not peer.terms.tls:
         try:
             version = await peer.tls_version()
         except (OSError, RemotingError):

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from commitmq.security.signature import ACCESS_KEY, SIGNATURE, sign
+from commitmq.security.user import Secret
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
@@ -31,19 +33,35 @@ class PeerRefusedError(RemotingError):
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """``timeout_s`` is the longest wait for a connection, and for an answer. ``tls``: connections are encrypted."""
+class Keys:
+    """What a client signs its requests with: a user's name and secret."""
+
+    access_key: str
+    secret: Secret
+
+    def sign(self, command: Command) -> None:
+        """Put both fields of a signed request into ``command``, whose other fields and body stay as they are then."""
+        command.ext_fields[ACCESS_KEY] = self.access_key
+        command.ext_fields[SIGNATURE] = sign(command.ext_fields, command.body, self.secret.reveal())
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How the doctor speaks to servers. ``timeout_s`` is the longest wait for a connection, and for an answer. ``tls``:
+    connections are encrypted. ``keys``: requests are signed.
+    """
 
     timeout_s: float = 3.0
     tls: bool = False
+    keys: Keys | None = None
 
 
 class Peer:
     """See the module. Connects at the first request."""
 
-    def __init__(self, host: str, port: int, waits: Waits) -> None:
-        self.host, self.port, self.waits = host, port, waits
-        self._client = RemotingClient(host, port, connect_s=waits.timeout_s, tls=anybody() if waits.tls else None)
+    def __init__(self, host: str, port: int, terms: Terms) -> None:
+        self.host, self.port, self.terms = host, port, terms
+        self._client = RemotingClient(host, port, connect_s=terms.timeout_s, tls=anybody() if terms.tls else None)
         self.took_s = 0.0
         """How long the last answer took."""
 
@@ -67,7 +85,9 @@ class Peer:
         began = time.monotonic()
         command = Command(int(code), ext_fields=dict(fields or {}), body=body)
         assert not command.flag & FLAG_ONEWAY
-        answer = await self._client.request(command, self.waits.timeout_s + wait_s)
+        if self.terms.keys is not None:
+            self.terms.keys.sign(command)
+        answer = await self._client.request(command, self.terms.timeout_s + wait_s)
         self.took_s = time.monotonic() - began
         return answer
 
@@ -78,7 +98,7 @@ class Peer:
     async def ip(self) -> str | None:
         """The IP behind the host's name; None when it has none."""
         try:
-            async with asyncio.timeout(self.waits.timeout_s):
+            async with asyncio.timeout(self.terms.timeout_s):
                 found = await asyncio.get_running_loop().getaddrinfo(self.host, self.port)
         except (OSError, UnicodeError, TimeoutError):
             return None
@@ -87,10 +107,10 @@ class Peer:
     async def tls_version(self) -> str:
         """The version of TLS that the server speaks, on a connection of its own. Raises OSError, PeerSilentError."""
         try:
-            async with asyncio.timeout(self.waits.timeout_s):
+            async with asyncio.timeout(self.terms.timeout_s):
                 _, writer = await asyncio.open_connection(self.host, self.port, ssl=anybody())
         except TimeoutError as error:
-            raise PeerSilentError(f"no handshake within {self.waits.timeout_s:g} s") from error
+            raise PeerSilentError(f"no handshake within {self.terms.timeout_s:g} s") from error
         version = writer.get_extra_info("ssl_object").version()
         writer.transport.abort()
         return str(version)

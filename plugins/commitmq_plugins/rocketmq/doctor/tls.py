@@ -9,7 +9,7 @@ from commitmq_plugins.rocketmq.remoting.errors import RemotingError
 
 async def examine_tls(peer: Peer, report: Report) -> None:
     """Report it. With TLS everything else is encrypted already."""
-    if peer.waits.tls:
+    if peer.terms.tls:
         report(Finding(State.OK, "TLS", peer.address, "this connection is encrypted; its certificate is not checked"))
         return
     try:

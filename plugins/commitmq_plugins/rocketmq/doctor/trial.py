@@ -80,7 +80,7 @@ class Trial:
         assert broker.peer is not None
         self._names, self._broker, self._report = names, broker, report
         self._peer: Peer = broker.peer
-        self._wait_s = broker.peer.waits.timeout_s
+        self._wait_s = broker.peer.terms.timeout_s
         self.name = new_name()
         self._number = 0
         self._is_made = False

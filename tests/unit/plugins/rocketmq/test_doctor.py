@@ -21,7 +21,7 @@ from commitmq.supervision.exit_codes import CliExit
 from commitmq_plugins.rocketmq.doctor.addresses import AddressError, judge, parse, parse_all
 from commitmq_plugins.rocketmq.doctor.examination import Examination, Wanted
 from commitmq_plugins.rocketmq.doctor.finding import Finding, State, plain
-from commitmq_plugins.rocketmq.doctor.peer import Waits
+from commitmq_plugins.rocketmq.doctor.peer import Terms
 from commitmq_plugins.rocketmq.doctor.trial import PREFIX, age_s, new_name
 from commitmq_plugins.rocketmq.doctor.versions import version_text
 from commitmq_plugins.rocketmq.remoting.bodies.routes import QueueData
@@ -29,7 +29,7 @@ from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from stub_cluster import NAME, StubCluster, stub_cluster
 
-SOON = Waits(0.3)
+SOON = Terms(0.3)
 Play = Callable[[StubCluster], Awaitable[Any]]
 TRIAL = [
     RequestCode.UPDATE_AND_CREATE_TOPIC,
@@ -56,7 +56,7 @@ def play(folder: Path, talk: Play) -> Any:
 
 async def examine(cluster: StubCluster, **wanted: Any) -> list[Finding]:
     findings: list[Finding] = []
-    wanted = {"name_servers": [("127.0.0.1", cluster.names_port)], "waits": SOON, **wanted}
+    wanted = {"name_servers": [("127.0.0.1", cluster.names_port)], "terms": SOON, **wanted}
     await Examination(Wanted(**wanted), findings.append).run()
     return findings
 
@@ -241,7 +241,7 @@ def test_what_is_no_name_server(noise: bytes) -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         findings: list[Finding] = []
         places = [("127.0.0.1", server.sockets[0].getsockname()[1]), ("127.0.0.1", 1)]
-        examination = Examination(Wanted(places, waits=SOON), findings.append)
+        examination = Examination(Wanted(places, terms=SOON), findings.append)
         began = time.monotonic()
         await examination.run()
         server.close()
