@@ -71,7 +71,7 @@ def packet(header: bytes, body: bytes) -> bytes:
 
 def record(topic: str, queue: int, body: bytes) -> bytes:
     """A message as a client puts it into a run."""
-    check = RunCheck(store_host=pack_host(Host("127.0.0.1", 10911)), max_message_bytes=4096, properties_crc=False)
+    check = RunCheck(store_host=pack_host(Host("127.0.0.1", 10911)), max_message_bytes=4096, properties_crc=True)
     host = pack_host(Host("127.0.0.1", 0))
     form = RecordForm(check, topic.encode(), queue, sys_flag=0, flag=0, born_host=host)
     return form.record(body, b"UNIQ_KEY\x01K\x02", 1_763_800_000_000)
@@ -330,7 +330,8 @@ def test_a_run_that_fits_is_stored(node: Node, ack: str) -> None:
     with connected(node) as client:
         client.send(packet(orjson.dumps(header), run))
         answer = orjson.loads(client.recv(4096))
-        assert (answer["ok"], answer["id"], answer["queue_offset"], answer["count"]) == (True, 7, 0, 3)
+        assert answer["ok"], answer["error"]
+        assert (answer["id"], answer["queue_offset"], answer["count"]) == (7, 0, 3)
         client.send(packet(orjson.dumps({**header, "count": 2}), run))
         refused = orjson.loads(client.recv(4096))
         assert (refused["code"], refused["outcome"]) == ("MESSAGE_ILLEGAL", "not_stored")
