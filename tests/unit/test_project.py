@@ -219,9 +219,9 @@ def test_the_node_knows_neither_dispatchers_nor_plugins() -> None:
 def test_dispatchers_and_plugins_use_what_a_third_party_can() -> None:
     inner = tuple(f"commitmq.{name}" for name in ("workers", "cli", "supervision", "coordination", "network"))
     assert offences("commitmq_dispatchers", *inner, "commitmq_plugins") == []
-    # A command of a plugin speaks as the node's own do: exit codes, --json, tables, progress.
+    # A command of a plugin speaks as the node's own do: exit codes, --json, tables, progress, secrets.
     spoken = (
-        *(f"commitmq.cli.{name}" for name in ("output", "progress", "quantity")),
+        *(f"commitmq.cli.{name}" for name in ("output", "progress", "quantity", "secret_input")),
         "commitmq.supervision.exit_codes",
     )
     assert offences("commitmq_plugins", *inner, "commitmq_dispatchers", allowed=spoken) == []
