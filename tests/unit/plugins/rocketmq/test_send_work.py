@@ -7,6 +7,7 @@ Method: the real parser, sends, runs and lanes over a line that the test answers
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -126,11 +127,14 @@ def calls_of(work: Callable[[], object]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
+    work()  # what is made at first use is made
+    gc.disable()  # a collector's callback would be counted too
     sys.setprofile(note)
     try:
         work()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
