@@ -37,7 +37,7 @@ _OWN_FIGURES: Final = {
     *("sendThreadPoolQueueCapacity", "pullThreadPoolQueueCapacity", "litePullThreadPoolQueueCapacity"),
     *("queryThreadPoolQueueCapacity", "ackThreadPoolQueueCapacity", "EndTransactionThreadPoolQueueCapacity"),
     *("sendThreadPoolQueueSize", "pullThreadPoolQueueSize", "queryThreadPoolQueueSize", "ackThreadPoolQueueSize"),
-    *("timerReadBehind", "timerOffsetBehind", "pageCacheLockTimeMills"),
+    *("timerOffsetBehind", "pageCacheLockTimeMills"),
 }
 """Figures of brokerStatus that depend on the state alone."""
 

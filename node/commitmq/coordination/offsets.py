@@ -99,8 +99,9 @@ class GroupOffsets:
         journal, content = found
         if content.torn_copy is not None:
             _log.warning("torn tail of the offsets journal cut", bytes=content.torn_bytes, copy=content.torn_copy)
-        if content.base != base and not snapshot.exists():
-            # Every crash leaves the snapshot, or the one before it as .bak, and the journal builds on one of them.
+        if content.since(base) is None and not snapshot.exists():
+            # Every crash leaves the snapshot, or the one before it as .bak, and the journal knows one of them: as its base,
+            # or by a mark when one crash came before the new journal and another one while the snapshot was replaced.
             raise StoreError(
                 f"the file of the groups' offsets is missing, and {path} builds on it: groups would consume again what they "
                 f"had acknowledged. Put it back, or remove {path} to continue without",

@@ -107,6 +107,34 @@ def test_a_crash_between_snapshot_and_new_journal_changes_nothing(
     assert [again.fetch("g", "t", 0), again.fetch("g", "t", 1), again.fetch("g", "gone", 0)] == [4, 9, NONE]
 
 
+def test_a_crash_behind_the_snapshot_and_one_inside_the_next_are_survived(
+    layout: StoreLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first leaves a journal that knows the snapshot by its mark alone, the second leaves that snapshot as .bak alone."""
+    offsets = GroupOffsets.open(layout)
+    _committed(offsets, "g", ("t", 0, 5))
+    offsets.snapshot()
+    _committed(offsets, "g", ("t", 0, 6))
+
+    class Death(BaseException):
+        pass
+
+    def die(*_: object, **__: object) -> None:
+        raise Death
+
+    with monkeypatch.context() as patch, pytest.raises(Death):
+        patch.setattr(OffsetsJournal, "_new_file", die)
+        offsets.snapshot()
+    with monkeypatch.context() as patch, pytest.raises(Death):
+        patch.setattr("commitmq.files.atomic_file.disk.replace", die)
+        patch.setattr(json_config, "_keep_previous", lambda path: os.replace(path, json_config.backup_path(path)))
+        GroupOffsets.open(layout)
+    snapshot = layout.config / "consumerOffset.json"
+    assert (snapshot.exists(), json_config.backup_path(snapshot).exists()) == (False, True)
+    assert GroupOffsets.open(layout).fetch("g", "t", 0) == 6
+    assert GroupOffsets.open(layout).fetch("g", "t", 0) == 6
+
+
 def _failing_for_the_journal(folder: Path, what: str = "folder") -> None:
     if what == "journal":
         raise OSError(5, "broken")

@@ -186,6 +186,10 @@ public final class Refusals {
             stage.api().getConsumerIdListByGroup(stage.address, stage.own("absent"), Stage.CALL_MS));
         note(found, "route of an absent topic", () ->
             stage.api().getTopicRouteInfoFromNameServer(stage.own("absent"), Stage.CALL_MS) != null);
+        // The client then sends it itself, to a queue that it takes from the topic's route, or from that of new topics.
+        String retry = "%RETRY%" + stage.own("puller");
+        Stage.await(() -> stage.api().getTopicRouteInfoFromNameServer(retry, Stage.CALL_MS) != null, "the route of " + retry,
+            () -> "");
         note(found, "a message of an absent place is given back", () -> {
             stored.setCommitLogOffset(1L << 40);
             stage.puller().sendMessageBack(stored, 1, "commitmq", stage.own("g"));
