@@ -27,6 +27,7 @@ from commitmq_plugins.rocketmq.remoting.errors import PeerGoneError
 from commitmq_plugins.rocketmq.remoting.fastjson import load_object
 from nodes import Node
 from rocketmq_client import PULL, SEND, ask, free_port, send, served
+from rocketmq_peer import records
 
 
 class Served(NamedTuple):
@@ -137,6 +138,34 @@ def test_a_notification_knows_queues_that_are_received_in_order(at: Served) -> N
         ]
 
     assert ask(at.port, talk) == ["false", "true", "true", "false", "false"]
+
+
+# ---------------------------------------------------------------- priorities
+
+
+def test_what_has_a_higher_priority_is_popped_first(at: Served) -> None:
+    with Admin(at.node.address) as admin:
+        admin.topic_create("ranks", 3, attributes={"message.type": "PRIORITY"})
+
+    async def talk(client: RemotingClient) -> tuple[list[str], list[list[bytes]]]:
+        queues = []
+        for priority in ("", "0", "2", "1", "9", "0"):
+            more = f"_SYS_MSG_PRIORITY_\x01{priority}\x02" if priority else ""
+            answer = await send(client, priority.encode() or b"none", f"RANK{len(queues)}", more, b="ranks")
+            queues.append(answer.ext_fields["queueId"])
+        fields = {"consumerGroup": "ranked", "topic": "ranks", "queueId": "-1", "maxMsgNums": "32",
+                  "invisibleTime": "60000", "pollTime": "15000", "bornTime": str(now_ms()), "initMode": "0"}  # fmt: skip
+        popped: list[list[bytes]] = []
+        while sum(map(len, popped)) < 6:
+            answer = await client.request(request(RequestCode.POP_MESSAGE, fields), 30)
+            if answer.code == 0:
+                popped.append([record.body for record in records(answer.body)])
+        return queues, popped
+
+    queues, popped = ask(at.port, talk)
+    assert queues == ["0", "0", "2", "1", "2", "0"]
+    assert popped[-1] == [b"2", b"9", b"1", b"none", b"0", b"0"] or len(popped) > 1, "a pop before all were dispatched"
+    assert all(batch == sorted(batch, key=[b"2", b"9", b"1", b"none", b"0"].index) for batch in popped)
 
 
 # ---------------------------------------------------------------- queues of batches

@@ -8,6 +8,8 @@ from typing import Final
 from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC
 from commitmq.store.metadata.topic_config import (
+    MESSAGE_TYPE,
+    MESSAGE_TYPE_PRIORITY,
     QUEUE_TYPE,
     QUEUE_TYPE_BATCH,
     QUEUE_TYPE_SIMPLE,
@@ -32,7 +34,7 @@ _ATTRIBUTES: Final[Mapping[str, frozenset[str] | None]] = {
     STORAGE_TYPE: frozenset({"log", STORAGE_MEMORY}),
     "queue.type": frozenset({QUEUE_TYPE_SIMPLE, QUEUE_TYPE_BATCH}),
     "cleanup.policy": frozenset({"DELETE"}),
-    "message.type": frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION"}),
+    MESSAGE_TYPE: frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", MESSAGE_TYPE_PRIORITY}),
     "reserve.time": None,
 }
 # How and where a topic's messages are kept cannot change later: fixed when the topic is created, with these defaults.
@@ -44,7 +46,7 @@ FIXED_ATTRIBUTES: Final[Mapping[str, str]] = {
 # The other attributes that a memory topic may have: plain queues of plain messages.
 _KEPT_IN_MEMORY: Final[Mapping[str, tuple[str, ...]]] = {
     QUEUE_TYPE: (QUEUE_TYPE_SIMPLE,),
-    "message.type": ("NORMAL", "UNSPECIFIED", "FIFO"),
+    MESSAGE_TYPE: ("NORMAL", "UNSPECIFIED", "FIFO"),
 }
 
 

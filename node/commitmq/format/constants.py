@@ -97,6 +97,7 @@ class Property:
     REGION: Final = "MSG_REGION"
     TRACE_ON: Final = "TRACE_ON"
     SHARDING_KEY: Final = "__SHARDINGKEY"
+    PRIORITY: Final = "_SYS_MSG_PRIORITY_"
     INNER_NUM: Final = "INNER_NUM"
     INNER_BASE: Final = "INNER_BASE"
     TIMER_DELAY_SECONDS: Final = "TIMER_DELAY_SEC"

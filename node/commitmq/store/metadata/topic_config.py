@@ -22,6 +22,8 @@ DEFAULT_PERM: Final = PERM_READ | PERM_WRITE
 
 QUEUE_TYPE: Final = "queue.type"
 QUEUE_TYPE_BATCH: Final = "BatchCQ"
+MESSAGE_TYPE: Final = "message.type"
+MESSAGE_TYPE_PRIORITY: Final = "PRIORITY"
 QUEUE_TYPE_SIMPLE: Final = "SimpleCQ"
 STORAGE_TYPE: Final = "storage.type"
 """CommitMQ's own attribute: where the messages of a topic are, ``log`` (default) or STORAGE_MEMORY."""

@@ -14,6 +14,7 @@ from commitmq.format.constants import LMQ_PREFIX, QUEUE_OFFSET_OFFSET, Property
 from commitmq.semantics.pop import MAX_MESSAGES
 from commitmq.semantics.retry import is_retry_topic, pop_retry_topic
 from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.metadata.topic_config import MESSAGE_TYPE, MESSAGE_TYPE_PRIORITY
 from commitmq.store.queues.pull_result import PullStatus
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.pop.parked_pops import Pop
@@ -108,7 +109,7 @@ class Finder:
         try:
             for popped in topics:
                 retry = pop_retry_topic(popped, pop.group)
-                for name in (retry, popped) if retry_first else (popped, retry):
+                for name in (retry, popped) if retry_first and not self._is_ranked(popped) else (popped, retry):
                     self._of_topic(pop, found, popped, name)
         except BaseException:
             take_back(found)  # nobody gets the messages found so far
@@ -126,10 +127,19 @@ class Finder:
         numbers = range(topic.read_queues) if pop.queue < 0 or is_retry_topic(name) else [pop.queue]
         queues = [(name, queue) for queue in numbers]
         self._shares.load(found.share, queues, self.begin(pop, found.share, place, queues))
-        first = self._random.randrange(len(queues)) if queues else 0
-        for key in queues[first:] + queues[:first]:
+        if self._is_ranked(name):
+            queues.reverse()  # (commitmq.semantics.priority)
+        else:
+            first = self._random.randrange(len(queues)) if queues else 0
+            queues = queues[first:] + queues[:first]
+        for key in queues:
             while found.count < pop.max_messages and self._of_queue(pop, found, popped, key, place):
                 pass
+
+    def _is_ranked(self, name: str) -> bool:
+        """Whether the queues of a topic are priorities."""
+        topic = self._places.topics.get(name)
+        return topic is not None and topic.attribute(MESSAGE_TYPE, "") == MESSAGE_TYPE_PRIORITY
 
     @staticmethod
     def begin(pop: Pop, share: Share, place: Place, queues: list[QueueKey]) -> dict[QueueKey, int]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
-from commitmq.format.constants import Host, SysFlag
+from commitmq.format.constants import Host, Property, SysFlag
 from commitmq.format.message_id import pack_host
 from commitmq.store.log.record_form import RecordForm
 from commitmq.store.log.run_check import MessageIllegalError, RunCheck
@@ -84,9 +84,10 @@ class SendTargets:
             born_ms = int(fields["g"])
         except (KeyError, ValueError):
             return None
-        if target.version != version or not 0 <= born_ms <= _MAX_LONG:
+        text = fields.get("i", "")
+        if target.version != version or not 0 <= born_ms <= _MAX_LONG or Property.PRIORITY in text:
             return None
-        return Known(target, born_ms, fields.get("i", ""))
+        return Known(target, born_ms, text)
 
     def remember(self, connection: Connection, command: Command, target: Target) -> None:
         """The connection's next sends with these fields have this target."""
@@ -108,8 +109,8 @@ class SendTargets:
         self, connection: Connection, code: int, header: SendMessageRequestHeader, topic: TopicConfig, queue: int, version: int
     ) -> Target:  # fmt: skip
         """The target of a send to ``queue`` of ``topic``. Raises Refusal."""
-        is_batch = header.batch or code == RequestCode.SEND_BATCH_MESSAGE
-        if is_batch and header.sys_flag & _TRANSACTION:
+        batch = is_batch(code, header)
+        if batch and header.sys_flag & _TRANSACTION:
             raise Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction")
         born_host = _born_host(*connection.peer)
         try:
@@ -134,8 +135,8 @@ class SendTargets:
             self._key(role, header.topic, queue, "flushed", v6, client) if self._is_sync else memory,
             memory,
             form,
-            is_batch,
-            is_batch and topic.attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH,
+            batch,
+            batch and topic.attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH,
             version,
         )
 
@@ -146,6 +147,11 @@ class SendTargets:
                 self._keys.clear()
             key = self._keys[parts] = RunKey(*parts)
         return key
+
+
+def is_batch(code: int, header: SendMessageRequestHeader) -> bool:
+    """Whether a send has a batch of messages in its body."""
+    return bool(header.batch) or code == RequestCode.SEND_BATCH_MESSAGE
 
 
 @lru_cache(maxsize=4_096)

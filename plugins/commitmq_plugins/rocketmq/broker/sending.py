@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
@@ -17,6 +18,7 @@ from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.format.constants import Host, Property
 from commitmq.format.message_id import pack_host
 from commitmq.format.properties import decode_properties, encode_properties
+from commitmq.semantics.priority import queue_of
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RunCheck
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.allowances import Allowances
@@ -29,7 +31,7 @@ from commitmq_plugins.rocketmq.broker.plain_properties import DROPPED, WAITED, C
 from commitmq_plugins.rocketmq.broker.retries import Retries
 from commitmq_plugins.rocketmq.broker.runs import Runs, Waiting
 from commitmq_plugins.rocketmq.broker.send_refusal import FAQ, SEND_FIELDS, Refusal, check_name
-from commitmq_plugins.rocketmq.broker.send_targets import RunKey, SendTargets, Target
+from commitmq_plugins.rocketmq.broker.send_targets import RunKey, SendTargets, Target, is_batch
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
@@ -38,6 +40,7 @@ from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 _SPECIAL: Final = frozenset(SPECIAL_PROPERTIES)
 _RETRY: Final = "%RETRY%"
+_PRIORITY: Final = re.compile(f"(?:^|(?<=\x02)){Property.PRIORITY}\x01[^\x02]*(?:\x02|$)")
 
 
 class Sends:
@@ -108,7 +111,7 @@ class Sends:
         """A send to a topic that has to be made first, or to a retry topic."""
         try:
             if header.topic.startswith(_RETRY):
-                if header.batch or command.code == RequestCode.SEND_BATCH_MESSAGE:
+                if is_batch(command.code, header):
                     raise Refusal(
                         ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
                     )
@@ -166,11 +169,13 @@ class Sends:
             raise Refusal(ResponseCode.INVALID_PARAMETER, f"request queueId[{queue}] is illegal, {topic.to_json()}")
         if is_any := queue < 0:
             queue = random.randrange(max(1, topic.write_queues))
-        version = self._topics.version
-        target = self._targets.find(connection, command.code, header, topic, queue, version)
-        if is_usual and not is_any:
+        text = header.properties or ""
+        if is_ranked := Property.PRIORITY in text and not is_batch(command.code, header):
+            queue, text = _ranked(text, queue, topic)
+        target = self._targets.find(connection, command.code, header, topic, queue, self._topics.version)
+        if is_usual and not is_any and not is_ranked:
             self._targets.remember(connection, command, target)
-        self._put(connection, command, target, max(0, header.born_timestamp), header.properties or "", answer)
+        self._put(connection, command, target, max(0, header.born_timestamp), text, answer)
 
     def _put(
         self,
@@ -264,6 +269,12 @@ class Sends:
         }
         waiting = Waiting(connection, command, properties.get(Property.UNIQUE_KEY), 0, is_inner_batch=True)
         self._runs.send_batch(key, fields, command.body, waiting)
+
+
+def _ranked(text: str, queue: int, topic: TopicConfig) -> tuple[int, str]:
+    """Queue and properties of a message that names a priority. One whose priority does not count loses the property."""
+    ranked = queue_of(decode_properties(text.encode("utf-8", "replace")), topic.write_queues)
+    return (queue, _PRIORITY.sub("", text)) if ranked is None else (ranked, text)
 
 
 def _decoded(text: str, topic: str) -> dict[str, str]:

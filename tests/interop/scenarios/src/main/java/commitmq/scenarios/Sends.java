@@ -10,9 +10,11 @@ import java.util.TreeSet;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.MessageQueueSelector;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageAccessor;
 
 /** Producers: results, and what is stored. */
 final class Sends {
@@ -32,6 +34,7 @@ final class Sends {
         found.put("send_compressed", Sends::compressed);
         found.put("send_delay_level", Sends::delayLevel);
         found.put("send_large", Sends::large);
+        found.put("send_priority", Sends::priority);
         return found;
     }
 
@@ -154,6 +157,31 @@ final class Sends {
         results.add(Seen.result(stage.producer().send(large), stage));
         results.add(Seen.result(stage.producer().send(new Message(topic, "", "", Stage.bytes("empty tag"))), stage));
         return List.of(results, Seen.lines(stage.stored(topic, 3)));
+    }
+
+    /** A priority is a queue, but for messages that are delayed or ordered. */
+    private static Object priority(Stage stage) throws Exception {
+        String topic = stage.topic("t", 3);
+        List<Object> results = new ArrayList<>();
+        for (String priority : new String[] {"0", "1", "2", "7", "2147483647", "2147483648", "-1", "+1", "01", "x", "1.0"}) {
+            results.add(Seen.result(stage.producer().send(ranked(topic, priority), FIRST, null), stage));
+        }
+        Message late = ranked(topic, "2");
+        late.setDelayTimeLevel(1);
+        Message ordered = ranked(topic, "2");
+        MessageAccessor.putProperty(ordered, "__SHARDINGKEY", "s");
+        for (Message message : List.of(late, ordered)) {
+            results.add(Seen.result(stage.producer().send(message, FIRST, null), stage));
+        }
+        return List.of(results, Seen.lines(stage.stored(topic, 13)));
+    }
+
+    private static final MessageQueueSelector FIRST = (queues, message, nothing) -> queues.get(0);
+
+    private static Message ranked(String topic, String priority) {
+        Message message = new Message(topic, Stage.bytes("priority " + priority));
+        MessageAccessor.putProperty(message, "_SYS_MSG_PRIORITY_", priority);
+        return message;
     }
 
     private static Object compressed(Stage stage) throws Exception {
