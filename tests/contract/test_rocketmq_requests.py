@@ -148,7 +148,7 @@ def test_what_has_a_higher_priority_is_popped_first(at: Served) -> None:
         admin.topic_create("ranks", 3, attributes={"message.type": "PRIORITY"})
 
     async def talk(client: RemotingClient) -> tuple[list[str], list[list[bytes]]]:
-        queues = []
+        queues: list[str] = []
         for priority in ("", "0", "2", "1", "9", "0"):
             more = f"_SYS_MSG_PRIORITY_\x01{priority}\x02" if priority else ""
             answer = await send(client, priority.encode() or b"none", f"RANK{len(queues)}", more, b="ranks")

@@ -62,6 +62,7 @@ SCENARIOS = (
     "send_properties",
     "send_compressed",
     "send_large",
+    "send_priority",
     "refused_sends",
     "refused_pulls",
     "refused_starts",

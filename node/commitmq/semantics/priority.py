@@ -22,15 +22,21 @@ _OTHER_KINDS: Final = (
 )
 
 
-def queue_of(properties: Mapping[str, str], write_queues: int) -> int | None:
-    """The queue of a message with a priority: the priority itself, or the last of ``write_queues``. None for a message
-    without one, and for one that is delayed, ordered or part of a transaction: there it does not count.
-    """
+def priority_of(properties: Mapping[str, str]) -> int:
+    """The priority that a message names, from 0; -1 for one that names none, or no number."""
     text = properties.get(Property.PRIORITY, "")
-    if not _INTEGER.fullmatch(text) or not 0 <= (priority := int(text)) <= _MOST:
-        return None
-    if properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true" or any(
-        name in properties for name in _OTHER_KINDS
-    ):
-        return None
+    priority = int(text) if _INTEGER.fullmatch(text) else -1
+    return priority if 0 <= priority <= _MOST else -1
+
+
+def counts(properties: Mapping[str, str]) -> bool:
+    """Whether a priority counts: not for a message that is delayed, ordered or part of a transaction. There a broker takes the
+    property away.
+    """
+    is_half = properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true"
+    return not is_half and not any(name in properties for name in _OTHER_KINDS)
+
+
+def queue_of(priority: int, write_queues: int) -> int:
+    """The priority itself, or the last of ``write_queues``."""
     return max(0, min(priority, write_queues - 1))

@@ -18,7 +18,7 @@ from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.format.constants import Host, Property
 from commitmq.format.message_id import pack_host
 from commitmq.format.properties import decode_properties, encode_properties
-from commitmq.semantics.priority import queue_of
+from commitmq.semantics.priority import counts, priority_of, queue_of
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RunCheck
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.allowances import Allowances
@@ -272,9 +272,13 @@ class Sends:
 
 
 def _ranked(text: str, queue: int, topic: TopicConfig) -> tuple[int, str]:
-    """Queue and properties of a message that names a priority. One whose priority does not count loses the property."""
-    ranked = queue_of(decode_properties(text.encode("utf-8", "replace")), topic.write_queues)
-    return (queue, _PRIORITY.sub("", text)) if ranked is None else (ranked, text)
+    """Queue and properties of a message that names a priority."""
+    properties = decode_properties(text.encode("utf-8", "replace"))
+    if (priority := priority_of(properties)) < 0:
+        return queue, text
+    if not counts(properties):
+        return queue, _PRIORITY.sub("", text)
+    return queue_of(priority, topic.write_queues), text
 
 
 def _decoded(text: str, topic: str) -> dict[str, str]:
