@@ -79,7 +79,7 @@ def start(
         overrides = ("metrics.enable=true", *overrides)
     if allow_cut is not None:
         overrides = (*overrides, f"commit_log.allow_cut={allow_cut}")
-    config = node_config.load(config_file, overrides, profile)
+    config = node_config.load(config_file, overrides, profile, os.environ)
     layout = StoreLayout(store.absolute())
     # The supervisor makes the same check under the store's lock. A refusal here has touched nothing at all, not even
     # the log.
