@@ -111,13 +111,14 @@ RULES: dict[str, set[str]] = {
     "network": {"config", "log", "protocol"},
     "client": {"errors", "format", "log", "protocol", "semantics", "store"},
     "coordination": BASE | {"config", "files", "format", "semantics", "store"},
-    "plugin": BASE | {"config", "counting", "format", "store"},
+    "plugin": BASE | {"config", "counting", "format", "security", "store"},
     "offline": BASE | {"config", "files", "format", "kernels", "plugin", "store"},
     "workers": BASE
     | {"config", "coordination", "counting", "files", "format", "kernels", "network", "offline", "plugin", "protocol"}
     | {"semantics", "store"},
     "supervision": BASE
-    | {"config", "files", "format", "kernels", "network", "plugin", "protocol", "store", "workers.runtime"},
+    | {"config", "files", "format", "kernels", "network", "plugin", "protocol", "security", "store"}
+    | {"workers.runtime"},
     "testing": BASE | {"client", "config", "files", "format", "plugin", "store", "supervision"},
     "bench": BASE | {"client", "config", "files", "format", "kernels", "protocol", "store", "supervision", "testing"},
 }

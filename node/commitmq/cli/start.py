@@ -25,10 +25,11 @@ from commitmq.config.profiles import DEFAULT_PROFILE, PROFILES
 from commitmq.network import ports
 from commitmq.store.access import keep_private
 from commitmq.store.layout import StoreLayout
-from commitmq.supervision.admin_socket import exposure_warning, is_loopback
 from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.node_files import make_folders
 from commitmq.supervision.roster import own_role, start_order
+from commitmq.supervision.start_failed import StartFailed
 
 _LOG_TAIL_LINES = 5
 
@@ -86,18 +87,14 @@ def start(
     fitted = fit(layout, config)
     if (profile or config.profile != DEFAULT_PROFILE) and sizes_of(fitted.config) != sizes_of(config):
         click.echo(f"the store has its sizes already; those of the profile {config.profile} are not used", err=True)
+    try:
+        Exposure.of_node(config, layout.root)
+    except StartFailed as error:
+        fail(str(error), error.code)
     if not layout.own.exists():
         _require_ports(config)  # a folder without a former start stays unchanged
     keep_private(layout.root)  # inherited by every process of the node
     make_folders(layout)
-    if not is_loopback(config.network.host):
-        warning = exposure_warning(config.network.host, config.network.port)
-        click.secho(f"WARNING: {warning}", fg="red", bold=True, err=True)
-    if config.metrics.enable and not is_loopback(config.metrics.host):
-        warning = f"metrics are served on {config.metrics.host}:{config.metrics.port} WITHOUT A PASSWORD: everyone who reaches"
-        click.secho(
-            f"WARNING: {warning} that address sees the names of topics and groups", fg="red", bold=True, err=True
-        )
     # A memory file instead of arguments: every supervisor that the keeper starts reads exactly these values.
     config_fd = os.memfd_create("commitmq-config", 0)
     os.write(config_fd, node_config.dumps(config))

@@ -66,6 +66,8 @@ def _print_node(node: dict[str, Any], disk_warnings: list[str]) -> None:
         click.echo(f"kernels {node['kernels']['folder']} ({node['kernels']['origin']})")
     if node.get("progress"):
         click.echo(f"{node['progress']['role']}: {progress_sentence(node['progress'])}")
+    for sentence in node.get("insecure") or []:
+        click.secho(f"INSECURE: {sentence}", fg="red", bold=True)
     if node["keeper"] == "gone":
         click.echo("keeper is gone: nothing starts this node's supervisor again if it is killed")
     for cut in node.get("cuts") or []:

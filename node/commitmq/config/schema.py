@@ -318,6 +318,11 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    insecure_listeners: str = _key("")
+
+
+@dataclass(frozen=True, slots=True)
 class NodeConfig:
     """The whole configuration; immutable, so that every process of a node works from the same values."""
 
@@ -341,6 +346,7 @@ class NodeConfig:
     disk: DiskConfig = field(default_factory=DiskConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The sections ``[plugins.NAME]``; their plugins check them (see :mod:`commitmq.plugin.loading`)."""

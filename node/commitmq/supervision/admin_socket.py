@@ -7,7 +7,6 @@ everything is flushed and all workers have ended). See protocol/PROTOCOL.md.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +20,8 @@ from commitmq.network import ports
 from commitmq.network.router import open_router
 from commitmq.network.share_of_time import ShareOfTime
 from commitmq.protocol import wire
+from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.start_failed import StartFailed
 
 _MAX_REQUESTS_A_TURN = 256
 _WAITING_ANSWERS = 1_000
@@ -33,8 +34,11 @@ _PORT_PATIENCE_MS = 500
 LAST_WORD_S = 0.1
 
 
-class AddressInUseError(CommitMQError):
+class AddressInUseError(StartFailed):
     """Another program listens on one of the node's addresses."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, CliExit.ADDRESS_IN_USE)
 
 
 Answer = bytes | None
@@ -154,24 +158,6 @@ class AdminSocket:
             time.sleep(LAST_WORD_S)
         self.socket.close()
         self._context.destroy(linger=linger_ms)
-
-
-def is_loopback(host: str) -> bool:
-    """True when only programs on this machine can reach ``host``."""
-    if host in ("localhost", "lo"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # an interface name, a wildcard or a host name: assume the world
-
-
-def exposure_warning(host: str, port: int) -> str:
-    """The warning, to be shown loudly, when a node listens on another address than loopback."""
-    return (
-        f"this node listens on {host}:{port} WITHOUT AUTHENTICATION OR ENCRYPTION: everyone who reaches that "
-        "address can read, write and delete all messages. Use network.host=127.0.0.1 unless the network is closed."
-    )
 
 
 def bind_admin(

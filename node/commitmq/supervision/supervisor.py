@@ -44,11 +44,12 @@ from commitmq.errors import CommitMQError, ProtocolError, StoreError, StoreLocke
 from commitmq.network import ports
 from commitmq.protocol import wire
 from commitmq.supervision.admin_answers import AdminAnswers
-from commitmq.supervision.admin_socket import AddressInUseError, Handler, bind_admin, exposure_warning, is_loopback
+from commitmq.supervision.admin_socket import AddressInUseError, Handler, bind_admin
 from commitmq.supervision.console import Report
 from commitmq.supervision.drain import Drain
 from commitmq.supervision.event_loop import EventLoop
 from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.keeper_watch import KeeperWatch
 from commitmq.supervision.mover_watch import MoverWatch
 from commitmq.supervision.node_store import NodeStore
@@ -112,8 +113,8 @@ class Supervisor:
             return self._refuse(str(error), CliExit.STORE_LOCKED)
         except StoreError as error:
             return self._refuse(str(error), CliExit.STORE_UNUSABLE)
-        except AddressInUseError as error:
-            return self._refuse(str(error), CliExit.ADDRESS_IN_USE)
+        except StartFailed as error:
+            return self._refuse(str(error), error.code)
         except (CommitMQError, OSError) as error:
             return self._refuse(str(error), CliExit.START_FAILED)
         try:
@@ -164,6 +165,7 @@ class Supervisor:
             self._report({"event": "info", "message": note})
         self._ports = store.take_over()
         self._control = store.control
+        self._exposure = Exposure.of_node(self._config, layout.root)
         self._check_ports()
         handlers: dict[str, Handler] = {
             "metadata": self._metadata,
@@ -189,8 +191,6 @@ class Supervisor:
                 role.params["owner"] = store.owner
             if role.name == "recovery":
                 role.params["previous"] = store.previous
-        if not is_loopback(self._config.network.host):
-            self._log.warning(exposure_warning(self._config.network.host, self._ports["admin"]))
         self._table = ProcessTable(
             layout,
             self._config,
@@ -204,7 +204,7 @@ class Supervisor:
             log=self._log,
         )
         self._movers = MoverWatch(self._table, self._control, self._log)
-        self._answers = AdminAnswers(store, self._table, self._keeper, self._admin)
+        self._answers = AdminAnswers(store, self._table, self._keeper, self._admin, self._exposure)
         if failpoints.ACTIVE:
             failpoints.hit("supervisor.opened")
 
@@ -256,7 +256,7 @@ class Supervisor:
         self._log.info(
             "node is ready", admin=self._admin.endpoints[0], store=self._layout.root, epoch=self._store.epoch
         )
-        warnings = self._answers.disk_warnings()
+        warnings = [*self._exposure.warnings, *self._answers.disk_warnings()]
         if cut := self._answers.recovered().get("cut_now"):
             warnings.append(f"this start cut the log. {cut}")
         for warning in warnings:
@@ -280,6 +280,7 @@ class Supervisor:
         self._answers.roster = roster
         if roster.config_errors:
             raise StartFailed("; ".join(roster.config_errors), CliExit.CONFIG_ERROR)
+        self._exposure.check(roster.listeners)
         dispatchers, workers = roster.plugin_roles()
         for report in roster.reports:
             if report["failure"]:
