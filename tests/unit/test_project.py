@@ -373,7 +373,7 @@ def test_every_test_module_says_its_goal_and_its_method() -> None:
 
 
 def test_scripts_can_be_executed() -> None:
-    for name in ("scripts/quickstart", "scripts/test", "scripts/lint", "scripts/docs", ".ci/run"):
+    for name in ("scripts/quickstart", "scripts/test", "scripts/lint", "scripts/docs", "scripts/release", ".ci/run"):
         path = PROJECT / name
         assert os.access(path, os.X_OK), f"{name} is not executable"
         assert path.read_text(encoding="utf-8").startswith("#!/bin/sh\n")
