@@ -30,6 +30,7 @@ VERBS = {
     "start": "Start a node on a store folder.",
     "stop": "Stop a node; returns when everything is flushed.",
     "status": "Show a node's processes, positions and lags.",
+    "config": "Show a node's settings; change some of them at once.",
     "topic": "Create, list, describe and delete topics.",
     "produce": "Send lines or JSON lines to a topic.",
     "consume": "Read messages of a topic.",

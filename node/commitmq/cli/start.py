@@ -119,15 +119,11 @@ def _become_the_keeper(layout: StoreLayout, config_fd: int, verbose: bool) -> No
     for fd in (config_fd, errors_fd):
         os.set_inheritable(fd, True)
     if not verbose:
-        click.echo(f"starting a node on {layout.root}; its log is {_log_path(layout)} (--verbose: here)")
-        with open(_log_path(layout), "ab") as log:
+        click.echo(f"starting a node on {layout.root}; its log is {layout.log} (--verbose: here)")
+        with open(layout.log, "ab") as log:
             os.dup2(log.fileno(), 2)
     sys.stdout.flush()
     os.execv(sys.executable, _keeper_command(layout, config_fd, errors_fd, "foreground"))
-
-
-def _log_path(layout: StoreLayout) -> Path:
-    return layout.own / "node.log"
 
 
 def _keeper_command(layout: StoreLayout, config_fd: int, ready_fd: int, mode: str) -> list[str]:
@@ -135,7 +131,7 @@ def _keeper_command(layout: StoreLayout, config_fd: int, ready_fd: int, mode: st
 
 
 def _start_in_background(layout: StoreLayout, config: NodeConfig, config_fd: int) -> None:
-    log_path = _log_path(layout)
+    log_path = layout.log
     ready_read, ready_write = os.pipe()
     with open(log_path, "ab") as log:
         keeper = subprocess.Popen(

@@ -40,8 +40,16 @@ def setting(
     return _key(default, low, high, choices)
 
 
-def _key(default: Any, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"low": low, "high": high, "choices": choices})
+def _key(
+    default: Any,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    *,
+    live: bool = False,
+) -> Any:
+    """``live``: the processes take another value while they run (:mod:`commitmq.config.live`)."""
+    return field(default=default, metadata={"low": low, "high": high, "choices": choices, "live": live})
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +195,13 @@ class MemoryConfig:
 
 @dataclass(frozen=True, slots=True)
 class TopicsConfig:
-    auto_create: bool = _key(True)
-    default_queues: int = _key(4, 1, 1024)
-    max_topics: int = _key(100_000, 1)
+    auto_create: bool = _key(True, live=True)
+    default_queues: int = _key(4, 1, 1024, live=True)
+    max_topics: int = _key(100_000, 1, live=True)
     snapshot_interval_ms: int = _key(1_000, 10)
     max_deleted: int = _key(100_000, 1)
     reply_queues: int = _key(8, 1, 256)
-    delete_timeout_ms: int = _key(5_000, 1)
+    delete_timeout_ms: int = _key(5_000, 1, live=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,16 +219,16 @@ class ReaderConfig:
 
 @dataclass(frozen=True, slots=True)
 class FlowConfig:
-    client_send_messages_per_s: int = _key(0, 0, 1 << 40)
-    client_send_bytes_per_s: int = _key(0, 0, 1 << 50)
-    topic_send_messages_per_s: int = _key(0, 0, 1 << 40)
-    topic_send_bytes_per_s: int = _key(0, 0, 1 << 50)
-    client_pull_messages_per_s: int = _key(0, 0, 1 << 40)
-    client_pull_bytes_per_s: int = _key(0, 0, 1 << 50)
-    topic_pull_messages_per_s: int = _key(0, 0, 1 << 40)
-    topic_pull_bytes_per_s: int = _key(0, 0, 1 << 50)
-    group_pull_messages_per_s: int = _key(0, 0, 1 << 40)
-    group_pull_bytes_per_s: int = _key(0, 0, 1 << 50)
+    client_send_messages_per_s: int = _key(0, 0, 1 << 40, live=True)
+    client_send_bytes_per_s: int = _key(0, 0, 1 << 50, live=True)
+    topic_send_messages_per_s: int = _key(0, 0, 1 << 40, live=True)
+    topic_send_bytes_per_s: int = _key(0, 0, 1 << 50, live=True)
+    client_pull_messages_per_s: int = _key(0, 0, 1 << 40, live=True)
+    client_pull_bytes_per_s: int = _key(0, 0, 1 << 50, live=True)
+    topic_pull_messages_per_s: int = _key(0, 0, 1 << 40, live=True)
+    topic_pull_bytes_per_s: int = _key(0, 0, 1 << 50, live=True)
+    group_pull_messages_per_s: int = _key(0, 0, 1 << 40, live=True)
+    group_pull_bytes_per_s: int = _key(0, 0, 1 << 50, live=True)
     send_queue_wait_ms: int = _key(0, 0, 60_000)
     page_cache_busy_ms: int = _key(0, 0, 60_000)
     max_buckets: int = _key(10_000, 1, 1_000_000)
@@ -237,16 +245,16 @@ class FilterConfig:
 
 @dataclass(frozen=True, slots=True)
 class GroupsConfig:
-    auto_create: bool = _key(True)
-    heartbeat_interval_ms: int = _key(1_000, 50)
-    session_timeout_ms: int = _key(6_000, 200)
-    disconnect_grace_ms: int = _key(2_000, 0)
+    auto_create: bool = _key(True, live=True)
+    heartbeat_interval_ms: int = _key(1_000, 50, live=True)
+    session_timeout_ms: int = _key(6_000, 200, live=True)
+    disconnect_grace_ms: int = _key(2_000, 0, live=True)
     offsets_interval_ms: int = _key(5_000, 50)
-    max_groups: int = _key(10_000, 1)
-    max_members_per_group: int = _key(1_000, 1)
-    max_topics_per_member: int = _key(1_024, 1)
-    max_member_bytes: int = _key(1024 * 1024, 4_096)
-    max_membership_bytes: int = _key(128 * 1024 * 1024, 65_536)
+    max_groups: int = _key(10_000, 1, live=True)
+    max_members_per_group: int = _key(1_000, 1, live=True)
+    max_topics_per_member: int = _key(1_024, 1, live=True)
+    max_member_bytes: int = _key(1024 * 1024, 4_096, live=True)
+    max_membership_bytes: int = _key(128 * 1024 * 1024, 65_536, live=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,22 +271,22 @@ class DispatchConfig:
 
 @dataclass(frozen=True, slots=True)
 class DiskConfig:
-    warning_ratio: float = _key(0.90, 0.35, 1.0)
+    warning_ratio: float = _key(0.90, 0.35, 1.0, live=True)
     check_interval_ms: int = _key(500, 10)
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionConfig:
-    hours: int = _key(72, 0)
-    delete_when: str = _key("04")
-    clean_ratio: float = _key(0.75, 0.10, 1.0)
-    forced_ratio: float = _key(0.85, 0.30, 1.0)
-    clean_forcibly: bool = _key(True)
-    store_bytes: int = _key(0, 0)
-    keep_unconsumed: bool = _key(False)
-    batch_files: int = _key(10, 1)
-    check_interval_ms: int = _key(10_000, 10)
-    delete_interval_ms: int = _key(100, 0, 60_000)
+    hours: int = _key(72, 0, live=True)
+    delete_when: str = _key("04", live=True)
+    clean_ratio: float = _key(0.75, 0.10, 1.0, live=True)
+    forced_ratio: float = _key(0.85, 0.30, 1.0, live=True)
+    clean_forcibly: bool = _key(True, live=True)
+    store_bytes: int = _key(0, 0, live=True)
+    keep_unconsumed: bool = _key(False, live=True)
+    batch_files: int = _key(10, 1, live=True)
+    check_interval_ms: int = _key(10_000, 10, live=True)
+    delete_interval_ms: int = _key(100, 0, 60_000, live=True)
 
     @property
     def hours_of_day(self) -> frozenset[int]:
@@ -290,12 +298,12 @@ class RetentionConfig:
 class SupervisorConfig:
     poll_interval_ms: int = _key(200, 10, 1_000)
     status_age_ms: int = _key(200, 0, 60_000)
-    restart_backoff_ms: int = _key(100, 1)
-    restart_backoff_max_ms: int = _key(10_000, 1)
-    restart_window_s: int = _key(60, 1)
+    restart_backoff_ms: int = _key(100, 1, live=True)
+    restart_backoff_max_ms: int = _key(10_000, 1, live=True)
+    restart_window_s: int = _key(60, 1, live=True)
     start_timeout_s: int = _key(120, 1)
-    stop_timeout_s: int = _key(60, 1)
-    hang_timeout_s: int = _key(60, 2)
+    stop_timeout_s: int = _key(60, 1, live=True)
+    hang_timeout_s: int = _key(60, 2, live=True)
     plugin_load_timeout_s: int = _key(10, 1)
 
 
@@ -323,6 +331,14 @@ class SecurityConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LogConfig:
+    level: str = _key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), live=True)
+    format: str = _key("text", choices=("text", "json"))
+    max_bytes: int = _key(16 * 1024 * 1024, 65_536, live=True)
+    files: int = _key(10, 2, 1_000, live=True)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeConfig:
     """The whole configuration; immutable, so that every process of a node works from the same values."""
 
@@ -347,6 +363,7 @@ class NodeConfig:
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The sections ``[plugins.NAME]``; their plugins check them (see :mod:`commitmq.plugin.loading`)."""
@@ -356,7 +373,7 @@ class NodeConfig:
     """
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each key that was given has its value from, in words: ``file /etc/node.toml``, ``environment NAME``,
-    ``--set``; ``plugins.NAME.key`` too.
+    ``--set``, ``config set``; ``plugins.NAME.key`` too.
     """
 
     @property

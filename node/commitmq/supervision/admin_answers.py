@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from commitmq.config import NodeConfig
 from commitmq.protocol import wire
 from commitmq.supervision import status
 from commitmq.supervision.admin_socket import AdminSocket
@@ -32,6 +33,10 @@ class AdminAnswers:
         self._sampled_ms = 0
         self._memory = MemoryGauge(self._layout.root, self._config.supervisor.status_age_ms)
         self._cpu = {"supervisor": CpuMeter(), "keeper": CpuMeter()}
+
+    def configure(self, config: NodeConfig) -> None:
+        """Show the settings of ``config`` from now on."""
+        self._config = config
 
     def tick(self, now_ms: int) -> None:
         """Measure CPU use when it is time."""

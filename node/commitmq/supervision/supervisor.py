@@ -51,11 +51,14 @@ from commitmq.supervision.event_loop import EventLoop
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.keeper_watch import KeeperWatch
+from commitmq.supervision.live_settings import LiveSettings
+from commitmq.supervision.log_rotation import LogRotation
 from commitmq.supervision.mover_watch import MoverWatch
 from commitmq.supervision.node_store import NodeStore
 from commitmq.supervision.process_table import ProcessTable
 from commitmq.supervision.processes import become_subreaper
 from commitmq.supervision.roster import Roster, own_role, start_order
+from commitmq.supervision.settings_operations import SettingsOperations
 from commitmq.supervision.start_failed import StartFailed, with_a_way_out
 from commitmq.supervision.worker_process import Phase, WorkerProcess
 from commitmq.workers.runtime.context import monotonic_ms, role_slot
@@ -88,6 +91,7 @@ class Supervisor:
         self._layout = self._store.layout
         self._config = config
         self._timing = config.supervisor
+        self._rotation = LogRotation(self._layout.log, self._log)
         self._background = background
         self._keeper = KeeperWatch(self._layout, keeper_pid, config_fd if background else -1, life)
         self._report = report
@@ -157,22 +161,26 @@ class Supervisor:
 
     def _open_locked(self) -> None:
         store, layout = self._store, self._layout
-        self._config = store.fit(self._config)
+        live = LiveSettings(layout.settings, self._config, self._keeper.life or f"supervisor {os.getpid()}")
+        live.fitted(store.fit(live.config))
+        self._take_settings(live.config)
         if not self._config.index.enable:
             self._roles = [role for role in self._roles if role.name != "dispatcher-index"]
-        for note in store.fitted.notes:
+        for note in (*store.fitted.notes, *live.notes):
             self._log.warning(note)
             self._report({"event": "info", "message": note})
         self._ports = store.take_over()
         self._control = store.control
         self._exposure = Exposure.of_node(self._config, layout.root)
         self._check_ports()
+        self._settings = SettingsOperations(live, self._check_serves, self._log)
         handlers: dict[str, Handler] = {
             "metadata": self._metadata,
             "status": self._status,
             "stop": self._stop_requested,
+            "mover.start": self._mover_wanted,
+            **self._settings.handlers,
         }
-        handlers["mover.start"] = self._mover_wanted
         # All supervisors of a life use the same name, so that clients find the socket again. Each life uses another
         # one: libzmq removes the file of a socket when it closes, and must not remove the file of the next node.
         name = f"admin-{self._keeper.life.replace('/', '-') or os.getpid()}"
@@ -205,8 +213,13 @@ class Supervisor:
         )
         self._movers = MoverWatch(self._table, self._control, self._log)
         self._answers = AdminAnswers(store, self._table, self._keeper, self._admin, self._exposure)
+        self._settings.attach(self._table, self._admin, [self._take_settings, self._answers.configure])
         if failpoints.ACTIVE:
             failpoints.hit("supervisor.opened")
+
+    def _take_settings(self, config: NodeConfig) -> None:
+        self._config, self._timing = config, config.supervisor
+        log_module.configure(config.log.level, config.log.format)
 
     def _check_ports(self) -> None:
         """Raises AddressInUseError when another program has a port that a process of the node will need."""
@@ -340,7 +353,11 @@ class Supervisor:
             self._movers.look()
         self._table.tick(now_ms)
         self._answers.tick(now_ms)
-        self._keep_keeper(now_ms)
+        self._settings.tick(now_ms)
+        self._rotation.tick(now_ms, self._config.log)
+        if not self._stop_asked:
+            stop = None if self._background else self._ask_stop
+            self._keeper.look_after(now_ms, stop=stop, renew=self._renew_node_file, log=self._log)
         if self._node_file_is_old:
             self._renew_node_file()
 
@@ -348,24 +365,6 @@ class Supervisor:
         rest_s = self._admin.serve()
         if rest_s:
             self._loop.rest(self._admin.socket, rest_s)
-
-    def _keep_keeper(self, now_ms: int) -> None:
-        keeper = self._keeper
-        if keeper.has_ended():
-            if not self._background:
-                self._ask_stop("the keeper is gone")
-            elif not keeper.can_start:
-                self._log.warning("the keeper is gone: nothing would start this supervisor again if it were killed")
-            else:
-                self._log.warning("the keeper is gone, starting another one")
-        if keeper.is_due(now_ms) and not self._stop_asked:
-            try:
-                keeper.start(now_ms)
-            except OSError as error:
-                self._log.error("cannot start a keeper", error=str(error))
-            else:
-                self._log.info("keeper started", pid=keeper.pid, restarts=keeper.restarts)
-                self._renew_node_file()
 
     def _ask_stop(self, reason: str) -> None:
         if not self._stop_asked:

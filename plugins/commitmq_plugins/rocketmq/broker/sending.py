@@ -94,8 +94,6 @@ class Sends:
         )
         self._is_sync = config.commit_log.flush_mode == "sync"
         self._max_run_bytes = config.commit_log.max_run_bytes
-        flow = config.flow
-        self._has_rates = bool(flow.client_send_messages_per_s or flow.client_send_bytes_per_s)
         self._marks = {"CLUSTER": config.network.cluster_name, **SEND_FIELDS}
         self.expects_reply: Callable[[dict[str, str]], None] = lambda properties: None
         """Is called with the properties of each request whose sender waits for a reply."""
@@ -270,7 +268,8 @@ class Sends:
 
     def _client(self, connection: Connection) -> str:
         """For whose rates a send counts, where clients have any: messages of several clients are several runs then."""
-        return connection.name if self._has_rates else ""
+        flow = self._node.config.flow
+        return connection.name if flow.client_send_messages_per_s or flow.client_send_bytes_per_s else ""
 
     def _add(self, key: _Key, records: list[bytes | bytearray], waiting: _Waiting) -> None:
         if not self._runs:
