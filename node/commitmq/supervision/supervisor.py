@@ -58,6 +58,7 @@ from commitmq.supervision.node_store import NodeStore
 from commitmq.supervision.process_table import ProcessTable
 from commitmq.supervision.processes import become_subreaper
 from commitmq.supervision.roster import Roster, own_role, start_order
+from commitmq.supervision.service_manager import ServiceManager
 from commitmq.supervision.settings_operations import SettingsOperations
 from commitmq.supervision.start_failed import StartFailed, with_a_way_out
 from commitmq.supervision.worker_process import Phase, WorkerProcess
@@ -94,7 +95,8 @@ class Supervisor:
         self._rotation = LogRotation(self._layout.log, self._log)
         self._background = background
         self._keeper = KeeperWatch(self._layout, keeper_pid, config_fd if background else -1, life)
-        self._report = report
+        self._manager = ServiceManager(os.environ)
+        self._report = self._manager.listening_to(report)
         self._roles = [own_role(name, module) for name, module in (modules or start_order(config)).items()]
         if modules is None:
             self._roles.insert(0, own_role("discovery", "commitmq.workers.discovery"))
@@ -174,13 +176,8 @@ class Supervisor:
         self._exposure = Exposure.of_node(self._config, layout.root)
         self._check_ports()
         self._settings = SettingsOperations(live, self._check_serves, self._log)
-        handlers: dict[str, Handler] = {
-            "metadata": self._metadata,
-            "status": self._status,
-            "stop": self._stop_requested,
-            "mover.start": self._mover_wanted,
-            **self._settings.handlers,
-        }
+        handlers: dict[str, Handler] = {"metadata": self._metadata, "status": self._status, **self._settings.handlers}
+        handlers |= {"stop": self._stop_requested, "mover.start": self._mover_wanted}
         # All supervisors of a life use the same name, so that clients find the socket again. Each life uses another
         # one: libzmq removes the file of a socket when it closes, and must not remove the file of the next node.
         name = f"admin-{self._keeper.life.replace('/', '-') or os.getpid()}"
@@ -349,6 +346,7 @@ class Supervisor:
         self._loop.wait(min(max_wait_ms, self._timing.poll_interval_ms, self._table.due_in_ms(monotonic_ms())))
         now_ms = monotonic_ms()
         self._control.put_worker(self._slot, WorkerWord.HEARTBEAT_MS, now_ms)
+        self._manager.turn(now_ms, stopping=self._stop_asked)
         if not (self._starting or self._stop_asked):
             self._movers.look()
         self._table.tick(now_ms)
