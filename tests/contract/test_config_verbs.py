@@ -142,8 +142,12 @@ def test_a_refusal_has_its_exit_code(node: Node) -> None:
 
 
 def test_a_change_outlives_the_death_of_every_process_and_of_the_node(tmp_path: Path) -> None:
-    node = Node(tmp_path / "store", "retention.hours=5")
+    node = Node(tmp_path / "store", "retention.hours=5", "log.format=json")
     with started(node):
+        change(node, "log.max_bytes", "64KiB")
+        with (node.store / "commitmq" / "node.log").open("ab") as file:
+            file.write(b'{"process":"test"}\n' * 4_000)
+        eventually((node.store / "commitmq" / "node.log.1").exists, "the log is rotated")
         change(node, "flow.topic_send_messages_per_s", "1000000")
         assert change(node, "retention.hours", "6")["until_restart"] is True
         os.kill(node.pids()["writer"], signal.SIGKILL)
@@ -154,6 +158,8 @@ def test_a_change_outlives_the_death_of_every_process_and_of_the_node(tmp_path: 
         eventually(node.is_ready, "the node is back")
         assert value_of(node, "retention.hours")["value"] == 6, "the same life of the node, so the change is the newest"
         assert value_of(node, "flow.topic_send_messages_per_s")["value"] == 1_000_000
+        lines = [json.loads(line) for line in node.log().splitlines()]
+        assert {line["process"] for line in lines} >= {"supervisor", "keeper", "writer"}, "all write to the new file"
         assert node.stop().returncode == 0
     with started(node):
         assert value_of(node, "flow.topic_send_messages_per_s")["source"] == "config set"

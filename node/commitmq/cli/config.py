@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from commitmq.cli.admin_request import address_of, request
-from commitmq.cli.output import DEFAULT_NODE, complain, json_option, node_unless, print_json, print_table
-from commitmq.cli.quantity import seconds
+from commitmq.cli.node_options import node_options
+from commitmq.cli.output import complain, json_option, node_unless, print_json, print_table
 from commitmq.config import units
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def _node_options(function: _Function) -> _Function:
-    for option in (
-        click.option(
-            "--timeout", "timeout_s", type=seconds(), default=10.0, show_default=True, help="Seconds to wait."
-        ),
-        click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Store folder of a node here."),
-        click.option(
-            "--node", metavar="ADDRESS", envvar="COMMITMQ_NODE", help=f"Admin address.  [default: {DEFAULT_NODE}]"
-        ),
-    ):
-        function = option(function)
-    return function
 
 
 @click.group()
@@ -38,7 +21,7 @@ def config() -> None:
 @config.command()
 @click.argument("prefix", metavar="[KEY]", default="")
 @click.option("--changed", is_flag=True, help="Only settings with another value than the profile's default.")
-@_node_options
+@node_options
 @json_option
 def show(prefix: str, changed: bool, node: str | None, store: Path | None, timeout_s: float, as_json: bool) -> None:
     """Show the settings: value, default, where the value comes from, and whether it can change at once (live).
@@ -76,7 +59,7 @@ def show(prefix: str, changed: bool, node: str | None, store: Path | None, timeo
 @config.command(name="set")
 @click.argument("key")
 @click.argument("value")
-@_node_options
+@node_options
 @json_option
 def set_(key: str, value: str, node: str | None, store: Path | None, timeout_s: float, as_json: bool) -> None:
     """Give the live setting KEY the value VALUE at once, without a restart.
@@ -96,7 +79,7 @@ def set_(key: str, value: str, node: str | None, store: Path | None, timeout_s: 
 
 @config.command()
 @click.argument("key")
-@_node_options
+@node_options
 @json_option
 def unset(key: str, node: str | None, store: Path | None, timeout_s: float, as_json: bool) -> None:
     """Give up a change of KEY: its value is again the one of --set, the environment, the file or the default.

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from commitmq.cli.admin_request import address_of, request
 from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import human_bytes, json_option, print_json
+
+if TYPE_CHECKING:
+    from commitmq.config import NodeConfig
+
+_TIMEOUT_S = 10.0
 
 
 @click.command(cls=NodeVerb)
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--to", "target", metavar="NEW", required=True, type=click.Path(path_type=Path), help="Folder to make.")
 @click.option("--copy", is_flag=True, help="Copy every segment, also where the file system can link them.")
-@click.option("--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file of keys.")
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="One configuration key; repeatable.")
 @json_option
-def snapshot(
-    folder: Path, target: Path, copy: bool, config_file: Path | None, overrides: tuple[str, ...], as_json: bool
-) -> None:
+def snapshot(folder: Path, target: Path, copy: bool, as_json: bool) -> None:
     """Copy the store DIR of a running node to the new folder NEW, as a backup: `commitmq start --store NEW` restores it.
 
     It has every message that was acknowledged as flushed before, with the topics, groups, offsets and users. Full segments are
@@ -31,7 +33,6 @@ def snapshot(
     \b
     Example: commitmq store snapshot STORE --to /backup/monday
     """
-    from commitmq import config as node_config
     from commitmq.cli.progress import byte_progress
     from commitmq.files import kernel_cache
 
@@ -40,7 +41,7 @@ def snapshot(
     from commitmq.offline.snapshot import snapshot as work
 
     failpoints.play("snapshot")
-    config = node_config.load(config_file, overrides, environment=os.environ)
+    config = _settings_of(folder)
     with byte_progress("reading the copy", quiet=as_json) as progress:
         made = work(folder, target, config, link=not copy, progress=progress)
     if as_json:
@@ -50,3 +51,15 @@ def snapshot(
         f"snapshot {made.folder}: the log from {made.start} to {made.end}, {made.records} records, verified;"
         f" {made.linked} segments linked, {human_bytes(made.copied_bytes)} copied, {made.seconds:.1f} s"
     )
+
+
+def _settings_of(folder: Path) -> NodeConfig:
+    """The settings of the node on ``folder``, which say what files are made from its log; those of plugins are left out."""
+    from commitmq.config import from_mapping
+
+    sections: dict[str, dict[str, Any]] = {}
+    for row in request(address_of(folder, None), "config.show", timeout_s=_TIMEOUT_S)["settings"]:
+        section, _, key = str(row["key"]).partition(".")
+        if section != "plugins":
+            sections.setdefault(section, {})[key] = row["value"]
+    return from_mapping(sections)

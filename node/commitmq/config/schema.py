@@ -232,6 +232,7 @@ class FlowConfig:
     send_queue_wait_ms: int = _key(0, 0, 60_000)
     page_cache_busy_ms: int = _key(0, 0, 60_000)
     max_buckets: int = _key(10_000, 1, 1_000_000)
+    refuse_sends: bool = _key(False, live=True)
 
 
 @dataclass(frozen=True, slots=True)
