@@ -91,12 +91,12 @@ def _look(admin: Any, most: int) -> Seen:
 def compared(before: Seen, now: Seen, rows: int) -> dict[str, Any]:
     """Rates between two looks: the ``rows`` busiest topics, and the groups that are most behind."""
     passed_s = max(now.at_s - before.at_s, _LEAST_S)
-    topics = [
+    topics: list[dict[str, Any]] = [
         {"topic": name, "in_per_s": round(max(0, end - before.topics[name]) / passed_s, 1), "next_offsets": end}
         for name, end in now.topics.items()
         if name in before.topics
     ]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {
             "group": name,
             "lag": lag,
