@@ -1,6 +1,6 @@
 """The software bill of materials: what an environment holds, as CycloneDX 1.6 in JSON.
 
-    python scripts/sbom.py PYTHON >commitmq.cdx.json
+    python scripts/sbom.py FOLDER >commitmq.cdx.json        # of what pip installed into FOLDER with --target
 
 A component is a distribution that is installed beside ``commitmq``, with its version, its licence as it declares it, its
 package URL and the SHA-256 of its RECORD, which has the checksum of each of its files. ``dependencies`` has who requires whom.
@@ -10,6 +10,7 @@ The same environment gives the same bytes: names are sorted, and the serial numb
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -24,7 +25,8 @@ _ASK = """
 import hashlib, json, sys
 from importlib import metadata
 found = []
-for one in metadata.distributions():
+folders = {"path": sys.argv[1:]} if sys.argv[1:] else {}
+for one in metadata.distributions(**folders):
     fields = one.metadata.json
     record = one.read_text("RECORD") or ""
     licences = fields.get("license_expression") or fields.get("license") or ""
@@ -36,9 +38,10 @@ json.dump(found, sys.stdout)
 """
 
 
-def installed(python: Path) -> list[dict[str, Any]]:
-    """What is installed in the environment of ``python``, as that reports it."""
-    done = subprocess.run([python, "-I", "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
+def installed(python: Path, *folders: Path) -> list[dict[str, Any]]:
+    """What is installed in the environment of ``python``, or in ``folders``, as that Python reports it."""
+    command = [str(python), "-I", "-c", _ASK, *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     unique = {canonicalize_name(one["name"]): one for one in reversed(json.loads(done.stdout))}
     return [unique[name] for name in sorted(unique)]
 
@@ -115,4 +118,7 @@ def _component(one: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(document(installed(Path(sys.argv[1])), "commitmq", ("node",), int(time.time())))
+    epoch_s = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+    sys.stdout.buffer.write(
+        document(installed(Path(sys.executable), Path(sys.argv[1])), "commitmq", ("node",), epoch_s)
+    )
