@@ -108,14 +108,14 @@ RULES: dict[str, set[str]] = {
     "store": {"errors", "failpoints", "files", "format", "kernels", "log", "semantics"},
     "config": {"errors", "format", "store"},
     "protocol": {"errors"},
-    "network": {"config", "log", "protocol"},
+    "network": {"config", "errors", "log", "protocol", "security"},
     "client": {"errors", "format", "log", "protocol", "semantics", "store"},
     "coordination": BASE | {"config", "files", "format", "semantics", "store"},
     "plugin": BASE | {"config", "counting", "format", "security", "store"},
     "offline": BASE | {"config", "files", "format", "kernels", "plugin", "store"},
     "workers": BASE
     | {"config", "coordination", "counting", "files", "format", "kernels", "network", "offline", "plugin", "protocol"}
-    | {"semantics", "store"},
+    | {"security", "semantics", "store"},
     "supervision": BASE
     | {"config", "files", "format", "kernels", "network", "plugin", "protocol", "security", "store"}
     | {"workers.runtime"},

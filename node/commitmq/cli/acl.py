@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from commitmq.cli.output import json_option, print_json, print_table
-from commitmq.cli.user import access_file, known_user, store_option, usage
+from commitmq.cli.users import access_file, known_user, store_option, usage
 
 if TYPE_CHECKING:
     from commitmq.security.access_table import AccessTable

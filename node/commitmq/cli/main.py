@@ -51,6 +51,7 @@ VERBS = {
     "acl": "Allow and deny what users do.",
     "support": "Collect what helps to find a node's problem.",
     "completion": "Write the completion script of a shell.",
+    "keys": "Make a node's keys, for encrypted connections.",
     "kernels": "Compile the numba kernels, and show where they are kept.",
 }
 

@@ -329,6 +329,7 @@ class MetricsConfig:
 @dataclass(frozen=True, slots=True)
 class SecurityConfig:
     insecure_listeners: str = _key("")
+    local_users: str = _key("")
 
 
 @dataclass(frozen=True, slots=True)

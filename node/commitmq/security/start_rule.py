@@ -19,13 +19,18 @@ NATIVE: Final = "native"
 @dataclass(frozen=True, slots=True)
 class Listener:
     """A server's address. ``name``: as in ``security.insecure_listeners``. ``encrypts``: every connection; false where clients
-    may also connect without. ``asks``: each client must prove who it is, once the node has users.
+    may also connect without. ``asks``: each client must prove who it is; with ``open_without_users`` once the node has users.
     """
 
     name: str
     host: str
     encrypts: bool = False
     asks: bool = False
+    open_without_users: bool = False
+
+    def authenticates(self, *, has_users: bool) -> bool:
+        """Whether each client must prove who it is."""
+        return self.asks and (has_users or not self.open_without_users)
 
 
 def is_loopback(host: str) -> bool:
@@ -47,7 +52,11 @@ def is_loopback(host: str) -> bool:
 
 def exposed(listeners: Iterable[Listener], *, has_users: bool) -> list[Listener]:
     """Those that a network reaches, and that let everybody in or do not encrypt."""
-    return [one for one in listeners if not (one.encrypts and one.asks and has_users) and not is_loopback(one.host)]
+    return [
+        one
+        for one in listeners
+        if not (one.encrypts and one.authenticates(has_users=has_users)) and not is_loopback(one.host)
+    ]
 
 
 def allowed_names(setting: str) -> frozenset[str]:
@@ -58,7 +67,7 @@ def allowed_names(setting: str) -> frozenset[str]:
 def lacks(listener: Listener, *, has_users: bool) -> str:
     """``WITHOUT AUTHENTICATION OR ENCRYPTION``: what an exposed listener lacks."""
     found = [
-        *([] if listener.asks and has_users else ["AUTHENTICATION"]),
+        *([] if listener.authenticates(has_users=has_users) else ["AUTHENTICATION"]),
         *([] if listener.encrypts else ["ENCRYPTION"]),
     ]
     return f"WITHOUT {' OR '.join(found)}"

@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import zmq
+
 from commitmq.config import NodeConfig
+from commitmq.log import Log
+from commitmq.network.guard import Guard, make_guard
 from commitmq.security import start_rule
 from commitmq.security.access_file import AccessFile
+from commitmq.security.node_keys import load_node_keys
 from commitmq.security.start_rule import Listener
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.start_failed import StartFailed
 
 
 class Exposure:
-    """``listeners``, ``warnings``: name and sentence of each that a network reaches without authentication or encryption."""
+    """``has_keys``: whether the native protocol's tcp ports ask for keys. ``listeners``, ``warnings``: name and
+    sentence of each listener that a network reaches without authentication or encryption.
+    """
 
     def __init__(self, config: NodeConfig, store: Path) -> None:
-        self._file = AccessFile(store)
+        self._config, self._store, self._file = config, store, AccessFile(store)
         self._allowed = start_rule.allowed_names(config.security.insecure_listeners)
+        self.has_keys = False
         self.listeners: list[str] = []
         self.warnings: list[str] = []
 
@@ -26,8 +34,14 @@ class Exposure:
     def of_node(cls, config: NodeConfig, store: Path) -> Exposure:
         """With the listener of the node's own protocol, checked as by :meth:`check`."""
         found = cls(config, store)
-        found.check([Listener(start_rule.NATIVE, config.network.host)])
+        found.has_keys = load_node_keys(store) is not None
+        # Without users nobody gets in over a port with keys.
+        found.check([Listener(start_rule.NATIVE, config.network.host, found.has_keys, found.has_keys)])
         return found
+
+    def guard_of(self, context: zmq.Context[zmq.Socket[bytes]], role: str, log: Log) -> Guard | None:
+        """The guard of a process of the node that binds a port. Raises StoreError."""
+        return make_guard(context, self._config, self._store, role, log, has_keys=self.has_keys)
 
     def check(self, listeners: Iterable[Listener]) -> None:
         """Call it before ``listeners`` are bound. Raises StartFailed, and StoreError when the file of users cannot be used."""

@@ -171,8 +171,7 @@ class Supervisor:
         for note in (*store.fitted.notes, *live.notes):
             self._log.warning(note)
             self._report({"event": "info", "message": note})
-        self._ports = store.take_over()
-        self._control = store.control
+        self._ports, self._control = store.take_over(), store.control
         self._exposure = Exposure.of_node(self._config, layout.root)
         self._check_ports()
         self._settings = SettingsOperations(live, self._check_serves, self._log)
@@ -181,7 +180,7 @@ class Supervisor:
         # All supervisors of a life use the same name, so that clients find the socket again. Each life uses another
         # one: libzmq removes the file of a socket when it closes, and must not remove the file of the next node.
         name = f"admin-{self._keeper.life.replace('/', '-') or os.getpid()}"
-        self._admin = bind_admin(self._config, layout.ipc(name), self._ports, handlers, self._log)
+        self._admin = bind_admin(self._config, layout.ipc(name), self._ports, handlers, self._log, self._exposure)
         self._control.put(Word.EPOCH, store.epoch)
         self._slot = role_slot("supervisor")
         self._control.put_worker(self._slot, WorkerWord.PID, os.getpid())
@@ -208,6 +207,7 @@ class Supervisor:
             on_news=lambda sentence: self._report({"event": "info", "message": sentence}),
             log=self._log,
         )
+        self._table.has_keys = self._exposure.has_keys
         self._movers = MoverWatch(self._table, self._control, self._log)
         self._answers = AdminAnswers(store, self._table, self._keeper, self._admin, self._exposure)
         self._settings.attach(self._table, self._admin, [self._take_settings, self._answers.configure])

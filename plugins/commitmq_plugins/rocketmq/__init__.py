@@ -31,7 +31,7 @@ def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
         return []
     encrypts = found.tls_mode == "enforcing"
     broker = "commitmq_plugins.rocketmq.broker.process:run"
-    listener = Listener("rocketmq", found.host, encrypts=encrypts, asks=True)
+    listener = Listener("rocketmq", found.host, encrypts=encrypts, asks=True, open_without_users=True)
     workers = [WorkerSpec("rocketmq_broker", broker, is_server=True, listeners=(listener,))]
     if found.namesrv_port:
         name_server = "commitmq_plugins.rocketmq.namesrv.process:run"

@@ -26,7 +26,8 @@ def test_on_loopback_every_listener_may_listen(host: str) -> None:
 def test_off_loopback_a_listener_needs_both_or_the_word(host: str) -> None:
     assert not is_loopback(host)
     for encrypts, asks, users in itertools.product((False, True), repeat=3):
-        one = Listener("metrics", host, encrypts, asks)
+        assert not refusal([Listener("native", host, True, True)], (), has_users=users), "it asks for keys"
+        one = Listener("metrics", host, encrypts, asks, open_without_users=True)
         sentence = refusal([one], (), has_users=users)
         assert bool(sentence) is not (encrypts and asks and users), (encrypts, asks, users)
         assert bool(sentence) is bool(exposed([one], has_users=users))

@@ -1,7 +1,7 @@
 """The common part of every worker process: its context, its lifeline to the supervisor, and one way to wait.
 
-A worker module has ``ROLE`` and ``run(context)``; ``run`` returns when it has drained after ``context.stopping`` became
-true. The forkserver calls :func:`main`, which holds the role's lock and maps every end of a worker to an exit code.
+A worker module has ``ROLE`` and ``run(context)``, which returns when it has drained after ``context.stopping`` became true.
+:func:`main`, which the forkserver calls, holds the role's lock and maps every end of a worker to an exit code.
 
 The lifeline is one end of a Unix socket pair; the supervisor holds the other. ``stop`` on it asks the worker to drain.
 End of file means the supervisor is dead: the worker then exits at once, because a new one may wait for its lock.
@@ -33,6 +33,7 @@ from commitmq.counting.table import CountTable
 from commitmq.errors import StoreError
 from commitmq.log import Log, get_log
 from commitmq.log import configure as configure_log
+from commitmq.network.guard import make_guard
 from commitmq.network.router import Router, open_router
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.node_files import read_node_file
@@ -133,8 +134,8 @@ class WorkerContext:
 
     def __post_init__(self) -> None:
         self.slot = int(self.params["slot"]) if "slot" in self.params else role_slot(self.role)
-        self._lifeline_fd = self.lifeline.fileno()
-        self._doorbell_fd = self.doorbell.fileno()
+        self.has_keys = bool(self.params.get("has_keys"))
+        self._lifeline_fd, self._doorbell_fd = self.lifeline.fileno(), self.doorbell.fileno()
         self._woken_ms = monotonic_ms()
         self.register(self._lifeline_fd)
         self.register(self._doorbell_fd)
@@ -142,8 +143,7 @@ class WorkerContext:
     @property
     def zmq(self) -> Context:
         """The process's ZeroMQ context, created at first use (never before the fork)."""
-        if self._zmq is None:
-            self._zmq = zmq.Context(io_threads=1)
+        self._zmq = self._zmq or zmq.Context(io_threads=1)
         return self._zmq
 
     @property
@@ -161,8 +161,8 @@ class WorkerContext:
 
     @property
     def address(self) -> str:
-        """The node's admin address, as clients take it: ``Producer(context.address)``."""
-        return str(read_node_file(self.layout)["admin"][0])
+        """The node's admin address, as clients take it: ``Producer(context.address)``. With keys that for its own account."""
+        return str(read_node_file(self.layout)["admin"][int(self.has_keys)])
 
     @property
     def folder(self) -> Path:
@@ -188,8 +188,7 @@ class WorkerContext:
         """A guarded ROUTER bound to ``ipc`` and ``tcp`` as the supervisor asked. Returns it and its endpoints.
 
         ``params["port"]`` is the tcp port: 0 takes a free one, which the supervisor passes to every later incarnation.
-        Limits: see :mod:`commitmq.network.router`; with ``takes_payload`` frames may have ``network.max_frame_bytes``.
-        ``only_answers``: requests change nothing.
+        See :func:`commitmq.network.router.open_router` for the rest.
         """
         router, endpoints = open_router(
             self.zmq,
@@ -199,6 +198,7 @@ class WorkerContext:
             int(self.params.get("port", 0)),
             takes_payload=takes_payload,
             only_answers=only_answers,
+            guard=make_guard(self.zmq, self.config, self.layout.root, self.role, self.log, has_keys=self.has_keys),
         )
         self._routers.append(router)
         return router, endpoints
