@@ -45,7 +45,7 @@ class Role(StrEnum):
     TIMER = "timer"
     POP = "pop"
     EACH = "each worker"
-    USER_VERB = "`commitmq user` or worker-NAME"
+    USER_VERB = "`commitmq user`, `keys` or worker-NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,11 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner(
         "config/messageRequestMode.json*", Role.WORKER, "RocketMQ's: how groups receive topics; of rocketmq_broker"
     ),
-    FileOwner("config/security/*", Role.USER_VERB, "users and policies; a lock lets one change happen at a time"),
+    FileOwner(
+        "config/security/*",
+        Role.USER_VERB,
+        "users, policies, and the node's keys; a lock lets one change happen at a time",
+    ),
     FileOwner("config/consumerOffset.json*", Role.COORDINATOR, "committed offsets, for RocketMQ"),
     FileOwner("config/subscriptionGroup.json*", Role.COORDINATOR, "consumer groups"),
     FileOwner("config/consumerFilter.json*", Role.COORDINATOR, "SQL filters of groups"),

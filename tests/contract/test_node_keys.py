@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -314,6 +315,87 @@ def test_no_secret_is_in_a_log_or_an_answer(secured: Secured) -> None:
     assert [oct(one.stat().st_mode & 0o077) for one in (security, security / "node.key", security / "acl.json")] == [
         "0o0"
     ] * 3
+
+
+def test_the_page_brings_a_new_user_over_the_network_in_three_commands(tmp_path: Path) -> None:
+    """The commands of docs/security.md, with this machine's names; the node listens for a network, without a word."""
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+    section = page.partition("in three commands\n")[2].partition("\n## ")[0]
+    commands = [
+        line.removeprefix("$ commitmq ").split() for line in section.splitlines() if line.startswith("$ commitmq ")
+    ]
+    assert len(commands) == 3
+    node, home = Node(tmp_path / "store"), tmp_path / "home"
+    address = "db.example:7310"
+
+    def run(words: list[str]) -> str:
+        known = {"/var/tmp/demo": str(node.store), "shop.toml": str(home / "commitmq" / "shop.toml")}
+        words = [known.get(one, one).replace("db.example:7310", address) for one in words]
+        ended = command(*words, XDG_CONFIG_HOME=str(home), COMMITMQ_NODE="")
+        assert ended.returncode == 0, f"{words}: {ended.stderr}"
+        return ended.stdout
+
+    run(commands[0])
+    ended = node.start("network.host=0.0.0.0")
+    try:
+        assert ended.returncode == 0, ended.stderr
+        assert node.report()["node"]["insecure_listeners"] == []
+        address = f"127.0.0.1:{node.address.rpartition(':')[2]}"
+        run(commands[1])
+        run(["topic", "create", "orders", "--node", "commitmq://shop@db.example:7310"])
+        assert "orders" in run(commands[2])
+    finally:
+        node.end()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
+def test_another_account_is_the_user_that_the_setting_names() -> None:
+    """In a store that is shared with a group its members reach the sockets, and are no more than a user."""
+    group, account, stranger = 54_321, 54_322, 54_323
+    with tempfile.TemporaryDirectory(prefix="commitmq-keys-") as folder:
+        Path(folder).chmod(0o755)
+        node = Node(Path(folder) / "store", f"security.local_users={account}=shop")
+        node.store.mkdir()
+        os.chown(node.store, 0, group)
+        node.store.chmod(0o2750)
+        assert command("keys", "init", "--store", str(node.store)).returncode == 0
+        with started(node):
+            for arguments in (("user", "add", "shop"), ("acl", "allow", "shop", "Topic:orders", "Get")):
+                assert command(*arguments, "--store", str(node.store)).returncode == 0
+            # (A look at the table is at most 0.2 s old.)
+            time.sleep(0.5)
+            ipc = node.row("coordinator")["endpoints"][1]
+            assert ipc.startswith("ipc://")
+            describe = {"v": 1, "op": "topic.describe", "id": 1, "topic": "orders"}
+            assert asked_as(account, group, ipc, describe) == "TOPIC_NOT_EXIST", "it may ask"
+            assert asked_as(account, group, ipc, {**describe, "topic": "private"}) == "NO_PERMISSION"
+            assert asked_as(account, group, ipc, {**describe, "op": "topic.own"}) == "NO_PERMISSION"
+            assert asked_as(stranger, group, ipc, describe) == "NO_PERMISSION", "of the group, and no user"
+            assert asked_as(stranger, stranger, ipc, describe) == "", "the folder is closed to others"
+            assert asked_as(0, 0, ipc, describe) == "TOPIC_NOT_EXIST"
+            assert node.log().count("a request was refused") >= 3
+
+
+def asked_as(uid: int, gid: int, endpoint: str, header: dict[str, object]) -> str:
+    """The code of the answer to a request of another account; empty without one."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([gid])
+            os.setgid(gid)
+            os.setuid(uid)
+            dealer = zmq.Context().socket(zmq.DEALER)
+            dealer.connect(endpoint)
+            dealer.send(orjson.dumps(header))
+            if dealer.poll(2_000):
+                os.write(writing, str(orjson.loads(dealer.recv()).get("code", "OK")).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with open(reading, "rb") as answer:
+        return answer.read().decode()
 
 
 @pytest.mark.slow

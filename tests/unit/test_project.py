@@ -108,7 +108,7 @@ RULES: dict[str, set[str]] = {
     "store": {"errors", "failpoints", "files", "format", "kernels", "log", "semantics"},
     "config": {"errors", "format", "store"},
     "protocol": {"errors"},
-    "network": {"config", "errors", "log", "protocol", "security"},
+    "network": {"config", "errors", "log", "protocol", "security", "store.access"},
     "client": {"errors", "format", "log", "protocol", "semantics", "store"},
     "coordination": BASE | {"config", "files", "format", "semantics", "store"},
     "plugin": BASE | {"config", "counting", "format", "security", "store"},

@@ -17,7 +17,12 @@ def keys() -> None:
 
 
 @keys.command()
-@store_option
+@click.option(
+    "--store",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The store; also one that is not there yet.",
+)
 @json_option
 def init(store: Path, as_json: bool) -> None:
     """Make the node's keys. From its next start on its tcp ports take only clients with a user's key.
@@ -25,8 +30,11 @@ def init(store: Path, as_json: bool) -> None:
     A store that has keys keeps them: every profile names them.
     """
     from commitmq.security.node_keys import make_node_keys
+    from commitmq.store.access import keep_private, refusals_told
 
-    access_file(store)
+    keep_private(store)
+    with refusals_told(store):
+        store.mkdir(parents=True, exist_ok=True)
     try:
         made = make_node_keys(store)
     except FileExistsError as error:

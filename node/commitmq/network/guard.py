@@ -29,6 +29,7 @@ from commitmq.security.live_access import LiveAccess
 from commitmq.security.local_users import parse_local_users
 from commitmq.security.native_rights import needs_of
 from commitmq.security.node_keys import KeyPair, load_node_keys
+from commitmq.store.access import shares_with_group
 
 _MOST_CALLERS: Final = 10_000
 _MOST_TOLD: Final = 10
@@ -61,7 +62,7 @@ class Guard:
     ) -> None:
         """``role``: the process; dispatchers and readers are of one kind each. Raises StoreError."""
         self._live = LiveAccess(AccessFile(store), log)
-        self._keys, self._log = keys, log
+        self._keys, self._store, self._log = keys, store, log
         self._kind = role.partition("-")[0]
         self._cluster = config.network.cluster_name
         self._local = parse_local_users(config.security.local_users)
@@ -80,6 +81,11 @@ class Guard:
         """Addresses that are bound from now on ask the kernel for the peer's account."""
         router.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
         router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def after_ipc(self, path: str) -> None:
+        """Let the accounts of ``security.local_users`` reach the socket, in a store that its owner shares with a group."""
+        if self._local and shares_with_group(self._store):
+            os.chmod(path, 0o770)
 
     def before_tcp(self, router: zmq.Socket[bytes]) -> None:
         """Addresses that are bound from now on take CURVE only."""

@@ -273,6 +273,7 @@ def open_router(
             guard.before_ipc(router)
         router.bind(ipc)
         if guard is not None:
+            guard.after_ipc(ipc.removeprefix("ipc://"))
             guard.before_tcp(router)
         _bind_tcp(router, host, port)
     except BaseException:

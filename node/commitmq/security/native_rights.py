@@ -42,7 +42,7 @@ _SEEN: Final = _PUB | _SUB | _GET
 def needs_of(kind: str, header: Header, cluster: str) -> list[Need] | None:
     """All that the sender of ``header`` to a process of ``kind`` must be allowed; None for what only super users may."""
     found = NEEDS.get(kind, {}).get(header["op"])
-    if found is None or any(header.get(one) is not None for one in _OF_GATEWAYS):
+    if found is None or any(one in header for one in _OF_GATEWAYS):
         return None
     return list(found(header, cluster))
 
@@ -174,6 +174,9 @@ NEEDS: Final[Mapping[str, Mapping[str, Needs | None]]] = {
         "mover.start": _nothing,
         "status": _cluster(_GET),
         "stop": _CHANGES_NODE,
+        "config.show": _cluster(_GET),
+        "config.set": _CHANGES_NODE,
+        "config.unset": _CHANGES_NODE,
     },
     "writer": {**_SENDS, "batch": _send, "send_back": _OF_GROUP, "recall": _fields(topic=_PUB)},
     "memory": _SENDS,

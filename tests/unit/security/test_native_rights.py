@@ -18,7 +18,7 @@ from commitmq.security.native_rights import NEEDS, needs_of
 
 NODE = Path(commitmq.__file__).parent
 SOURCES = {
-    "admin": ("supervision/supervisor.py",),
+    "admin": ("supervision/supervisor.py", "supervision/settings_operations.py"),
     "writer": ("workers/writer/process.py",),
     "memory": ("workers/memory.py",),
     "reader": ("workers/reader/process.py",),
@@ -97,6 +97,7 @@ def test_an_unknown_process_or_operation_is_a_super_users() -> None:
 @pytest.mark.parametrize("field", ["moved", "forwarded", "client"])
 def test_only_super_users_speak_for_others(field: str) -> None:
     assert needs_of("writer", {"op": "append", "topic": "t", field: 4}, "c") is None
+    assert needs_of("writer", {"op": "append", "topic": "t", field: None}, "c") is None
     assert needs_of("reader", {"op": "pull", "topic": "t", field: "x"}, "c") is None
 
 
