@@ -141,6 +141,7 @@ def test_a_refusal_has_its_exit_code(node: Node) -> None:
     assert "restart the node" in ran(node, "set", "network.port", "1", code=CliExit.FAILURE)
 
 
+@pytest.mark.slow
 def test_a_change_outlives_the_death_of_every_process_and_of_the_node(tmp_path: Path) -> None:
     node = Node(tmp_path / "store", "retention.hours=5", "log.format=json")
     with started(node):

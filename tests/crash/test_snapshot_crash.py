@@ -63,12 +63,14 @@ def test_a_node_on_the_snapshot_has_all_that_there_was(tmp_path: Path) -> None:
                 consumer.commit()
             committed = positions(node)
             assert sum(committed.values()) == 100
-            # Load while the snapshot is taken: what comes meanwhile may be in it or not.
-            stop = threading.Event()
-            load = threading.Thread(target=_send_until, args=(node.address, stop))
+            # Load while the snapshot is taken: what comes meanwhile may be in it or not, but no offset without its message.
+            stop, began = threading.Event(), threading.Event()
+            load = threading.Thread(target=_send_until, args=(node.address, stop, began))
             load.start()
             try:
-                made = taken(node, tmp_path / "copy")
+                assert began.wait(30)
+                slow = {"COMMITMQ_FAILPOINTS": "snapshot.positions=delay:500ms;snapshot.log=delay:1500ms"}
+                made = taken(node, tmp_path / "copy", **slow)
             finally:
                 stop.set()
                 load.join()
@@ -81,6 +83,10 @@ def test_a_node_on_the_snapshot_has_all_that_there_was(tmp_path: Path) -> None:
     with started(Node(tmp_path / "copy", *SETTINGS)) as again:
         stored.check(again.address)
         assert positions(again) == committed
+        with Admin(again.address) as admin:
+            loaded = admin.group_lag("loaders")
+            assert sum(one.committed or 0 for one in loaded) > 0
+            assert [one for one in loaded if one.problem] == []
         with Producer(again.address) as producer:
             stored.send(producer, 50)
         stored.check(again.address)
@@ -89,10 +95,17 @@ def test_a_node_on_the_snapshot_has_all_that_there_was(tmp_path: Path) -> None:
         assert time.time_ns() // 1_000_000 >= due_ms
 
 
-def _send_until(address: str, stop: threading.Event) -> None:
-    with Producer(address) as producer:
+def _send_until(address: str, stop: threading.Event, began: threading.Event) -> None:
+    """Send, receive and commit; ``began`` at the first commit."""
+    with (
+        Producer(address) as producer,
+        Consumer(["load"], group="loaders", node=address, start="earliest") as consumer,
+    ):
         while not stop.is_set():
             producer.send("load", b"x" * 500)
+            if len(consumer.poll(0.2)):
+                consumer.commit()
+                began.set()
 
 
 def positions(node: Node) -> dict[int, int]:
@@ -211,6 +224,7 @@ def test_expiry_meanwhile_harms_neither_side(tmp_path: Path) -> None:
         assert stored.check(again.address) == bases[3], "it was taken again, without what expired"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with start_node(tmp_path) as node:
 

@@ -240,11 +240,17 @@ def _timer_to_be_made(data: bytes) -> bytes:
 
 
 def _copy_rest(layout: StoreLayout, partial: Path) -> None:
-    """The other files of ``config`` (users, RocketMQ's), and those of plugins' workers. Each is replaced whole."""
+    """The other files of ``config`` (users, RocketMQ's), and those of plugins' workers. Each is replaced whole.
+
+    Positions that came only now are left out, and RocketMQ's backups of them: they are newer than the log.
+    """
+    positions = tuple(str(layout.root / name) for names in _POSITIONS for name in names)
     for folder in (layout.config, layout.own / "workers"):
         for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
             target = partial / path.relative_to(layout.root)
             if not path.is_file() or path.is_symlink() or target.exists() or path.name.endswith((".new", ".tmp")):
+                continue
+            if str(path).startswith(positions):
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
