@@ -8,8 +8,10 @@ build that differs, must be refused.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import venv
 import zipfile
 from pathlib import Path
 
@@ -147,3 +149,52 @@ def test_a_bill_follows_extras_and_leaves_out_what_nobody_asked_for() -> None:
 def test_a_bill_of_an_incomplete_environment_is_refused() -> None:
     with pytest.raises(KeyError, match="missing"):
         sbom.document([distribution("root", "missing")], "root", (), 0)
+
+
+# ---------------------------------------------------------------- the tools of users
+
+
+@pytest.fixture(scope="module")
+def installers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the commands pipx and uv, in an environment of their own."""
+    folder = tmp_path_factory.mktemp("installers")
+    venv.create(folder, with_pip=True)
+    pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "pipx", "uv"]
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        pytest.skip(f"pipx and uv cannot be installed: {done.stderr.strip()[-300:]}")
+    return folder / "bin"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tool", ["pipx", "uv"])
+def test_the_command_alone(tool: str, installers: Path, wheel: Path, tmp_path: Path) -> None:
+    home, commands = tmp_path / "home", tmp_path / "commands"
+    constraints = str(release.PROJECT / "constraints.txt")
+    places = {
+        "PIPX_HOME": home / "pipx",
+        "PIPX_BIN_DIR": commands,
+        "UV_TOOL_DIR": home / "uv",
+        "UV_TOOL_BIN_DIR": commands,
+    }
+    variables = {
+        **os.environ,
+        **{name: str(place) for name, place in places.items()},
+        "HOME": str(home),
+        "PIP_CONSTRAINT": constraints,
+        "UV_CONSTRAINT": constraints,
+    }
+    install = {"pipx": ["pipx", "install"], "uv": ["uv", "tool", "install"]}[tool]
+    command = [
+        str(installers / install[0]),
+        *install[1:],
+        "--python",
+        sys.executable,
+        f"commitmq[node] @ {wheel.as_uri()}",
+    ]
+    done = subprocess.run(
+        command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in commands.iterdir()] == ["commitmq"], "no other command is put into the way"
+    assert release.first_message(commands / "python", tmp_path / "empty").processor_s < release.FIRST_MESSAGE_WITHIN_S
