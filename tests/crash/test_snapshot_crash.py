@@ -69,8 +69,8 @@ def test_a_node_on_the_snapshot_has_all_that_there_was(tmp_path: Path) -> None:
             load.start()
             try:
                 assert began.wait(30)
-                slow = {"COMMITMQ_FAILPOINTS": "snapshot.positions=delay:500ms;snapshot.log=delay:1500ms"}
-                made = taken(node, tmp_path / "copy", **slow)
+                slow = "snapshot.positions=delay:500ms;snapshot.log=delay:1500ms"
+                made = taken(node, tmp_path / "copy", COMMITMQ_FAILPOINTS=slow)
             finally:
                 stop.set()
                 load.join()

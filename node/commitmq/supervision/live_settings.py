@@ -130,23 +130,42 @@ class LiveSettings:
             return {}
 
     def _laid_over(self, config: NodeConfig) -> NodeConfig:
+        """``config`` with the kept values. They were right together, in whatever order they came; so they are checked
+        together, and one by one only if the rest of the configuration is another one now.
+        """
+        changed = config
+        fit = []
         for name, kept in self._kept.items():
+            value = kept.get("value")
             if config.sources.get(name) == "--set" and kept.get("life") != self._life:
-                if kept.get("value") != dict(flat(config)).get(name):
+                if value != dict(flat(config)).get(name):
                     self.notes.append(f"--set {name} counts, not the value that `commitmq config set` kept")
                 continue
-            section, _, key = name.partition(".")
             try:
                 if name not in live_keys():
                     raise ConfigError(f"{name} is no setting that can be changed while a node runs")
-                changed = validated(
-                    from_mapping({section: {key: kept.get("value")}}, base=config, where=str(self._path))
-                )
+                changed = self._with(changed, name, value)
+                fit.append((name, value))
             except ConfigError as error:
-                self.notes.append(f"a change by `commitmq config set` is left out: {error}")
-                continue
-            config = replace(changed, sources={**config.sources, name: SOURCE})
-        return config
+                self._leave_out(error)
+        try:
+            return validated(changed)
+        except ConfigError:
+            changed = config
+        for name, value in fit:
+            try:
+                changed = validated(self._with(changed, name, value))
+            except ConfigError as error:
+                self._leave_out(error)
+        return changed
+
+    def _with(self, config: NodeConfig, name: str, value: Any) -> NodeConfig:
+        section, _, key = name.partition(".")
+        changed = from_mapping({section: {key: value}}, base=config, where=str(self._path))
+        return replace(changed, sources={**config.sources, name: SOURCE})
+
+    def _leave_out(self, error: ConfigError) -> None:
+        self.notes.append(f"a change by `commitmq config set` is left out: {error}")
 
     def _check(self, name: str) -> None:
         """Raise ConfigError unless ``name`` is a live setting."""
