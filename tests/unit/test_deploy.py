@@ -7,13 +7,20 @@ reader of settings. ``test_systemd`` and ``test_image`` run a node by them.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from commitmq.config import load
 from commitmq.network.ports import PORTS
+from commitmq.security.start_rule import Listener
+from commitmq.supervision.exposure import Exposure
+from commitmq.supervision.start_failed import StartFailed
+from nodes import environment
 
 PROJECT = Path(__file__).resolve().parents[2]
 DEPLOY = PROJECT / "deploy"
@@ -109,10 +116,29 @@ def test_ports_are_those_of_the_settings() -> None:
     assert check == f"http://127.0.0.1:{config.metrics.port}/health/ready"
 
 
-def test_what_listens_off_loopback_is_named() -> None:
-    config = settings_of_the_pod()
+def test_only_the_metrics_have_no_password(tmp_path: Path) -> None:
+    """By the node's own start rule, on a store as the pod's first container leaves it."""
+    config, store = settings_of_the_pod(), tmp_path / "store"
     assert (config.network.host, config.metrics.host) == ("0.0.0.0", "0.0.0.0")
-    assert set(config.security.insecure_listeners.split(";")) == {"native", "metrics"}
+    assert config.security.insecure_listeners == "metrics"
+    with pytest.raises(StartFailed, match="native on 0"):
+        Exposure.of_node(config, store)
+    for _ in range(2):
+        subprocess.run(["sh", "-c", *first_container(store)], check=True, env=environment(), capture_output=True)
+    exposure = Exposure.of_node(config, store)
+    assert exposure.listeners == []
+    exposure.check([Listener("metrics", config.metrics.host, False, False)])
+    assert exposure.listeners == ["metrics"]
+
+
+def first_container(store: Path) -> list[str]:
+    """What the pod's first container has its shell do, with the command of this environment, on ``store``."""
+    (container_of_keys,) = pod()["initContainers"]
+    assert container_of_keys["image"] == container()["image"]
+    assert container_of_keys["securityContext"] == container()["securityContext"]
+    shell, flag, text, path = container_of_keys["command"]
+    assert (shell, flag, path) == ("sh", "-c", container()["args"][2])
+    return [text.replace("commitmq ", f"{sys.executable} -m commitmq.cli.main "), str(store)]
 
 
 def test_the_image_alone_listens_on_loopback() -> None:
