@@ -31,7 +31,7 @@ LAUNCHER = str(Path(__file__).with_name("system_call_filter.py"))
 
 
 def analyze() -> str:
-    return program("systemd-analyze", "systemd")
+    return program("systemd-analyze", "systemd", "libsystemd-shared")
 
 
 @pytest.fixture(scope="module")

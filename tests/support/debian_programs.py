@@ -1,7 +1,7 @@
 """Programs of Debian packages, for tests that judge our files by others' tools: from the PATH, else fetched once.
 
-A package is unpacked into the cache of the comparison (:data:`bench.system.CACHE`), so any account can have it, and the
-machine stays as it is. Its dependencies are not fetched: the programs must run with what a Debian has anyway.
+Packages are unpacked into the cache of the comparison (:data:`bench.system.CACHE`), so any account can have them, and the
+machine stays as it is. Dependencies are fetched only where they are named: the rest is what a Debian has anyway.
 """
 
 from __future__ import annotations
@@ -27,30 +27,41 @@ class NoProgram(Exception):
     """The program is neither there nor to be had; the text says why."""
 
 
-def program(name: str, package: str) -> str:
-    """The path of the program ``name``, which Debian's ``package`` has. Without it the test is skipped, or fails where
-    ``COMMITMQ_CI`` forbids that.
+def program(name: str, package: str, *libraries: str) -> str:
+    """The path of the program ``name``, which Debian's ``package`` has, and which needs the packages ``libraries``. Without
+    it the test is skipped, or fails where ``COMMITMQ_CI`` forbids that.
     """
     try:
-        return find(name, package)
+        return find(name, package, *libraries)
     except NoProgram as error:
         if os.environ.get("COMMITMQ_CI") == "1":
             pytest.fail(str(error))
         pytest.skip(str(error))
 
 
-def find(name: str, package: str) -> str:
+def find(name: str, package: str, *libraries: str) -> str:
     """As :func:`program`; raises NoProgram."""
     if found := shutil.which(name):
         return found
+    folder = CACHE / "debian" / package
     with _only_one_at_a_time():
-        folder = CACHE / "debian" / package
         if not folder.exists():
-            _unpack(package, folder)
-    for place in _FOLDERS:
-        if os.access(folder / place / name, os.X_OK):
-            return str(folder / place / name)
-    raise NoProgram(f"Debian's package {package} has no program {name}")
+            _unpack([package, *libraries], folder)
+        places = [folder / place / name for place in _FOLDERS if os.access(folder / place / name, os.X_OK)]
+        if not places:
+            raise NoProgram(f"Debian's package {package} has no program {name}")
+        return _with_its_libraries(places[0], folder)
+
+
+def _with_its_libraries(found: Path, folder: Path) -> str:
+    """A command that runs ``found`` with the libraries in ``folder``, where it looks for them in the machine's folders."""
+    places = sorted({str(path.parent) for path in folder.glob("usr/lib/**/*.so*") if path.is_file()})
+    if not places:
+        return str(found)
+    command = folder / f"run-{found.name}"
+    command.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={":".join(places)} exec {found} "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    return str(command)
 
 
 @contextlib.contextmanager
@@ -63,22 +74,24 @@ def _only_one_at_a_time() -> Iterator[None]:
         yield
 
 
-def _unpack(package: str, folder: Path) -> None:
-    """Put the files of ``package`` into ``folder``, which is there only when it is complete. Raises NoProgram."""
+def _unpack(packages: list[str], folder: Path) -> None:
+    """Put the files of ``packages`` into ``folder``, which is there only when it is complete. Raises NoProgram."""
     if missing := [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]:
-        raise NoProgram(f"it is in Debian's package {package}, and PATH has no {', '.join(missing)} to fetch it with")
+        raise NoProgram(
+            f"it is in Debian's package {packages[0]}, and PATH has no {', '.join(missing)} to fetch it with"
+        )
     # Below the cache, so that the last step is a renaming. Its owner alone may write there: apt's own account may not.
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
         work = Path(made)
-        _download(package, work)
-        (archive,) = work.glob("*.deb")
-        _run(["dpkg-deb", "-x", str(archive), str(work / "files")], work)
+        _download(packages, work)
+        for archive in work.glob("*.deb"):
+            _run(["dpkg-deb", "-x", str(archive), str(work / "files")], work)
         (work / "files").rename(folder)
 
 
-def _download(package: str, work: Path) -> None:
-    """Fetch the package by the machine's list of packages, else by a list of our own: the machine's needs root."""
-    download = ["apt-get", "-qq", "-o", "APT::Sandbox::User=", "download", package]
+def _download(packages: list[str], work: Path) -> None:
+    """Fetch the packages by the machine's list of packages, else by a list of our own: the machine's needs root."""
+    download = ["apt-get", "-qq", "-o", "APT::Sandbox::User=", "download", *packages]
     try:
         _run(download, work)
     except NoProgram:
