@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     )
     from commitmq.client.transactions.transaction import AsyncTransaction, Transaction
     from commitmq.errors import (
+        AuthenticationError,
         Code,
         CommitMQError,
         ConfigError,
@@ -77,6 +78,7 @@ __all__ = [
     "AsyncReader",
     "AsyncShareConsumer",
     "AsyncTransaction",
+    "AuthenticationError",
     "BatchResult",
     "BatchSendError",
     "Code",

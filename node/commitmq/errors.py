@@ -145,6 +145,8 @@ class Code(StrEnum):
     """The connection ended before the answer."""
     TIMEOUT = "TIMEOUT"
     """The time for the send was over."""
+    AUTHENTICATION_FAILED = "AUTHENTICATION_FAILED"
+    """The node does not let this client in: it needs a profile, or does not know the key of the profile."""
     BAD_ANSWER = "BAD_ANSWER"
     """The peer does not speak the protocol."""
     CLIENT_BUFFER_FULL = "CLIENT_BUFFER_FULL"
@@ -231,6 +233,13 @@ class NodeUnavailableError(RequestError):
 
     def __init__(self, message: str, *, code: str = Code.NODE_UNAVAILABLE.value) -> None:
         super().__init__(code, message)
+
+
+class AuthenticationError(NodeUnavailableError):
+    """The node does not let this client in: it needs a profile, or does not know the key of the profile."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=Code.AUTHENTICATION_FAILED.value)
 
 
 class UnansweredSendError(SendError, NodeUnavailableError):

@@ -1,17 +1,22 @@
 """Structured logs: one line per event, ``time level process message key=value …``, to standard error.
 
 The library never prints. A program that uses the clients configures logging by itself, and its lines have the fields
-too. The supervisor points standard error of all processes at ``run/../commitmq/node.log`` when a node runs in the
-background.
+too. A node's standard error is ``commitmq/node.log``, except with ``--verbose``. All its processes append to that file, each
+line with one write. The supervisor gives a long file another name (:mod:`commitmq.supervision.log_rotation`); the others see
+that before their next line, and open the new file (:func:`follow`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 
 class _Formatter(logging.Formatter):
@@ -25,6 +30,81 @@ class _Formatter(logging.Formatter):
             # One line per event: the traceback is kept, its line ends are not.
             line += " traceback=" + _quoted(self.formatException(record.exc_info))
         return line
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, process, message, and the fields; a field of such a name gets a ``_`` behind."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "process": record.name.removeprefix("commitmq."),
+            "message": record.msg.sentence if isinstance(record.msg, _Event) else record.getMessage(),
+        }
+        for key, value in getattr(record, "fields", {}).items():
+            plain = value if value is None or type(value) in (bool, int, float, str) else str(value)
+            line[f"{key}_" if key in line else key] = plain
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+FORMATS: Final[Mapping[str, type[logging.Formatter]]] = {"text": _Formatter, "json": _JsonFormatter}
+
+
+class _Followed:
+    """The log file that standard error of this process is, under its name ``path``; None when it is something else."""
+
+    path: Path | None = None
+    file: tuple[int, int] = (-1, -1)  # device and inode that standard error has
+
+
+class _Handler(logging.StreamHandler[Any]):
+    def emit(self, record: logging.LogRecord) -> None:
+        if _Followed.path is not None:
+            with contextlib.suppress(OSError):
+                _take_new_file(_Followed.path)
+        super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A line that cannot be written, on a full disk, is dropped: a traceback about it could not be written either."""
+
+
+def follow(path: Path) -> None:
+    """Let this process and its children follow ``path``, if its standard error is that file or an older one of it."""
+    path = Path(os.path.realpath(path))
+    with contextlib.suppress(OSError):
+        # The kernel knows the present name of an open file, also after it was renamed or deleted.
+        if os.readlink("/proc/self/fd/2").startswith(str(path)):
+            _Followed.path = path
+
+
+def is_followed() -> bool:
+    """Whether standard error is a log file whose name this process follows."""
+    return _Followed.path is not None
+
+
+def _take_new_file(path: Path) -> None:
+    """Make the file that is called ``path`` now the standard error, and the output if that was the same file."""
+    try:
+        named = path.stat()
+    except FileNotFoundError:
+        pass  # its name was just given away: the first process to write makes the new one
+    else:
+        if (named.st_dev, named.st_ino) == _Followed.file:
+            return
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        own = [os.fstat(number) for number in (1, 2)]
+        if (own[0].st_dev, own[0].st_ino) == (own[1].st_dev, own[1].st_ino):
+            os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        opened = os.fstat(fd)
+    finally:
+        os.close(fd)
+    _Followed.file = opened.st_dev, opened.st_ino
 
 
 def _tail(fields: Mapping[str, Any]) -> str:
@@ -133,10 +213,12 @@ def get_log(process: str) -> Log:
     return Log(logging.getLogger(f"commitmq.{process}"))
 
 
-def configure(level: str = "INFO") -> None:
-    """Send this process's logs to standard error. Called once by a process's entry point, never by the library."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter())
+def configure(level: str = "INFO", form: str = "text") -> None:
+    """Send this process's logs to standard error, in the form ``text`` or ``json``. Called by a process's entry point and
+    again when its settings change, never by the library.
+    """
+    handler = _Handler(sys.stderr)
+    handler.setFormatter(FORMATS[form]())
     root = logging.getLogger("commitmq")
     root.handlers[:] = [handler]
     root.setLevel(level)

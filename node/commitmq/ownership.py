@@ -45,7 +45,7 @@ class Role(StrEnum):
     TIMER = "timer"
     POP = "pop"
     EACH = "each worker"
-    USER_VERB = "`commitmq user` or worker-NAME"
+    USER_VERB = "`commitmq user`, `keys` or worker-NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,11 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner(
         "config/messageRequestMode.json*", Role.WORKER, "RocketMQ's: how groups receive topics; of rocketmq_broker"
     ),
-    FileOwner("config/security/*", Role.USER_VERB, "users and policies; a lock lets one change happen at a time"),
+    FileOwner(
+        "config/security/*",
+        Role.USER_VERB,
+        "users, policies, and the node's keys; a lock lets one change happen at a time",
+    ),
     FileOwner("config/consumerOffset.json*", Role.COORDINATOR, "committed offsets, for RocketMQ"),
     FileOwner("config/subscriptionGroup.json*", Role.COORDINATOR, "consumer groups"),
     FileOwner("config/consumerFilter.json*", Role.COORDINATOR, "SQL filters of groups"),
@@ -115,7 +119,8 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("commitmq/shared_memory.json*", Role.SUPERVISOR, "the folder of memory topics"),
     FileOwner("commitmq/sockets.json*", Role.SUPERVISOR, "the last folder of sockets outside of the store"),
     FileOwner("commitmq/epoch*", Role.SUPERVISOR, "counts starts of the node"),
-    FileOwner("commitmq/node.log*", Role.EACH, "log lines, appended"),
+    FileOwner("commitmq/node.log*", Role.EACH, "log lines, appended; the supervisor renames a long one"),
+    FileOwner("commitmq/settings.json*", Role.SUPERVISOR, "changes by `commitmq config set`"),
     FileOwner("commitmq/dispatchers/index*", Role.INDEX, "its position and state"),
     FileOwner("commitmq/dispatchers/*", Role.DISPATCHER, "the position and state of the dispatcher of that name"),
     FileOwner("commitmq/workers/*", Role.WORKER, "files of the plugin's worker of that name"),

@@ -132,10 +132,12 @@ def test_a_taken_port_is_named(node: Node) -> None:
 
 
 def test_a_node_open_to_the_network_says_so(node: Node) -> None:
-    ended = node.start("network.host=0.0.0.0")
+    ended = node.start("network.host=0.0.0.0", "security.insecure_listeners=native")
     assert ended.returncode == 0, ended.stderr
     assert "WITHOUT AUTHENTICATION" in ended.stderr
     assert "WITHOUT AUTHENTICATION" in node.log()
+    assert node.report()["node"]["insecure_listeners"] == ["native"]
+    assert "INSECURE: the listener native" in commitmq("status", "--store", str(node.store)).stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

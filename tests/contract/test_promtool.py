@@ -1,13 +1,12 @@
 """Goal: Prometheus' own tools take the answers and the alerts, and its own engine finds a value for each query of the board.
 
-Method: promtool and prometheus, where the machine has them (Debian's package prometheus), on a live node. The default suite
-checks the same by a reader of its own (``test_metrics``), so nothing is lost where they are missing.
+Method: promtool and prometheus (Debian's package prometheus, fetched where the machine lacks it) on a live node. The default
+suite checks the same by a reader of its own (``test_metrics``).
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import urllib.parse
@@ -30,6 +29,7 @@ from test_metrics import (
 )
 
 from commitmq import Consumer, ShareConsumer
+from debian_programs import program
 from nodes import Node, eventually, start_node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -45,12 +45,7 @@ scrape_configs:
 
 
 def tool(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(
-            f"PATH has no {name}: it is in Debian's package prometheus, which no script of this project installs"
-        )
-    return found
+    return program(name, "prometheus")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +87,7 @@ def test_promtool_takes_the_alerts() -> None:
 
 @pytest.fixture
 def prometheus(node: Node, tmp_path: Path) -> Iterator[str]:
-    program = tool("prometheus")
+    engine = tool("prometheus")
     config = tmp_path / "prometheus.yml"
     config.write_text(CONFIG.format(target=address_of(node).removeprefix("http://")))
     with socket.socket() as one:
@@ -100,7 +95,7 @@ def prometheus(node: Node, tmp_path: Path) -> Iterator[str]:
         port = one.getsockname()[1]
     address = f"127.0.0.1:{port}"
     command = [
-        program,
+        engine,
         f"--config.file={config}",
         f"--storage.tsdb.path={tmp_path / 'data'}",
         f"--web.listen-address={address}",

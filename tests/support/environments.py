@@ -7,6 +7,7 @@ has nothing but what a user of the package gets.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -90,8 +91,17 @@ class BareEnvironment(Environment):
     def _fill(self) -> None:
         pass
 
-    def install_project(self) -> None:
-        """Install the project's own wheel, and what it requires without extras, as this environment has that."""
+    def install_project(self, wheel: Path | None = None, *extras: str) -> None:
+        """Install the project's own wheel, and what it requires with ``extras``, as this environment has that."""
+        wheel = wheel or self._built()
+        self.install(str(wheel))
+        (own,) = metadata.distributions(path=[str(self.packages)])
+        for name in _required(own, extras):
+            self._copy(metadata.distribution(name))
+        self.check("-m", "pip", "--python", self.python, "check", python=sys.executable)
+        self.check("-m", "compileall", "-q", str(self.packages))  # as pip does
+
+    def _built(self) -> Path:
         wheels = self.folder / "wheels"
         pip = [
             sys.executable,
@@ -106,20 +116,16 @@ class BareEnvironment(Environment):
         command = [*pip, "--no-build-isolation", "--wheel-dir", str(wheels), str(_PROJECT)]
         subprocess.run(command, check=True, timeout=300, cwd=self.folder)
         (wheel,) = wheels.glob("commitmq-*.whl")
-        self.install(str(wheel))
-        (own,) = metadata.distributions(path=[str(self.packages)])
-        for name in _required(own):
-            self._copy(metadata.distribution(name))
-        self.check("-m", "pip", "--python", self.python, "check", python=sys.executable)
-        self.check("-m", "compileall", "-q", str(self.packages))  # as pip does
+        return wheel
 
     def _copy(self, distribution: metadata.Distribution) -> None:
-        """Install ``distribution`` as it is here, but for its commands and its compiled Python."""
+        """Install ``distribution`` as it is here, but for its commands; its compiled Python stays valid, as times stay."""
         for file in distribution.files or ():
-            if ".." not in file.parts and "__pycache__" not in file.parts:
+            if ".." not in file.parts:
                 target = self.packages / file
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file.locate(), target)
+                with contextlib.suppress(FileNotFoundError):  # compiled Python may be gone
+                    shutil.copy2(file.locate(), target)
 
     def distributions(self) -> set[str]:
         """The names of all that is installed."""
@@ -130,17 +136,20 @@ class BareEnvironment(Environment):
         return sum(path.stat().st_size for path in self.packages.rglob("*") if path.is_file())
 
 
-def _required(distribution: metadata.Distribution) -> set[str]:
-    """The names of what ``distribution`` requires without extras, and what that requires, as this environment has it."""
+def _required(distribution: metadata.Distribution, extras: tuple[str, ...] = ()) -> set[str]:
+    """The names of what ``distribution`` requires with ``extras``, and what that requires, as this environment has it."""
     found: set[str] = set()
-    open_ones = [distribution]
+    open_ones = [(distribution, extras)]
     while open_ones:
-        for text in open_ones.pop().requires or ():
+        one, wanted = open_ones.pop()
+        for text in one.requires or ():
             requirement = Requirement(text)
             name = canonicalize_name(requirement.name)
-            if name not in found and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
-                found.add(name)
-                open_ones.append(metadata.distribution(name))
+            marker = requirement.marker
+            if name in found or not (marker is None or any(marker.evaluate({"extra": it}) for it in ("", *wanted))):
+                continue
+            found.add(name)
+            open_ones.append((metadata.distribution(name), tuple(requirement.extras)))
     return found
 
 

@@ -24,6 +24,7 @@ SETTINGS = (
     "index.hash_slots=200",
     "index.max_items=500",
 )
+AGE_SETTING = f"retention.delete_when={EVERY_HOUR}"
 TOPIC = "orders"
 
 

@@ -40,7 +40,7 @@ PAGE = PROJECT / "node" / "commitmq" / "protocol" / "PROTOCOL.md"
 # Whose first argument is a code.
 MAKERS = {"ProtocolError", "SendError", "not_stored", "send_error", "_NoSuchQueueError"}
 CLIENTS = {name for name in Code if name in ("NODE_UNAVAILABLE", "CONNECTION_LOST", "TIMEOUT", "BAD_ANSWER")} | {
-    name for name in Code if name.startswith("CLIENT_")
+    name for name in Code if name.startswith("CLIENT_") or name == "AUTHENTICATION_FAILED"
 }
 
 

@@ -108,16 +108,17 @@ RULES: dict[str, set[str]] = {
     "store": {"errors", "failpoints", "files", "format", "kernels", "log", "semantics"},
     "config": {"errors", "format", "store"},
     "protocol": {"errors"},
-    "network": {"config", "log", "protocol"},
+    "network": {"config", "errors", "log", "protocol", "security", "store.access"},
     "client": {"errors", "format", "log", "protocol", "semantics", "store"},
     "coordination": BASE | {"config", "files", "format", "semantics", "store"},
-    "plugin": BASE | {"config", "counting", "format", "store"},
+    "plugin": BASE | {"config", "counting", "format", "security", "store"},
     "offline": BASE | {"config", "files", "format", "kernels", "plugin", "store"},
     "workers": BASE
     | {"config", "coordination", "counting", "files", "format", "kernels", "network", "offline", "plugin", "protocol"}
-    | {"semantics", "store"},
+    | {"security", "semantics", "store"},
     "supervision": BASE
-    | {"config", "files", "format", "kernels", "network", "plugin", "protocol", "store", "workers.runtime"},
+    | {"config", "files", "format", "kernels", "network", "plugin", "protocol", "security", "store"}
+    | {"workers.runtime"},
     "testing": BASE | {"client", "config", "files", "format", "plugin", "store", "supervision"},
     "bench": BASE | {"client", "config", "files", "format", "kernels", "protocol", "store", "supervision", "testing"},
 }
@@ -372,7 +373,7 @@ def test_every_test_module_says_its_goal_and_its_method() -> None:
 
 
 def test_scripts_can_be_executed() -> None:
-    for name in ("scripts/quickstart", "scripts/test", "scripts/lint", "scripts/docs", ".ci/run"):
+    for name in ("scripts/quickstart", "scripts/test", "scripts/lint", "scripts/docs", "scripts/release", ".ci/run"):
         path = PROJECT / name
         assert os.access(path, os.X_OK), f"{name} is not executable"
         assert path.read_text(encoding="utf-8").startswith("#!/bin/sh\n")

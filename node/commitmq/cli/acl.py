@@ -9,7 +9,7 @@ import click
 
 from commitmq.cli.output import json_option, print_json, print_table
 from commitmq.cli.secret_input import usage
-from commitmq.cli.user import access_file, known_user, store_option
+from commitmq.cli.users import access_file, known_user, store_option
 
 if TYPE_CHECKING:
     from commitmq.security.access_table import AccessTable

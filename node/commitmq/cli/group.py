@@ -1,4 +1,4 @@
-"""``commitmq group list|lag|describe|reset|config``: the consumer groups of a running node."""
+"""``commitmq group list|lag|describe|reset|clone|config``: the consumer groups of a running node."""
 
 from __future__ import annotations
 
@@ -138,6 +138,44 @@ def reset(
         )
         return
     rows = [(one.topic, one.queue, before.get(one[:2], "-"), one.offset) for one in stored]
+    print_table(("TOPIC", "QUEUE", "BEFORE", "WOULD BE" if dry_run else "COMMITTED"), rows)
+
+
+@group.command()
+@click.argument("source", metavar="FROM")
+@click.argument("name", metavar="TO")
+@click.option("--dry-run", is_flag=True, help="Only say where group TO would continue.")
+@json_option
+@node_option
+def clone(source: str, name: str, dry_run: bool, as_json: bool, node: str) -> None:
+    """Let group TO continue where group FROM is, in every queue that FROM has committed.
+
+    Offsets of TO move ahead, or begin; none goes back (`group reset` does that). No member of TO may read those queues.
+    Retries and dead letters stay with FROM.
+
+    \b
+    Example: commitmq group clone kitchen kitchen2 --dry-run
+    """
+    from commitmq.client.admin import Admin
+    from commitmq.errors import GroupNotFoundError
+    from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
+
+    with Admin(node) as admin:
+        offsets = [
+            (topic, queue, offset)
+            for topic, queue, offset in admin.group(source)["offsets"]
+            if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        ]
+        try:
+            before = {(topic, queue): offset for topic, queue, offset in admin.group(name)["offsets"]}
+        except GroupNotFoundError:
+            before = {}
+        ahead = [(topic, queue, max(offset, before.get((topic, queue), 0))) for topic, queue, offset in offsets]
+        stored = ahead if dry_run or not ahead else [tuple(one) for one in admin.commit_offsets(name, ahead)]
+    if as_json:
+        print_json({"from": source, "group": name, "dry_run": dry_run, "offsets": [list(one) for one in stored]})
+        return
+    rows = [(topic, queue, before.get((topic, queue), "-"), offset) for topic, queue, offset in stored]
     print_table(("TOPIC", "QUEUE", "BEFORE", "WOULD BE" if dry_run else "COMMITTED"), rows)
 
 

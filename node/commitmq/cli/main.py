@@ -30,6 +30,10 @@ VERBS = {
     "start": "Start a node on a store folder.",
     "stop": "Stop a node; returns when everything is flushed.",
     "status": "Show a node's processes, positions and lags.",
+    "doctor": "Examine a node: one page of findings, with advice.",
+    "top": "Show topics by rate and groups by lag, again and again.",
+    "drain": "Refuse sends, or take them again, for maintenance.",
+    "config": "Show a node's settings; change some of them at once.",
     "topic": "Create, list, describe and delete topics.",
     "produce": "Send lines or JSON lines to a topic.",
     "consume": "Read messages of a topic.",
@@ -45,6 +49,9 @@ VERBS = {
     "transaction": "List open transactions; end one by hand.",
     "user": "Add, change, delete and list users.",
     "acl": "Allow and deny what users do.",
+    "support": "Collect what helps to find a node's problem.",
+    "completion": "Write the completion script of a shell.",
+    "keys": "Make a node's keys, for encrypted connections.",
     "kernels": "Compile the numba kernels, and show where they are kept.",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -28,7 +29,7 @@ def plugins(
     from commitmq.plugin.loading import OWN_DISTRIBUTION
     from commitmq.supervision.discovery import discover_in_child
 
-    config = load(config_path, overrides)
+    config = load(config_path, overrides, environment=os.environ)
     found = discover_in_child(config, timeout_s=config.supervisor.plugin_load_timeout_s)
     reports = [one for one in found["plugins"] if show_all or one["distribution"] != OWN_DISTRIBUTION]
     for report in reports:

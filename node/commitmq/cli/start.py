@@ -25,10 +25,11 @@ from commitmq.config.profiles import DEFAULT_PROFILE, PROFILES
 from commitmq.network import ports
 from commitmq.store.access import keep_private
 from commitmq.store.layout import StoreLayout
-from commitmq.supervision.admin_socket import exposure_warning, is_loopback
 from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.node_files import make_folders
 from commitmq.supervision.roster import own_role, start_order
+from commitmq.supervision.start_failed import StartFailed
 
 _LOG_TAIL_LINES = 5
 
@@ -79,25 +80,21 @@ def start(
         overrides = ("metrics.enable=true", *overrides)
     if allow_cut is not None:
         overrides = (*overrides, f"commit_log.allow_cut={allow_cut}")
-    config = node_config.load(config_file, overrides, profile)
+    config = node_config.load(config_file, overrides, profile, os.environ)
     layout = StoreLayout(store.absolute())
     # The supervisor makes the same check under the store's lock. A refusal here has touched nothing at all, not even
     # the log.
     fitted = fit(layout, config)
     if (profile or config.profile != DEFAULT_PROFILE) and sizes_of(fitted.config) != sizes_of(config):
         click.echo(f"the store has its sizes already; those of the profile {config.profile} are not used", err=True)
+    try:
+        Exposure.of_node(config, layout.root)
+    except StartFailed as error:
+        fail(str(error), error.code)
     if not layout.own.exists():
         _require_ports(config)  # a folder without a former start stays unchanged
     keep_private(layout.root)  # inherited by every process of the node
     make_folders(layout)
-    if not is_loopback(config.network.host):
-        warning = exposure_warning(config.network.host, config.network.port)
-        click.secho(f"WARNING: {warning}", fg="red", bold=True, err=True)
-    if config.metrics.enable and not is_loopback(config.metrics.host):
-        warning = f"metrics are served on {config.metrics.host}:{config.metrics.port} WITHOUT A PASSWORD: everyone who reaches"
-        click.secho(
-            f"WARNING: {warning} that address sees the names of topics and groups", fg="red", bold=True, err=True
-        )
     # A memory file instead of arguments: every supervisor that the keeper starts reads exactly these values.
     config_fd = os.memfd_create("commitmq-config", 0)
     os.write(config_fd, node_config.dumps(config))
@@ -122,15 +119,11 @@ def _become_the_keeper(layout: StoreLayout, config_fd: int, verbose: bool) -> No
     for fd in (config_fd, errors_fd):
         os.set_inheritable(fd, True)
     if not verbose:
-        click.echo(f"starting a node on {layout.root}; its log is {_log_path(layout)} (--verbose: here)")
-        with open(_log_path(layout), "ab") as log:
+        click.echo(f"starting a node on {layout.root}; its log is {layout.log} (--verbose: here)")
+        with open(layout.log, "ab") as log:
             os.dup2(log.fileno(), 2)
     sys.stdout.flush()
     os.execv(sys.executable, _keeper_command(layout, config_fd, errors_fd, "foreground"))
-
-
-def _log_path(layout: StoreLayout) -> Path:
-    return layout.own / "node.log"
 
 
 def _keeper_command(layout: StoreLayout, config_fd: int, ready_fd: int, mode: str) -> list[str]:
@@ -138,7 +131,7 @@ def _keeper_command(layout: StoreLayout, config_fd: int, ready_fd: int, mode: st
 
 
 def _start_in_background(layout: StoreLayout, config: NodeConfig, config_fd: int) -> None:
-    log_path = _log_path(layout)
+    log_path = layout.log
     ready_read, ready_write = os.pipe()
     with open(log_path, "ab") as log:
         keeper = subprocess.Popen(

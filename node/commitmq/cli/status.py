@@ -8,14 +8,10 @@ from typing import Any
 
 import click
 
-from commitmq.cli.admin_request import request
-from commitmq.cli.output import DEFAULT_NODE, fail, human_bytes, json_option, node_unless, print_json, print_table
+from commitmq.cli.admin_request import address_of, request
+from commitmq.cli.output import DEFAULT_NODE, human_bytes, json_option, node_unless, print_json, print_table
 from commitmq.cli.quantity import seconds
 from commitmq.config.fitting import no_index
-from commitmq.store.layout import StoreLayout
-from commitmq.store.store_lock import lock_holder
-from commitmq.supervision.exit_codes import CliExit
-from commitmq.supervision.node_files import read_node_file
 from commitmq.supervision.progress import progress_sentence
 
 _PARTS = ("node", "processes", "positions", "disk_flags", "disk_warnings", "dispatchers", "plugins")
@@ -30,21 +26,12 @@ _POSITIONS = ("min_offset", "dispatched", "reput", "flushed", "written", "alloca
 def status(node: str | None, store: Path | None, timeout_s: float, as_json: bool) -> None:
     """Show every process of a node: pid, state, restarts, CPU, memory, position and lag."""
     node = node_unless(store, node)
-    answer = request(_address_of(store) if store else node or DEFAULT_NODE, "status", timeout_s=timeout_s)
+    answer = request(address_of(store, node), "status", timeout_s=timeout_s)
     report = {key: answer[key] for key in _PARTS}
     if as_json:
         print_json(report)
     else:
         _print(report)
-
-
-def _address_of(store: Path) -> str:
-    """The Unix-socket address of the node on ``store``; exits with a sentence when none runs there."""
-    layout = StoreLayout(store.absolute())
-    admin = read_node_file(layout).get("admin")
-    if not lock_holder(layout.lock) or not admin:
-        fail(f"no node runs on the store {layout.root}", CliExit.NODE_UNAVAILABLE)
-    return str(admin[1])
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -66,6 +53,8 @@ def _print_node(node: dict[str, Any], disk_warnings: list[str]) -> None:
         click.echo(f"kernels {node['kernels']['folder']} ({node['kernels']['origin']})")
     if node.get("progress"):
         click.echo(f"{node['progress']['role']}: {progress_sentence(node['progress'])}")
+    for sentence in node.get("insecure") or []:
+        click.secho(f"INSECURE: {sentence}", fg="red", bold=True)
     if node["keeper"] == "gone":
         click.echo("keeper is gone: nothing starts this node's supervisor again if it is killed")
     for cut in node.get("cuts") or []:

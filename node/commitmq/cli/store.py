@@ -14,6 +14,7 @@ from commitmq.cli.output import complain
 from commitmq.cli.store_expire import expire
 from commitmq.cli.store_rebuild import rebuild
 from commitmq.cli.store_repair import repair
+from commitmq.cli.store_snapshot import snapshot
 from commitmq.cli.store_verify import verify
 from commitmq.errors import CommitMQError, CorruptRecordError
 from commitmq.supervision.exit_codes import CliExit
@@ -29,6 +30,7 @@ def store() -> None:
 
 store.add_command(expire)
 store.add_command(rebuild)
+store.add_command(snapshot)
 store.add_command(verify)
 store.add_command(repair)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -36,7 +37,7 @@ def rebuild(
     from commitmq.offline.rebuild import rebuild as work
     from commitmq.offline.rebuild_check import checked
 
-    config = node_config.load(config_file, overrides)
+    config = node_config.load(config_file, overrides, environment=os.environ)
     kinds = KINDS if only is None else (only,)
     with (
         HeldStore(folder, config, new_index="index" in kinds) as store,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ def repair(
     from commitmq.offline.log_damage import find_damage
     from commitmq.offline.repair import repair as work
 
-    with HeldStore(folder, node_config.load(config_file, overrides)) as store:
+    with HeldStore(folder, node_config.load(config_file, overrides, environment=os.environ)) as store:
         if how == "restore-cut":
             _restore(store, yes, as_json)
             return

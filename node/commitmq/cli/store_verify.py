@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -31,7 +32,7 @@ def verify(folder: Path, config_file: Path | None, overrides: tuple[str, ...], a
     from commitmq.offline.verify import verify as work
     from commitmq.store.recovery import cut_record
 
-    config = node_config.load(config_file, overrides)
+    config = node_config.load(config_file, overrides, environment=os.environ)
     with HeldStore(folder, config) as store, byte_progress("verifying", quiet=as_json) as progress:
         report = work(store, progress)
         cuts = [cut for cut in cut_record.load(store.layout) if not cut.restored]

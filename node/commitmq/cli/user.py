@@ -9,18 +9,13 @@ import click
 
 from commitmq.cli.output import json_option, print_json, print_table
 from commitmq.cli.secret_input import read_secret, usage
+from commitmq.cli.user_key import check_profile_for, key, tell_profile
+from commitmq.cli.users import access_file, known_user, store_option
 
 if TYPE_CHECKING:
-    from commitmq.security.access_file import AccessFile
     from commitmq.security.access_table import AccessTable
     from commitmq.security.user import Secret, User
 
-store_option = click.option(
-    "--store",
-    required=True,
-    type=click.Path(exists=True, path_type=Path, file_okay=False),
-    help="The store, whether a node runs on it or not.",
-)
 _secret_option = click.option(
     "--secret-stdin", is_flag=True, help="Read the secret from standard input, one line; else a new one is made."
 )
@@ -34,17 +29,38 @@ def user() -> None:
     """
 
 
+user.add_command(key)
+
+
 @user.command()
 @click.argument("name")
 @click.option("--super", "is_super", is_flag=True, help="May do everything.")
+@click.option(
+    "--profile-for", metavar="HOST:PORT", help="Make a key too, and print the profile for clients of the node there."
+)
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the profile to a new file, mode 0600."
+)
 @_secret_option
 @store_option
 @json_option
-def add(name: str, is_super: bool, secret_stdin: bool, store: Path, as_json: bool) -> None:
-    """Add user NAME, and print the secret that was made for it, once."""
+def add(
+    name: str,
+    is_super: bool,
+    profile_for: str | None,
+    output: Path | None,
+    secret_stdin: bool,
+    store: Path,
+    as_json: bool,
+) -> None:
+    """Add user NAME, and print the secret that was made for it, once; with --profile-for the profile instead."""
     from commitmq.security.user import User, check_name
 
     checked = usage(lambda: check_name(name))
+    if output is not None and profile_for is None:
+        raise click.UsageError("--output needs --profile-for")
+    if profile_for is not None:
+        check_profile_for(store, profile_for)
     secret = read_secret() if secret_stdin else _new_secret()
 
     def apply(table: AccessTable) -> None:
@@ -53,6 +69,9 @@ def add(name: str, is_super: bool, secret_stdin: bool, store: Path, as_json: boo
         table.users[checked] = User(checked, secret, is_super)
 
     access_file(store).change(apply)
+    if profile_for is not None:
+        tell_profile(store, checked, profile_for, output)
+        return
     _tell(User(checked, secret, is_super), None if secret_stdin else secret, as_json)
 
 
@@ -137,24 +156,6 @@ def list_(store: Path, as_json: bool) -> None:
         click.echo("no users: everybody who reaches the node is let in")
     else:
         print_table(("USER", "TYPE", "STATUS"), [(one.name, *one.shown().values()) for one in users], left=(0, 1, 2))
-
-
-def access_file(store: Path) -> AccessFile:
-    """The file of users of a store. Raises StoreError for a folder that is none."""
-    from commitmq.security.access_file import AccessFile
-    from commitmq.store.access import require_store
-    from commitmq.store.layout import StoreLayout
-
-    require_store(StoreLayout(store))
-    return AccessFile(store)
-
-
-def known_user(table: AccessTable, name: str) -> User:
-    """The user of that name. Raises UsageError."""
-    known = table.users.get(name)
-    if known is None:
-        raise click.UsageError(f"there is no user {name!r}; `commitmq user list` shows them")
-    return known
 
 
 def _new_secret() -> Secret:

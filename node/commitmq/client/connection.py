@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 from commitmq.client import checks
 from commitmq.errors import CommitMQError
 from commitmq.protocol.directory import Directory
+from commitmq.protocol.node_address import with_profile
 
 if TYPE_CHECKING:
     from commitmq.client.admin import Admin
@@ -31,14 +32,19 @@ _AsyncClient = TypeVar(
 )
 
 
-def connect(node: str | None = None, *, timeout_s: float = 10.0) -> Connection:
+def connect(node: str | None = None, *, profile: str | None = None, timeout_s: float = 10.0) -> Connection:
     """A connection to ``node``: the admin address, by default the environment's COMMITMQ_NODE, else tcp://127.0.0.1:7310.
 
+    ``profile`` names the file with the keys of a user, ``~/.config/commitmq/NAME.toml``: the connection is encrypted, and the
+    node's key is checked. ``connect("commitmq://host:7310", profile="NAME")`` is ``connect("commitmq://NAME@host:7310")``,
+    an address that every client takes. Without ``node`` the profile's own address is used.
+
     Raises NodeUnavailableError when the node does not answer within ``timeout_s`` (seconds), NodeAddressError for a bad
-    address, ProtocolError when the node refuses.
+    address, ConfigError for a profile that cannot be used, AuthenticationError when the node does not know its key,
+    ProtocolError when the node refuses.
     """
     timeout_s = checks.seconds("timeout_s", timeout_s)
-    directory = Directory(node)
+    directory = Directory(with_profile(node, profile))
     try:
         directory.metadata(timeout_s=timeout_s)
     finally:
@@ -46,9 +52,9 @@ def connect(node: str | None = None, *, timeout_s: float = 10.0) -> Connection:
     return Connection(directory.address, timeout_s)
 
 
-def connect_async(node: str | None = None, *, timeout_s: float = 10.0) -> AsyncConnection:
+def connect_async(node: str | None = None, *, profile: str | None = None, timeout_s: float = 10.0) -> AsyncConnection:
     """As :func:`connect`, for asyncio. The connection asks the node when it is entered."""
-    return AsyncConnection(node, checks.seconds("timeout_s", timeout_s))
+    return AsyncConnection(with_profile(node, profile), checks.seconds("timeout_s", timeout_s))
 
 
 class Connection:

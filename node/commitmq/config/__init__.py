@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commitmq.config.loading import dumps, load, loads
 from commitmq.config.schema import (
     MEMORY_LEAST_SEGMENTS,
     DispatchConfig,
@@ -12,10 +13,7 @@ from commitmq.config.schema import (
     NodeConfig,
     PopConfig,
     ReaderConfig,
-    dumps,
     from_mapping,
-    load,
-    loads,
     section_from,
     setting,
     validated,

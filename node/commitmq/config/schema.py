@@ -1,9 +1,9 @@
 """The node's configuration: every key, its type, default and limits, in one place.
 
-``config/node.toml`` lists the same keys, each with a one-line reason; a test compares the two. Values come from, in
-rising order: the defaults here, a profile (:mod:`commitmq.config.profiles`), a TOML file (``--config``), single keys
-(``--set section.key=value``). An unknown key, a wrong type or a value out of range raises a :class:`ConfigError` that
-names the key; nothing is silently ignored. Sizes and times may have units (:mod:`commitmq.config.units`).
+``config/node.toml`` lists the same keys, each with a one-line reason; a test compares the two. Where
+values come from: :mod:`commitmq.config.loading`. An unknown key, a wrong type or a value out of range raises a
+:class:`ConfigError` that names the key; nothing is silently ignored. Sizes and times may have units
+(:mod:`commitmq.config.units`).
 
 The settings that give a store's files their sizes bind only a store that has none yet: see
 :mod:`commitmq.store.geometry`, and :attr:`NodeConfig.given` for the settings that bind every store.
@@ -17,12 +17,9 @@ It has more than 400 lines because it is one table: every key stands in it, and 
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from commitmq.config import units
@@ -43,8 +40,16 @@ def setting(
     return _key(default, low, high, choices)
 
 
-def _key(default: Any, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"low": low, "high": high, "choices": choices})
+def _key(
+    default: Any,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    *,
+    live: bool = False,
+) -> Any:
+    """``live``: the processes take another value while they run (:mod:`commitmq.config.live`)."""
+    return field(default=default, metadata={"low": low, "high": high, "choices": choices, "live": live})
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +195,13 @@ class MemoryConfig:
 
 @dataclass(frozen=True, slots=True)
 class TopicsConfig:
-    auto_create: bool = _key(True)
-    default_queues: int = _key(4, 1, 1024)
-    max_topics: int = _key(100_000, 1)
+    auto_create: bool = _key(True, live=True)
+    default_queues: int = _key(4, 1, 1024, live=True)
+    max_topics: int = _key(100_000, 1, live=True)
     snapshot_interval_ms: int = _key(1_000, 10)
     max_deleted: int = _key(100_000, 1)
     reply_queues: int = _key(8, 1, 256)
-    delete_timeout_ms: int = _key(5_000, 1)
+    delete_timeout_ms: int = _key(5_000, 1, live=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,19 +219,20 @@ class ReaderConfig:
 
 @dataclass(frozen=True, slots=True)
 class FlowConfig:
-    client_send_messages_per_s: int = _key(0, 0, 1 << 40)
-    client_send_bytes_per_s: int = _key(0, 0, 1 << 50)
-    topic_send_messages_per_s: int = _key(0, 0, 1 << 40)
-    topic_send_bytes_per_s: int = _key(0, 0, 1 << 50)
-    client_pull_messages_per_s: int = _key(0, 0, 1 << 40)
-    client_pull_bytes_per_s: int = _key(0, 0, 1 << 50)
-    topic_pull_messages_per_s: int = _key(0, 0, 1 << 40)
-    topic_pull_bytes_per_s: int = _key(0, 0, 1 << 50)
-    group_pull_messages_per_s: int = _key(0, 0, 1 << 40)
-    group_pull_bytes_per_s: int = _key(0, 0, 1 << 50)
+    client_send_messages_per_s: int = _key(0, 0, 1 << 40, live=True)
+    client_send_bytes_per_s: int = _key(0, 0, 1 << 50, live=True)
+    topic_send_messages_per_s: int = _key(0, 0, 1 << 40, live=True)
+    topic_send_bytes_per_s: int = _key(0, 0, 1 << 50, live=True)
+    client_pull_messages_per_s: int = _key(0, 0, 1 << 40, live=True)
+    client_pull_bytes_per_s: int = _key(0, 0, 1 << 50, live=True)
+    topic_pull_messages_per_s: int = _key(0, 0, 1 << 40, live=True)
+    topic_pull_bytes_per_s: int = _key(0, 0, 1 << 50, live=True)
+    group_pull_messages_per_s: int = _key(0, 0, 1 << 40, live=True)
+    group_pull_bytes_per_s: int = _key(0, 0, 1 << 50, live=True)
     send_queue_wait_ms: int = _key(0, 0, 60_000)
     page_cache_busy_ms: int = _key(0, 0, 60_000)
     max_buckets: int = _key(10_000, 1, 1_000_000)
+    refuse_sends: bool = _key(False, live=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,16 +246,16 @@ class FilterConfig:
 
 @dataclass(frozen=True, slots=True)
 class GroupsConfig:
-    auto_create: bool = _key(True)
-    heartbeat_interval_ms: int = _key(1_000, 50)
-    session_timeout_ms: int = _key(6_000, 200)
-    disconnect_grace_ms: int = _key(2_000, 0)
+    auto_create: bool = _key(True, live=True)
+    heartbeat_interval_ms: int = _key(1_000, 50, live=True)
+    session_timeout_ms: int = _key(6_000, 200, live=True)
+    disconnect_grace_ms: int = _key(2_000, 0, live=True)
     offsets_interval_ms: int = _key(5_000, 50)
-    max_groups: int = _key(10_000, 1)
-    max_members_per_group: int = _key(1_000, 1)
-    max_topics_per_member: int = _key(1_024, 1)
-    max_member_bytes: int = _key(1024 * 1024, 4_096)
-    max_membership_bytes: int = _key(128 * 1024 * 1024, 65_536)
+    max_groups: int = _key(10_000, 1, live=True)
+    max_members_per_group: int = _key(1_000, 1, live=True)
+    max_topics_per_member: int = _key(1_024, 1, live=True)
+    max_member_bytes: int = _key(1024 * 1024, 4_096, live=True)
+    max_membership_bytes: int = _key(128 * 1024 * 1024, 65_536, live=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,22 +272,22 @@ class DispatchConfig:
 
 @dataclass(frozen=True, slots=True)
 class DiskConfig:
-    warning_ratio: float = _key(0.90, 0.35, 1.0)
+    warning_ratio: float = _key(0.90, 0.35, 1.0, live=True)
     check_interval_ms: int = _key(500, 10)
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionConfig:
-    hours: int = _key(72, 0)
-    delete_when: str = _key("04")
-    clean_ratio: float = _key(0.75, 0.10, 1.0)
-    forced_ratio: float = _key(0.85, 0.30, 1.0)
-    clean_forcibly: bool = _key(True)
-    store_bytes: int = _key(0, 0)
-    keep_unconsumed: bool = _key(False)
-    batch_files: int = _key(10, 1)
-    check_interval_ms: int = _key(10_000, 10)
-    delete_interval_ms: int = _key(100, 0, 60_000)
+    hours: int = _key(72, 0, live=True)
+    delete_when: str = _key("04", live=True)
+    clean_ratio: float = _key(0.75, 0.10, 1.0, live=True)
+    forced_ratio: float = _key(0.85, 0.30, 1.0, live=True)
+    clean_forcibly: bool = _key(True, live=True)
+    store_bytes: int = _key(0, 0, live=True)
+    keep_unconsumed: bool = _key(False, live=True)
+    batch_files: int = _key(10, 1, live=True)
+    check_interval_ms: int = _key(10_000, 10, live=True)
+    delete_interval_ms: int = _key(100, 0, 60_000, live=True)
 
     @property
     def hours_of_day(self) -> frozenset[int]:
@@ -293,12 +299,12 @@ class RetentionConfig:
 class SupervisorConfig:
     poll_interval_ms: int = _key(200, 10, 1_000)
     status_age_ms: int = _key(200, 0, 60_000)
-    restart_backoff_ms: int = _key(100, 1)
-    restart_backoff_max_ms: int = _key(10_000, 1)
-    restart_window_s: int = _key(60, 1)
+    restart_backoff_ms: int = _key(100, 1, live=True)
+    restart_backoff_max_ms: int = _key(10_000, 1, live=True)
+    restart_window_s: int = _key(60, 1, live=True)
     start_timeout_s: int = _key(120, 1)
-    stop_timeout_s: int = _key(60, 1)
-    hang_timeout_s: int = _key(60, 2)
+    stop_timeout_s: int = _key(60, 1, live=True)
+    hang_timeout_s: int = _key(60, 2, live=True)
     plugin_load_timeout_s: int = _key(10, 1)
 
 
@@ -318,6 +324,20 @@ class MetricsConfig:
     max_request_bytes: int = _key(8_192, 512, 1_048_576)
     timeout_ms: int = _key(10_000, 100, 600_000)
     compat_unsuffixed: bool = _key(False)
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    insecure_listeners: str = _key("")
+    local_users: str = _key("")
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    level: str = _key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), live=True)
+    format: str = _key("text", choices=("text", "json"))
+    max_bytes: int = _key(16 * 1024 * 1024, 65_536, live=True)
+    files: int = _key(10, 2, 1_000, live=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,12 +364,18 @@ class NodeConfig:
     disk: DiskConfig = field(default_factory=DiskConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The sections ``[plugins.NAME]``; their plugins check them (see :mod:`commitmq.plugin.loading`)."""
     given: frozenset[str] = field(default=frozenset(), compare=False)
-    """Keys (``section.key``) that a user set: all keys of ``--set``, and those keys of a file that differ from the
-    default, because ``node.toml`` lists every key. A given size must agree with the store's files.
+    """Keys (``section.key``) that a user set: all keys of ``--set`` and of the environment, and those keys of a file
+    that differ from the default, because ``node.toml`` lists every key. A given size must agree with the store's files.
+    """
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Where each key that was given has its value from, in words: ``file /etc/node.toml``, ``environment NAME``,
+    ``--set``, ``config set``; ``plugins.NAME.key`` too.
     """
 
     @property
@@ -370,63 +396,16 @@ class NodeConfig:
         return values
 
 
-def load(path: Path | None = None, overrides: Iterable[str] = (), profile: str | None = None) -> NodeConfig:
-    """Defaults, the ``profile``'s, then the TOML file at ``path``, then each ``section.key=value`` of ``overrides``.
-
-    The profile is the argument, else the last ``profile=NAME`` of ``overrides``, else the file's. Raises ConfigError
-    for an unreadable file, bad TOML, an unknown key, a wrong type or a value out of range.
-    """
-    data: dict[str, Any] = {}
-    if path is not None:
-        try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    pairs = [(override, *map(str.strip, override.partition("=")[::2])) for override in overrides]
-    in_file = _profile(data.pop("profile", DEFAULT_PROFILE), str(path))
-    asked = [_profile(_value_of(text), "--set") for _, name, text in pairs if name == "profile"]
-    base = of_profile(_profile(profile, "--profile") if profile is not None else (asked or [in_file])[-1])
-    config = from_mapping(data, base=base, where=str(path))
-    given = {name for name, value in _flat(config) if value != dict(_flat(base))[name]}
-    for override, name, _ in pairs:
-        if name != "profile":
-            config = _apply_override(config, override)
-            given.add(name)
-    return replace(validated(config), given=frozenset(given))
-
-
 def of_profile(name: str) -> NodeConfig:
     """The defaults of a profile."""
     return from_mapping(PROFILES[name], base=NodeConfig(profile=name), where=f"profile {name}")
 
 
-def _profile(name: Any, where: str) -> str:
+def profile_name(name: Any, where: str) -> str:
+    """``name``, which is a profile's. Raises ConfigError."""
     if name not in PROFILES:
         raise ConfigError(f"{where}: profile={name!r} must be one of {', '.join(PROFILES)}")
     return str(name)
-
-
-def _flat(config: NodeConfig) -> list[tuple[str, Any]]:
-    """``(section.key, value)`` of every key except those of plugins."""
-    return [
-        (f"{section}.{key}", value)
-        for section, values in config.to_dict().items()
-        if section not in ("profile", "plugins")
-        for key, value in values.items()
-    ]
-
-
-def dumps(config: NodeConfig) -> bytes:
-    """All of ``config`` for another process, including which keys were given; :func:`loads` reads it."""
-    return json.dumps({"config": config.to_dict(), "given": sorted(config.given)}).encode()
-
-
-def loads(data: bytes) -> NodeConfig:
-    """Inverse of :func:`dumps`."""
-    values = json.loads(data)
-    return replace(from_mapping(values["config"]), given=frozenset(values["given"]))
 
 
 def from_mapping(
@@ -435,19 +414,19 @@ def from_mapping(
     """A config with the values of ``{section: {key: value}}`` laid over ``base``; without ``base``, over the profile
     that ``data`` names.
     """
-    config = base or of_profile(_profile(data.get("profile", DEFAULT_PROFILE), where))
+    config = base or of_profile(profile_name(data.get("profile", DEFAULT_PROFILE), where))
     for section_name, values in data.items():
         if section_name == "profile":
             continue
         if section_name == "plugins":
-            config = _with_plugins(config, values, where)
+            config = with_plugins(config, values, where)
             continue
-        section = _section(config, section_name, where)
+        section = section_of(config, section_name, where)
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where}: [{section_name}] must be a table of keys, not {type(values).__name__}")
         changed = section
         for key, value in values.items():
-            changed = replace(changed, **{key: _checked(section, section_name, key, value, where)})
+            changed = replace(changed, **{key: checked(section, section_name, key, value, where)})
         config = replace(config, **{section_name: changed})
     return config
 
@@ -523,7 +502,7 @@ def _check_retention(retention: RetentionConfig) -> None:
         )
 
 
-def _with_plugins(config: NodeConfig, sections: Any, where: str) -> NodeConfig:
+def with_plugins(config: NodeConfig, sections: Any, where: str) -> NodeConfig:
     """``config`` with the values of ``[plugins.NAME]`` sections laid over its own; only their plugins can check them."""
     if not isinstance(sections, Mapping) or not all(isinstance(values, Mapping) for values in sections.values()):
         raise ConfigError(f"{where}: [plugins] holds one table for each plugin, as in [plugins.NAME]")
@@ -540,7 +519,7 @@ def section_from(schema: type[Any], values: Mapping[str, Any], where: str) -> An
     """
     section = schema()
     for key, value in values.items():
-        section = replace(section, **{key: _checked(section, where, key, value, "configuration")})
+        section = replace(section, **{key: checked(section, where, key, value, "configuration")})
     check = getattr(section, "check", None)
     if check is not None:
         try:
@@ -550,37 +529,16 @@ def section_from(schema: type[Any], values: Mapping[str, Any], where: str) -> An
     return section
 
 
-def _apply_override(config: NodeConfig, override: str) -> NodeConfig:
-    name, separator, text = override.partition("=")
-    section_name, dot, key = name.strip().partition(".")
-    if not separator or not dot:
-        raise ConfigError(f"--set {override!r}: write section.key=value, for example commit_log.flush_mode=async")
-    if section_name == "plugins":
-        plugin, dot, key = key.partition(".")
-        if not dot:
-            raise ConfigError(f"--set {override!r}: write plugins.NAME.key=value")
-        return _with_plugins(config, {plugin: {key: _value_of(text)}}, "--set")
-    section = _section(config, section_name, "--set")
-    checked = _checked(section, section_name, key, _value_of(text), "--set")
-    return replace(config, **{section_name: replace(section, **{key: checked})})
-
-
-def _value_of(text: str) -> Any:
-    """``text`` parsed as a TOML value, else the text itself."""
-    try:
-        return tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text.strip()  # a bare word is a string: users forget to quote it inside shell quotes
-
-
-def _section(config: NodeConfig, name: str, where: str) -> Any:
+def section_of(config: NodeConfig, name: str, where: str) -> Any:
+    """The section ``name`` of ``config``. Raises ConfigError with those that exist."""
     names = [section.name for section in fields(config) if is_dataclass(getattr(config, section.name))]
     if name not in names:
         raise ConfigError(f"{where}: there is no section {name!r}; sections are {', '.join(names)}")
     return getattr(config, name)
 
 
-def _checked(section: Any, section_name: str, key: str, value: Any, where: str) -> Any:
+def checked(section: Any, section_name: str, key: str, value: Any, where: str) -> Any:
+    """``value`` as ``section`` keeps it under ``key``: with its unit taken out, within its limits. Raises ConfigError."""
     by_name = {one.name: one for one in fields(section)}
     if key not in by_name:
         raise ConfigError(f"{where}: there is no key {section_name}.{key}; keys are {', '.join(by_name)}")

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from commitmq.config import GroupsConfig
 from commitmq.coordination import requests, topic_rules
 from commitmq.coordination.allocation_table import MAX_STRATEGY_CHARACTERS, AllocationTable
 from commitmq.coordination.answers import Answer, Fields, Operations
@@ -38,14 +37,12 @@ class GroupOperations:
         topics: Topics,
         subscriptions: Subscriptions,
         listing: Listing,
-        config: GroupsConfig,
         shares: ShareOperations,
         broker_name: str,
     ) -> None:
         self._groups, self._topics, self._subscriptions, self._listing = groups, topics, subscriptions, listing
         self._shares = shares
         self._broker_name = broker_name
-        self._config = config
         self._log = get_log("coordinator")
         self.operations: Operations = {
             "group.join": self._join,
@@ -67,7 +64,7 @@ class GroupOperations:
         timeout_ms = requests.optional_integer(
             header, "session_timeout_ms", _SESSION_TIMEOUT_MIN_MS, _SESSION_TIMEOUT_MAX_MS
         )
-        timeout_ms = self._config.session_timeout_ms if timeout_ms is None else timeout_ms
+        timeout_ms = self._groups.config.session_timeout_ms if timeout_ms is None else timeout_ms
         owned = requests.queues(header, "owned", optional=True)
         generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION) or 0
         kind, expression = requests.selector(header, "filter")
@@ -137,7 +134,7 @@ class GroupOperations:
 
     def _view(self, view: View, session_timeout_ms: int) -> Fields:
         # Three heartbeats fit into every session, so that one lost heartbeat ends nothing.
-        interval_ms = max(_MIN_HEARTBEAT_MS, min(self._config.heartbeat_interval_ms, session_timeout_ms // 3))
+        interval_ms = max(_MIN_HEARTBEAT_MS, min(self._groups.config.heartbeat_interval_ms, session_timeout_ms // 3))
         soon_ms = max(_MIN_HEARTBEAT_MS, interval_ms // _REBALANCE_SPEEDUP)
         return {
             "generation": view.generation,

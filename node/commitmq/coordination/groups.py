@@ -60,7 +60,7 @@ class Groups:
         self._log = MemberLog(layout.own / "group_members.log")
         self.table = table
         self._queues_of = queues_of
-        self._config = config
+        self.config = config
         self._first_generation = first_generation
         self._names = sorted({*table.groups, *committed})
         self._live: dict[str, Membership] = {}
@@ -117,7 +117,7 @@ class Groups:
         """
         if name not in self.table.groups:
             check_name(name)
-            if not self._config.auto_create and name != DEAD_LETTER_GROUP:
+            if not self.config.auto_create and name != DEAD_LETTER_GROUP:
                 raise ProtocolError("GROUP_NOT_EXIST", f"there is no group {name!r}, and groups.auto_create is off")
             self._put(GroupConfig(name))
         if consuming:
@@ -149,7 +149,7 @@ class Groups:
 
     def _put(self, group: GroupConfig) -> None:
         """Add or replace a group. ProtocolError LIMIT_EXCEEDED."""
-        most = self._config.max_groups
+        most = self.config.max_groups
         if group.name not in self.table.groups and len(self.table.groups) >= most:
             raise ProtocolError("LIMIT_EXCEEDED", f"the node has {most} groups, the most (groups.max_groups)")
         self._add(group)
@@ -168,7 +168,7 @@ class Groups:
 
     def check_topics(self, count: int) -> None:
         """ProtocolError LIMIT_EXCEEDED when a member must not subscribe to so many topics."""
-        if count > (most := self._config.max_topics_per_member):
+        if count > (most := self.config.max_topics_per_member):
             raise ProtocolError(
                 "LIMIT_EXCEEDED",
                 f"a subscription may have {most} topics at most, not {count} (groups.max_topics_per_member)",
@@ -328,14 +328,14 @@ class Groups:
                 name,
                 self._queues_of,
                 generation=self._first_generation,
-                max_members=self._config.max_members_per_group,
+                max_members=self.config.max_members_per_group,
             )
         return group
 
     def _check_size(self, group: Membership, member: str, topics: Collection[str], owned: Collection[Queue]) -> None:
         """ProtocolError LIMIT_EXCEEDED when the member, or all members of the node, would take too much memory."""
         size = group.size_with(member, topics, len(owned))
-        if size > (most := self._config.max_member_bytes):
+        if size > (most := self.config.max_member_bytes):
             raise ProtocolError(
                 "LIMIT_EXCEEDED",
                 f"member {member!r} would take {size} bytes with {len(topics)} topics and their queues, or {len(owned)}"
@@ -343,7 +343,7 @@ class Groups:
             )
         known = group.members.get(member)
         if self._size_bytes - (known.size_bytes if known is not None else 0) + size > (
-            most := self._config.max_membership_bytes
+            most := self.config.max_membership_bytes
         ):
             raise ProtocolError(
                 "LIMIT_EXCEEDED",

@@ -22,7 +22,7 @@ class Seats:
 
     def __init__(self, groups: Groups, grace_ms: int) -> None:
         """``grace_ms``: 0 for no effect of an ended connection."""
-        self._groups, self._grace_ms = groups, grace_ms
+        self._groups, self.grace_ms = groups, grace_ms
         self._seat_of: dict[bytes, Seat] = {}
         self._peer_of: dict[Seat, bytes] = {}
 
@@ -49,5 +49,5 @@ class Seats:
             if seat is None:
                 continue
             del self._peer_of[seat]
-            if self._grace_ms:
-                self._groups.connection_ended(*seat, now_ms, self._grace_ms)
+            if self.grace_ms:
+                self._groups.connection_ended(*seat, now_ms, self.grace_ms)

@@ -121,7 +121,6 @@ class Service:
             self.topics,
             self.subscriptions,
             self._listing,
-            config.groups,
             shares,
             config.network.broker_name,
         )
@@ -134,6 +133,14 @@ class Service:
             **BroadcastOperations(self.groups, config.network.broker_name).operations,
             **GroupConfigOperations(self.groups).operations,
         }
+
+    def configure(self, config: NodeConfig) -> None:
+        """Take the live settings of ``config``. What there is already stays, also above a new limit."""
+        topics = config.topics
+        self.topics.configure(
+            auto_create=topics.auto_create, default_queues=topics.default_queues, max_topics=topics.max_topics
+        )
+        self.groups.config = config.groups
 
     def _begin_memory_topics(self) -> None:
         """Begin a new life of the node: the messages of memory topics are gone, and their queue offsets begin at 0

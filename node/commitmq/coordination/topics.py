@@ -78,12 +78,14 @@ class Topics:
         self.next_version = 1  # the TOPICS_VERSION with which other processes learn of the next change
         self.deletions = Deletions.load(layout)
         self._max_deleted = max_deleted
-        self._auto_create = auto_create
-        self._default_queues = default_queues
-        self._max_topics = max_topics
+        self.configure(auto_create=auto_create, default_queues=default_queues, max_topics=max_topics)
         self.changed: list[str] = []  # written since the coordinator last emptied this list
         self._undo: dict[str, TopicConfig | None] = {}  # staged changes: name -> the topic before the change
         self._old_version = replace(table.version)
+
+    def configure(self, *, auto_create: bool, default_queues: int, max_topics: int) -> None:
+        """Take the limits that may change while the process runs."""
+        self._auto_create, self._default_queues, self._max_topics = auto_create, default_queues, max_topics
 
     @classmethod
     def load(

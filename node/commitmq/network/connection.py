@@ -30,6 +30,10 @@ _BYTES_A_SECOND: Final = 64
 _QUIET_S: Final = 1.0
 # ``handled`` counts 9 bytes for each frame's head, and the id. Less may have come.
 _HEADS_BYTES: Final = 32
+FRAME_HEAD_BYTES: Final = 9
+"""ZeroMQ writes them before each frame, or fewer."""
+SEALED_FRAME_BYTES: Final = 33
+"""CURVE's command name, nonce, tag and flags around each frame."""
 
 
 class Connection:
@@ -40,7 +44,9 @@ class Connection:
     of those known to belong to an incomplete request. ``ended``: the gate has shut the connection down. ``closed``:
     libzmq has closed it, and requests from it may still wait to be handled. ``gone``: the peer has closed it. libzmq
     closes it when it has read everything. ``sends_long``: it has sent a long header. ``ending``: its end was asked for,
-    and its further requests are dropped. ``hurried``: one came, so it is ended at once. ``late_below``: requests that
+    and its further requests are dropped. ``hurried``: one came, so it is ended at once.
+    ``head_bytes``: counted for each frame of a request. ``refusals``: requests that its user may not
+    ask for. ``late_below``: requests that
     end below this count of ``handled`` bytes waited longer than the limit of :meth:`judge`.
 
     The connection has a descriptor of its own. Otherwise bytes that came just before libzmq closed the other descriptor
@@ -66,17 +72,22 @@ class Connection:
         "gone",
         "grown",
         "handled",
+        "head_bytes",
         "hurried",
         "identity",
         "late_below",
         "pending",
         "received",
+        "refusals",
         "sends_long",
         "unfinished",
     )
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, head_bytes: int = FRAME_HEAD_BYTES) -> None:
+        """``head_bytes``: those before each frame over TCP."""
         self.descriptor = descriptor
+        self.head_bytes = head_bytes
+        self.refusals = 0
         self.client = ""  # the client: an address, or on this host a process
         self.accepted_s = time.monotonic()
         self.identity: bytes | None = None
@@ -108,6 +119,7 @@ class Connection:
         try:
             self._is_unix = found.family == socket.AF_UNIX
             if self._is_unix:
+                self.head_bytes = FRAME_HEAD_BYTES
                 process, _, _ = struct.unpack("3i", found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
                 self.client = f"process {process}"
                 found.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, _PEEK_BASE)

@@ -48,7 +48,7 @@ import zmq
 from commitmq.config import NetworkConfig
 from commitmq.log import Log
 from commitmq.network import routing_ids
-from commitmq.network.connection import Connection
+from commitmq.network.connection import FRAME_HEAD_BYTES, Connection
 from commitmq.network.descriptors import affordable_connections
 from commitmq.network.endings import Ending, Endings
 from commitmq.network.growth import Growth
@@ -78,8 +78,16 @@ class Gate:
     """
 
     def __init__(
-        self, config: NetworkConfig, log: Log, router: zmq.Socket[bytes], *, max_request_bytes: int, first_number: int
+        self,
+        config: NetworkConfig,
+        log: Log,
+        router: zmq.Socket[bytes],
+        *,
+        max_request_bytes: int,
+        first_number: int,
+        head_bytes: int = FRAME_HEAD_BYTES,
     ) -> None:
+        """``head_bytes``: see :class:`Connection`."""
         self._config = config
         self._log = log
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -87,7 +95,7 @@ class Gate:
         self._max_request_bytes = max_request_bytes
         # With every configuration one connection must be able to send the longest request.
         self._max_pending_bytes = max(config.max_pending_bytes, 2 * max_request_bytes)
-        self._first_number = first_number
+        self._first_number, self._head_bytes = first_number, head_bytes
         self.max_connections = affordable_connections(config.max_connections)
         # Set by the receiving thread: connections with a request, by routing id; how often it found nothing left, and
         # whether it did the last time.
@@ -141,7 +149,7 @@ class Gate:
                 # the peer for one without a request, and the handled bytes for a request without an end.
                 found = self._unheard.get(descriptor)
                 if found is None or found.identity != identity:
-                    found = self._unheard[descriptor] = Connection(descriptor)
+                    found = self._unheard[descriptor] = Connection(descriptor, self._head_bytes)
             if fault is None:
                 # The last connection is right: a peer's requests may come after its descriptor belongs to another one.
                 if found.identity is not None and self.peers.get(found.identity) is found:
@@ -256,7 +264,9 @@ class Gate:
         with self._meeting:
             connection = self._unheard.pop(descriptor, None)
             if connection is None or connection.accepted_s < time.monotonic() - _NEWCOMER_S:
-                connection = Connection(descriptor)  # an old object would belong to a peer that came and went
+                connection = Connection(
+                    descriptor, self._head_bytes
+                )  # an old object would belong to a peer that came and went
             self._connections[descriptor] = connection
             if connection.identity is not None:
                 self.peers[connection.identity] = connection

@@ -24,15 +24,15 @@ import zmq
 from commitmq.config import NetworkConfig
 from commitmq.log import Log
 from commitmq.network import ports, routing_ids
-from commitmq.network.connection import Connection
+from commitmq.network.connection import FRAME_HEAD_BYTES, SEALED_FRAME_BYTES, Connection
 from commitmq.network.gate import Gate
+from commitmq.network.guard import Guard
 from commitmq.network.long_requests import LONG_HEADER_BYTES, MAX_BYTES, LongRequests
 from commitmq.network.unsent import UnsentAnswers
 from commitmq.protocol import wire
 
 MAX_FRAMES: Final = 1_024
-# The bytes that ZeroMQ writes before each frame.
-FRAME_HEAD_BYTES: Final = 9
+_MOST_REFUSALS: Final = 1_000
 _BUSY_RETRY_MS: Final = 50
 _BACKLOG: Final = 1_024
 _WAITING_REQUESTS: Final = 64
@@ -47,6 +47,8 @@ class Router(zmq.Socket[bytes]):
     line: LongRequests
     only_answers: bool
     has_line: bool
+    guard: Guard | None
+    """Decides for each request whether its sender may ask for it; None on a node without keys."""
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """The next request: routing id, header, payload. A request that is refused because of its sender's id is never
@@ -60,6 +62,8 @@ class Router(zmq.Socket[bytes]):
             line.settle()
         while True:
             if line.waiting and (long := self.take_long()) is not None:
+                if self.guard is not None and self.turns_away(self.guard, *long[:2]):
+                    continue
                 long = _copied(long)
                 if self._is_over(long):
                     continue
@@ -71,7 +75,7 @@ class Router(zmq.Socket[bytes]):
                 raise
             gate.is_empty = False
             connection = gate.peers.get(identity)
-            copies = connection is not None and not connection.sends_long
+            copies = connection is not None and not connection.sends_long and self.guard is None
             first: Any = self.recv(flags, copy=copies)
             frames = [identity, first]
             if connection is None:
@@ -83,12 +87,14 @@ class Router(zmq.Socket[bytes]):
                 frames.append(self.recv(flags, copy=copies))
             if connection is None:
                 continue
-            size = sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames)
+            size = sum(map(len, frames)) + connection.head_bytes * len(frames)
             connection.handled += size
             if connection.gone and self.only_answers:
                 continue
             is_plain = size <= LONG_HEADER_BYTES and not line.waiting and not connection.ending
             if not is_plain and self.sets_aside(frames, size, connection):
+                continue
+            if self.guard is not None and self.turns_away(self.guard, *frames[:2]):
                 continue
             if not copies:
                 frames = _copied(frames)
@@ -132,6 +138,22 @@ class Router(zmq.Socket[bytes]):
         with contextlib.suppress(zmq.ZMQError):
             super().send_multipart([identity, wire.error(None, "UNKNOWN_OP", wire.NO_OPERATION)], zmq.NOBLOCK)
         self.gate.end(connection, "operation", wire.NO_OPERATION)
+
+    def turns_away(self, guard: Guard, identity: bytes, frame: zmq.Frame) -> bool:
+        """Whether the sender of a request, whose header is in ``frame``, may not ask for it; then it has its answer. A
+        connection that goes on all the same is ended.
+        """
+        answer = guard.refusal(frame)
+        if answer is None:
+            return False
+        with contextlib.suppress(zmq.ZMQError):
+            super().send_multipart([identity, answer], zmq.NOBLOCK)
+        connection = self.gate.peers.get(identity)
+        if connection is not None:
+            connection.refusals += 1
+            if connection.refusals == _MOST_REFUSALS:
+                self.gate.end(connection, "permissions", f"{_MOST_REFUSALS} requests that its user may not ask for")
+        return True
 
     def _is_over(self, request: list[Any]) -> bool:
         if not len(self.unsent) or not self.unsent.is_over(request[0]):
@@ -185,6 +207,10 @@ class Router(zmq.Socket[bytes]):
             self.gate.stop(self)
             del self.gate
         super().close(linger)
+        if getattr(self, "guard", None) is not None:
+            guard, self.guard = self.guard, None
+            assert guard is not None
+            guard.close()
 
 
 def _copied(request: list[Any]) -> list[bytes]:
@@ -204,6 +230,7 @@ def open_router(
     max_header_bytes: int = wire.MAX_HEADER_BYTES,
     waiting_answers: int = 10_000,
     linger_ms: int = 500,
+    guard: Guard | None = None,
 ) -> tuple[Router, list[str]]:
     """A ROUTER bound to ``ipc`` and to ``port`` of ``network.host`` (0: a free one). Returns it and its endpoints.
 
@@ -211,17 +238,18 @@ def open_router(
     that has gone are dropped. ``has_line``: requests with long headers wait for short ones, see :mod:`.long_requests`;
     the loop then wakes when one's time comes. ``max_header_bytes``: a header of more than twice this size ends its
     connection. ``waiting_answers``: further answers to a peer that reads none are dropped, which can only hurt that peer.
-    Raises zmq.ZMQError when an address is taken.
+    ``guard``: asks each peer who it is; the router closes it. Raises zmq.ZMQError when an address is taken.
     """
     routing_ids.seed()
     router = cast(Router, context.socket(zmq.ROUTER, socket_class=Router))
     router.unsent = UnsentAnswers(config.max_unsent_bytes)
     router.line = LongRequests()
-    router.only_answers, router.has_line = only_answers, has_line
+    router.only_answers, router.has_line, router.guard = only_answers, has_line, guard
     option = router.setsockopt
     option(zmq.LINGER, linger_ms)
     frame_bytes = config.max_frame_bytes if takes_payload else min(config.max_frame_bytes, 2 * max_header_bytes)
-    option(zmq.MAXMSGSIZE, frame_bytes)
+    sealed_bytes = 0 if guard is None else SEALED_FRAME_BYTES
+    option(zmq.MAXMSGSIZE, frame_bytes + sealed_bytes)
     option(zmq.RCVHWM, _WAITING_REQUESTS)
     option(zmq.SNDHWM, waiting_answers)
     option(zmq.BACKLOG, _BACKLOG)
@@ -238,8 +266,15 @@ def open_router(
             router,
             max_request_bytes=frame_bytes + max_header_bytes,
             first_number=first_number,
+            head_bytes=FRAME_HEAD_BYTES + sealed_bytes,
         )
+        # The options of a socket are those of its next bind.
+        if guard is not None:
+            guard.before_ipc(router)
         router.bind(ipc)
+        if guard is not None:
+            guard.after_ipc(ipc.removeprefix("ipc://"))
+            guard.before_tcp(router)
         _bind_tcp(router, host, port)
     except BaseException:
         router.close()

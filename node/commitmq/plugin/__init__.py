@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         hookimpl,
     )
     from commitmq.plugin.sqlite_dispatcher import SqliteDispatcher
+    from commitmq.security.start_rule import Listener
     from commitmq.store.log.dispatch_batch import DispatchBatch, consumable
     from commitmq.store.queues.message_filter import FilterBatch
     from commitmq.workers.runtime.context import WorkerContext
@@ -54,6 +55,7 @@ __all__ = [
     "FilterError",
     "FilterSpec",
     "Kind",
+    "Listener",
     "Log",
     "MessageFilter",
     "NodeConfig",
@@ -78,6 +80,7 @@ _HOMES = {
     "FilterBatch": "commitmq.store.queues.message_filter",
     "FilterError": "commitmq.errors",
     "Kind": "commitmq.counting.family",
+    "Listener": "commitmq.security.start_rule",
     "Log": "commitmq.log",
     "NodeConfig": "commitmq.config",
     "SqliteDispatcher": "commitmq.plugin.sqlite_dispatcher",

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
+from commitmq.security.start_rule import Listener
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -228,11 +230,15 @@ class WorkerSpec:
 
     ``is_server``: clients wait for this worker's answers, as they wait for the node's own. It then runs with the niceness
     of the node; other workers have ``dispatch.plugin_niceness``, so that they give way to the node.
+
+    ``listeners``: the addresses at which it listens. The node does not start when one of them breaks the start rule
+    (:mod:`commitmq.security.start_rule`).
     """
 
     name: str
     factory: str
     is_server: bool = False
+    listeners: tuple[Listener, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,22 @@ from typing import Any, Final
 import orjson
 import zmq
 
-from commitmq.errors import NodeUnavailableError, ProtocolError
+from commitmq.errors import AuthenticationError, NodeUnavailableError, ProtocolError
 from commitmq.protocol import wire
+from commitmq.protocol.profile import Profile
 from commitmq.protocol.zmq_context import acquire_context, release_context
 
 WAIT_SLICE_MS: Final = 50
 WAIT_SLICE_S: Final = WAIT_SLICE_MS / 1000
 _ROUTING_ID_BYTES: Final = 16
+_EVENTS: Final = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_OTHER_MECHANISM: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 Frames = Sequence[bytes | memoryview]
 
@@ -39,6 +48,13 @@ class ConnectionLost(NodeUnavailableError):
 def new_routing_id() -> bytes:
     """A name for one connection that cannot be guessed: another client with the same name would take its answers."""
     return b"c" + os.urandom(_ROUTING_ID_BYTES)
+
+
+def set_keys(sock: zmq.Socket[bytes], keys: Profile) -> None:
+    """Let the next connection of ``sock`` be encrypted, to the node and as the user of the profile."""
+    sock.setsockopt(zmq.CURVE_SERVERKEY, keys.node_key.encode())
+    sock.setsockopt(zmq.CURVE_PUBLICKEY, keys.public_key.encode())
+    sock.setsockopt(zmq.CURVE_SECRETKEY, keys.secret_key.encode())
 
 
 def wants_ipv6(endpoint: str) -> bool:
@@ -58,13 +74,27 @@ def wants_ipv6(endpoint: str) -> bool:
 class Channel:
     """A DEALER socket to one endpoint. Not thread-safe: the owner serialises its use."""
 
-    __slots__ = ("_connect_by", "_lost", "_monitor", "_next_id", "endpoint", "last_use", "receive", "send", "socket")
+    __slots__ = (
+        "_connect_by",
+        "_keys",
+        "_lost",
+        "_monitor",
+        "_next_id",
+        "_refusal",
+        "endpoint",
+        "last_use",
+        "receive",
+        "send",
+        "socket",
+    )
 
-    def __init__(self, endpoint: str, patience_s: float = math.inf) -> None:
-        """Start to connect to ``endpoint``. A request waits for the connection, but never longer than ``patience_s``
-        from now: a restarted node may be elsewhere.
+    def __init__(self, endpoint: str, patience_s: float = math.inf, *, keys: Profile | None = None) -> None:
+        """Start to connect to ``endpoint``, over tcp with ``keys`` if there are any. A request waits for the connection, but
+        never longer than ``patience_s`` from now: a restarted node may be elsewhere.
         """
         self.endpoint = endpoint
+        self._keys = keys
+        self._refusal: NodeUnavailableError | None = None
         self._next_id = 0
         self._lost = False
         self.last_use = time.monotonic()
@@ -103,12 +133,12 @@ class Channel:
             # Missing pongs reveal a node that vanished without closing (power, cable).
             option(zmq.HEARTBEAT_IVL, 5_000)
             option(zmq.HEARTBEAT_TIMEOUT, 15_000)
+        if self._keys is not None:
+            set_keys(self.socket, self._keys)
         # The methods below zmq.Socket's own Python code: one call less for each frame of a single send.
         self.send = super(zmq.Socket, self.socket).send
         self.receive = super(zmq.Socket, self.socket).recv
-        self._monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-        )
+        self._monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(_EVENTS)
         try:
             self._monitor.setsockopt(zmq.LINGER, 0)
             self.socket.connect(self.endpoint)
@@ -142,10 +172,34 @@ class Channel:
                 event = self._monitor.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 break
+            kind = int.from_bytes(event[0][:2], "little")
+            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._refusal = None
+            elif kind != zmq.EVENT_DISCONNECTED:
+                self._note_refusal(kind, int.from_bytes(event[0][2:6], "little"))
+                continue
             self._connect_by = math.inf
-            if int.from_bytes(event[0][:2], "little") == zmq.EVENT_DISCONNECTED:
+            if kind == zmq.EVENT_DISCONNECTED:
                 self._lost = True
         return self._lost
+
+    def _note_refusal(self, kind: int, detail: int) -> None:
+        """A handshake failed: tell what is known of the reason."""
+        keys, where = self._keys, self.endpoint
+        if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH and keys is not None:
+            self._refusal = AuthenticationError(f"the node at {where} does not know the key of the profile {keys.name}")
+        elif kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and detail == _OTHER_MECHANISM:
+            self._refusal = AuthenticationError(
+                f"the node at {where} has no keys, and the profile {keys.name} needs the node's: the node's owner makes"
+                " them with `commitmq keys init`"
+                if keys is not None
+                else f"the peer at {where} lets nobody in without keys: connect with a profile, commitmq://PROFILE@host:port;"
+                " on its own machine its owner may use ipc://STORE"
+            )
+        elif self._refusal is None and keys is not None:
+            self._refusal = NodeUnavailableError(
+                f"{where} ended the handshake: it may not have the node key of the profile {keys.name}, or not run yet"
+            )
 
     def lost_while_idle(self) -> bool:
         """Like :meth:`lost`, but looks only when the channel was not used for a wait slice: cheap before each request."""
@@ -166,7 +220,7 @@ class Channel:
                 return
             except zmq.Again:
                 if self.lost():
-                    raise NodeUnavailableError(f"the connection to {self.endpoint} ended") from None
+                    raise self._refusal or NodeUnavailableError(f"the connection to {self.endpoint} ended") from None
                 if time.monotonic() >= min(deadline, self._connect_by):
                     raise NodeUnavailableError(f"no connection to {self.endpoint}") from None
             except BaseException:

@@ -9,9 +9,9 @@ import threading
 import time
 from typing import Any, Final
 
-from commitmq.errors import NodeUnavailableError, RequestError
+from commitmq.errors import AuthenticationError, NodeUnavailableError, RequestError
 from commitmq.protocol.channel import Channel
-from commitmq.protocol.node_address import node_address
+from commitmq.protocol.node_address import endpoint_of, node_address
 from commitmq.protocol.node_metadata import Metadata, parse_metadata
 
 _CONNECT_ATTEMPT_S: Final = 1.0
@@ -39,6 +39,7 @@ class Directory:
 
     def __init__(self, node: str | None) -> None:
         self.address = node_address(node)
+        self._endpoint, self._keys = endpoint_of(self.address)
         self._channel: Channel | None = None
         self._metadata: Metadata | None = None
 
@@ -52,6 +53,8 @@ class Directory:
         began = time.monotonic()
         try:
             return self._request(op, fields, timeout_s=timeout_s)
+        except AuthenticationError:
+            raise
         except NodeUnavailableError as error:
             raise self._no_answer(error.message, time.monotonic() - began) from error
 
@@ -63,7 +66,7 @@ class Directory:
     def _request(self, op: str, fields: dict[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any]:
         if self._channel is None or self._channel.lost():
             self.close()
-            self._channel = Channel(self.address)
+            self._channel = Channel(self._endpoint, keys=self._keys)
         try:
             return self._channel.request(op, fields, timeout_s=timeout_s)[0]
         except RequestError as error:
@@ -73,6 +76,10 @@ class Directory:
                 raise
             self.close()
             raise
+
+    def _parsed(self, answer: dict[str, Any]) -> Metadata:
+        # A client with a profile acts as its user: over the local sockets it would be the account that it runs under.
+        return parse_metadata(answer, self._endpoint, may_be_local=self._keys is None)
 
     def metadata(self, *, timeout_s: float, refresh: bool = False) -> Metadata:
         """The node's metadata; asks the node unless it is known and ``refresh`` is false.
@@ -85,8 +92,10 @@ class Directory:
         while self._metadata is None or refresh:
             try:
                 left_s = max(deadline - time.monotonic(), _RETRY_PAUSE_S)
-                self._metadata = parse_metadata(self._request("metadata", timeout_s=left_s), self.address)
+                self._metadata = self._parsed(self._request("metadata", timeout_s=left_s))
                 break
+            except AuthenticationError:
+                raise
             except RequestError as error:
                 is_away = isinstance(error, NodeUnavailableError)
                 is_over = time.monotonic() + _RETRY_PAUSE_S >= deadline
@@ -120,19 +129,23 @@ class Directory:
             channel: Channel | None = None
             try:
                 try:
-                    metadata = self._metadata = parse_metadata(
-                        self._request("metadata", timeout_s=attempt_s), self.address
-                    )
+                    metadata = self._metadata = self._parsed(self._request("metadata", timeout_s=attempt_s))
                     silent = False
+                except AuthenticationError:
+                    raise
                 except NodeUnavailableError:
                     silent = True
                     if self._metadata is None:
                         raise
                     metadata = self._metadata
-                channel = Channel(metadata.endpoint(role, index), _CONNECT_ATTEMPT_S)
+                channel = Channel(metadata.endpoint(role, index), _CONNECT_ATTEMPT_S, keys=self._keys)
                 answer = channel.request("hello", timeout_s=attempt_s)[0] if hello else {}
                 _silences.of.pop(self.address, None)
                 return channel, answer
+            except AuthenticationError:
+                if channel is not None:
+                    channel.close()
+                raise
             except RequestError as error:
                 problem = error
                 if channel is not None:

@@ -1,15 +1,23 @@
-"""The address of a node's supervisor, as a caller or the environment names it."""
+"""The address of a node's supervisor, as a caller or the environment names it.
+
+``tcp://host:port``, ``ipc://path``, or ``commitmq://PROFILE@host:port``: a connection with the keys of a profile
+(:mod:`commitmq.protocol.profile`). ``ipc://`` may name the folder of a store on this machine: the node that runs there.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from commitmq.errors import NodeAddressError
+from commitmq.protocol.profile import Profile, load_profile, profile_path
 
 DEFAULT_NODE: Final = "tcp://127.0.0.1:7310"
+SECURE: Final = "commitmq"
 MAX_NODES: Final = 64
 
 
@@ -43,9 +51,9 @@ def node_address(node: str | None) -> str:
     if "://" not in address:
         address = f"tcp://{address}"
     scheme = address.partition("://")[0]
-    if scheme not in ("tcp", "ipc"):
-        raise NodeAddressError(f"{told} must start with tcp:// or ipc://, for example {DEFAULT_NODE}")
-    if scheme == "tcp":
+    if scheme not in ("tcp", "ipc", SECURE):
+        raise NodeAddressError(f"{told} must start with tcp://, {SECURE}:// or ipc://, for example {DEFAULT_NODE}")
+    if scheme != "ipc":
         try:
             parts = urlsplit(address)
             host, port = parts.hostname, parts.port
@@ -53,6 +61,43 @@ def node_address(node: str | None) -> str:
             raise NodeAddressError(f"{told}: {error}") from error
         if not host or not port:
             raise NodeAddressError(f"{told} needs a host and a port, for example {DEFAULT_NODE}")
-        if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
+        if parts.path.strip("/") or parts.query or parts.fragment or parts.password is not None:
             raise NodeAddressError(f"{told} has more than a host and a port, for example {DEFAULT_NODE}")
+        if scheme == SECURE and not parts.username:
+            raise NodeAddressError(f"{told} needs a profile: profile=NAME, or {SECURE}://NAME@host:port")
+        if scheme == SECURE:
+            profile_path(parts.username or "")
+        elif parts.username is not None:
+            raise NodeAddressError(
+                f"{told} has more than a host and a port; with a profile it is {SECURE}://NAME@host:port"
+            )
     return address
+
+
+def with_profile(node: str | None, profile: str | None) -> str | None:
+    """``node`` with the keys of ``profile``; without ``node`` the profile's own. Raises NodeAddressError, ConfigError."""
+    if profile is None:
+        return node
+    address = node or load_profile(profile).node
+    scheme, _, rest = address.rpartition("://")
+    name, at, host = rest.rpartition("@")
+    if scheme not in ("", "tcp", SECURE) or (at and name != profile):
+        raise NodeAddressError(f"node address {address!r} does not go with the profile {profile!r}")
+    return node_address(f"{SECURE}://{profile}@{host}")
+
+
+def endpoint_of(address: str) -> tuple[str, Profile | None]:
+    """The ZeroMQ endpoint of an address that :func:`node_address` made, and the keys to connect with.
+
+    Raises ConfigError for a profile that cannot be used, NodeAddressError for a store on which no node runs.
+    """
+    scheme, _, rest = address.partition("://")
+    if scheme == SECURE:
+        name, _, host = rest.rpartition("@")
+        return f"tcp://{host}", load_profile(name)
+    if scheme == "ipc" and (folder := Path(rest)).is_dir():
+        try:
+            return str(json.loads((folder / "run" / "node.json").read_text(encoding="utf-8"))["admin"][1]), None
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            raise NodeAddressError(f"no node runs on the store {folder}, or this account cannot see it") from None
+    return address, None

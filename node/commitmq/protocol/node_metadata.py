@@ -54,8 +54,8 @@ class Metadata:
         return len(self.endpoints.get(role) or [])
 
 
-def parse_metadata(answer: dict[str, Any], address: str) -> Metadata:
-    """The metadata in the supervisor's ``answer``, which came from ``address``."""
+def parse_metadata(answer: dict[str, Any], address: str, *, may_be_local: bool = True) -> Metadata:
+    """The metadata in the supervisor's ``answer``, which came from ``address``. Not ``may_be_local``: as of another host."""
     store = Path(answer["store"])
     endpoints: dict[str, list[list[str]]] = {}
     for role, value in answer["endpoints"].items():
@@ -68,7 +68,7 @@ def parse_metadata(answer: dict[str, Any], address: str) -> Metadata:
         store=store,
         segment_bytes=int(answer["segment_bytes"]),
         properties_crc=bool(answer["properties_crc"]),
-        same_host=token_matches(store, str(answer["token"])),
+        same_host=may_be_local and token_matches(store, str(answer["token"])),
         endpoints=endpoints,
         raw=answer,
     )

@@ -25,6 +25,7 @@ class AccessTable:
     users: dict[str, User] = field(default_factory=dict)
     policies: dict[str, Policies] = field(default_factory=dict)
     version: int = 0
+    _owners: dict[str, str] | None = field(default=None, repr=False, compare=False)
     _decided: dict[tuple[str, Resource, frozenset[Action], str], Decision] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -48,6 +49,13 @@ class AccessTable:
             self._decided[key] = known
         return known
 
+    def owner_of(self, key: str) -> User | None:
+        """The user with that public key."""
+        if self._owners is None:
+            self._owners = {one: user.name for user in self.users.values() for one in user.keys}
+        name = self._owners.get(key)
+        return None if name is None else self.users.get(name)
+
     def copy(self) -> AccessTable:
         """Another table of the next version, to be changed."""
         return AccessTable(dict(self.users), dict(self.policies), self.version + 1)
@@ -64,6 +72,9 @@ class AccessTable:
             for name, one in users.items():
                 with _place(f"user {name!r:.200}"):
                     table.users[name] = User.from_json(name, one)
+            keys = [one for user in table.users.values() for one in user.keys]
+            if len(set(keys)) < len(keys):
+                raise ValueError("two users have the same key")
             for name, one in policies.items():
                 with _place(f"the policies of {name!r:.200}"):
                     if name not in table.users:

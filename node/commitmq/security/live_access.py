@@ -36,6 +36,11 @@ class LiveAccess:
             self._look()
         return self._table
 
+    def newest(self) -> AccessTable:
+        """The table of this moment; for questions that are rare."""
+        self._look()
+        return self._table
+
     def _look(self) -> None:
         state = self._state()
         if state == self._seen:

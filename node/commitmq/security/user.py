@@ -9,6 +9,9 @@ from typing import Any, Final
 
 MIN_SECRET_CHARACTERS: Final = 8
 MAX_SECRET_CHARACTERS: Final = 256
+MAX_KEYS: Final = 16
+"""Of one user."""
+_KEY: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}").fullmatch
 _NAME: Final = re.compile(r"[A-Za-z0-9_.@-]{1,128}").fullmatch
 
 
@@ -50,6 +53,13 @@ def check_name(name: str) -> str:
     return name
 
 
+def check_key(key: str) -> str:
+    """A public key, if it is one. Raises ValueError, which does not show it: it may be a secret key by mistake."""
+    if not isinstance(key, str) or not _KEY(key):
+        raise ValueError("a public key has 40 characters of Z85; `commitmq user key new` makes one")
+    return key
+
+
 @dataclass(frozen=True, slots=True)
 class User:
     """``name`` is the access key of RocketMQ's clients, ``secret`` their secret key. A super user may do everything."""
@@ -58,6 +68,8 @@ class User:
     secret: Secret
     is_super: bool = False
     is_enabled: bool = True
+    keys: tuple[str, ...] = ()
+    """Public keys (CURVE, Z85) of the user's clients of the native protocol."""
 
     @classmethod
     def from_json(cls, name: str, members: dict[str, Any]) -> User:
@@ -67,11 +79,13 @@ class User:
             raise ValueError(f"a user's type is Super or Normal, not {kind!r:.100}")
         if status not in ("enable", "disable"):
             raise ValueError(f"a user's status is enable or disable, not {status!r:.100}")
-        return cls(check_name(name), Secret(members["secret"]), kind == "Super", status == "enable")
+        keys = tuple(check_key(one) for one in members.get("keys", ()))
+        return cls(check_name(name), Secret(members["secret"]), kind == "Super", status == "enable", keys)
 
-    def to_json(self) -> dict[str, str]:
+    def to_json(self) -> dict[str, Any]:
         """With the secret in clear: HMAC needs it."""
-        return {**self.shown(), "secret": self.secret.reveal()}
+        keys = {"keys": list(self.keys)} if self.keys else {}
+        return {**self.shown(), "secret": self.secret.reveal(), **keys}
 
     def shown(self) -> dict[str, str]:
         """Without the secret."""

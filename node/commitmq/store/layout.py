@@ -127,6 +127,16 @@ class StoreLayout:
         return self.run / "control"
 
     @property
+    def log(self) -> Path:
+        """The log of all processes of the node; older ones are ``node.log.1`` and so on."""
+        return self.own / "node.log"
+
+    @property
+    def settings(self) -> Path:
+        """Changes by ``config set``."""
+        return self.own / "settings.json"
+
+    @property
     def node_file(self) -> Path:
         """JSON about the live node: pid, admin endpoints, token. Exists only while a node runs, and after its death."""
         return self.run / "node.json"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from commitmq.config import NodeConfig
 from commitmq.protocol import wire
 from commitmq.supervision import status
 from commitmq.supervision.admin_socket import AdminSocket
+from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.keeper_watch import KeeperWatch
 from commitmq.supervision.node_store import NodeStore
 from commitmq.supervision.process_table import ProcessTable
@@ -21,13 +23,20 @@ _CPU_SAMPLE_MS = 2_000
 class AdminAnswers:
     """Reads the supervisor's parts; changes nothing but its own meters."""
 
-    def __init__(self, store: NodeStore, table: ProcessTable, keeper: KeeperWatch, admin: AdminSocket) -> None:
+    def __init__(
+        self, store: NodeStore, table: ProcessTable, keeper: KeeperWatch, admin: AdminSocket, exposure: Exposure
+    ) -> None:
         self._store, self._table, self._keeper, self._admin = store, table, keeper, admin
+        self._exposure = exposure
         self._layout, self._config, self._control = store.layout, store.fitted.config, store.control
         self.roster = Roster()
         self._sampled_ms = 0
         self._memory = MemoryGauge(self._layout.root, self._config.supervisor.status_age_ms)
         self._cpu = {"supervisor": CpuMeter(), "keeper": CpuMeter()}
+
+    def configure(self, config: NodeConfig) -> None:
+        """Show the settings of ``config`` from now on."""
+        self._config = config
 
     def tick(self, now_ms: int) -> None:
         """Measure CPU use when it is time."""
@@ -73,6 +82,8 @@ class AdminAnswers:
                 "progress": status.progress(self._table),
                 "kernels": self._table.forkserver.kernels,
                 "keeper": self._keeper.state,
+                "insecure_listeners": self._exposure.listeners,
+                "insecure": self._exposure.warnings,
                 "cuts": recovered.get("cuts", []),
                 "cuts_kept": recovered.get("cuts_kept", 0),
             },

@@ -7,7 +7,6 @@ everything is flushed and all workers have ended). See protocol/PROTOCOL.md.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +20,9 @@ from commitmq.network import ports
 from commitmq.network.router import open_router
 from commitmq.network.share_of_time import ShareOfTime
 from commitmq.protocol import wire
+from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.exposure import Exposure
+from commitmq.supervision.start_failed import StartFailed
 
 _MAX_REQUESTS_A_TURN = 256
 _WAITING_ANSWERS = 1_000
@@ -33,8 +35,11 @@ _PORT_PATIENCE_MS = 500
 LAST_WORD_S = 0.1
 
 
-class AddressInUseError(CommitMQError):
+class AddressInUseError(StartFailed):
     """Another program listens on one of the node's addresses."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, CliExit.ADDRESS_IN_USE)
 
 
 Answer = bytes | None
@@ -44,13 +49,24 @@ Handler = Callable[[bytes, dict[str, Any]], Answer]
 class AdminSocket:
     """A ROUTER on tcp and ipc. A handler gets the peer's identity and the header; it returns None to answer later."""
 
-    def __init__(self, config: NodeConfig, ipc: str, port: int, handlers: Mapping[str, Handler], log: Log) -> None:
-        """Bind ``ipc`` and ``port`` (0: a free one) of ``network.host``. Raises AddressInUseError or CommitMQError."""
+    def __init__(
+        self,
+        config: NodeConfig,
+        ipc: str,
+        port: int,
+        handlers: Mapping[str, Handler],
+        log: Log,
+        exposure: Exposure | None = None,
+    ) -> None:
+        """Bind ``ipc`` and ``port`` (0: a free one) of ``network.host``. ``exposure`` knows whether it asks
+        for keys. Raises AddressInUseError or CommitMQError.
+        """
         self._context = zmq.Context(io_threads=1)
         self._handlers = handlers
         self._log = log
         self._share = ShareOfTime(_SHARE)
         try:
+            guard = None if exposure is None else exposure.guard_of(self._context, "admin", log)
             self.socket, self.endpoints = open_router(
                 self._context,
                 config.network,
@@ -61,6 +77,7 @@ class AdminSocket:
                 max_header_bytes=_MAX_HEADER_BYTES,
                 waiting_answers=_WAITING_ANSWERS,
                 linger_ms=1000,
+                guard=guard,
             )
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -156,34 +173,21 @@ class AdminSocket:
         self._context.destroy(linger=linger_ms)
 
 
-def is_loopback(host: str) -> bool:
-    """True when only programs on this machine can reach ``host``."""
-    if host in ("localhost", "lo"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # an interface name, a wildcard or a host name: assume the world
-
-
-def exposure_warning(host: str, port: int) -> str:
-    """The warning, to be shown loudly, when a node listens on another address than loopback."""
-    return (
-        f"this node listens on {host}:{port} WITHOUT AUTHENTICATION OR ENCRYPTION: everyone who reaches that "
-        "address can read, write and delete all messages. Use network.host=127.0.0.1 unless the network is closed."
-    )
-
-
 def bind_admin(
-    config: NodeConfig, ipc: str, known_ports: dict[str, int], handlers: Mapping[str, Handler], log: Log
+    config: NodeConfig,
+    ipc: str,
+    known_ports: dict[str, int],
+    handlers: Mapping[str, Handler],
+    log: Log,
+    exposure: Exposure,
 ) -> AdminSocket:
-    """The admin socket of a node; its port goes into ``known_ports``. Raises as :class:`AdminSocket`."""
+    """The admin socket of a node; its port goes into ``known_ports``. The rest is as :class:`AdminSocket`'s."""
     port = ports.port_of("admin", config, known_ports)
     deadline_ns = time.monotonic_ns() + (_PORT_PATIENCE_MS * 1_000_000 if config.network.port else 0)
     try:
         while True:
             try:
-                admin = AdminSocket(config, ipc, port, handlers, log)
+                admin = AdminSocket(config, ipc, port, handlers, log, exposure)
                 break
             except AddressInUseError:
                 if time.monotonic_ns() >= deadline_ns:
@@ -193,6 +197,6 @@ def bind_admin(
         if config.network.port:
             raise
         # Another program took the free port of the node's former life meanwhile: any other port will do.
-        admin = AdminSocket(config, ipc, 0, handlers, log)
+        admin = AdminSocket(config, ipc, 0, handlers, log, exposure)
     known_ports["admin"] = ports.tcp_port(admin.endpoints) or port
     return admin

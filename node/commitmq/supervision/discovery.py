@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -44,7 +45,7 @@ def discover(config: NodeConfig, leave_out: Mapping[str, str], say: Callable[[st
     ]  # fmt: skip
     workers = [
         {"name": spec.name, "factory": spec.factory, "is_server": bool(spec.is_server), "plugin": report.name,
-         "built_in": report.is_built_in}
+         "built_in": report.is_built_in, "listeners": [asdict(one) for one in spec.listeners]}
         for report, spec in loaded.workers(config)
     ]  # fmt: skip
     filters = [

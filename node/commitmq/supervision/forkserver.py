@@ -31,6 +31,7 @@ import orjson
 from commitmq import failpoints
 from commitmq import log as log_module
 from commitmq.config import NodeConfig, from_mapping
+from commitmq.config.live import with_live_values
 from commitmq.files import kernel_cache
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.processes import set_process_name, wait_for_exit
@@ -96,12 +97,15 @@ class ForkServer:
             if events[-1].get("event") == "ready":
                 self.ready = True
 
-    def fork(self, role: str, module: str, params: Mapping[str, Any], lifeline: socket.socket) -> int:
-        """Fork a worker that gets ``lifeline``. Returns its pid, already a child of the calling process.
+    def fork(
+        self, role: str, module: str, params: Mapping[str, Any], live: Mapping[str, Any], lifeline: socket.socket
+    ) -> int:
+        """Fork a worker that gets ``lifeline`` and the values ``live`` of the live settings. Returns its pid, already a child
+        of the calling process.
 
         Raises ForkServerDied when no answer comes within five seconds; the caller must then end this forkserver.
         """
-        request = orjson.dumps({"role": role, "module": module, "params": dict(params)})
+        request = orjson.dumps({"role": role, "module": module, "params": dict(params), "live": live})
         self.socket.settimeout(_REQUEST_TIMEOUT_S)
         try:
             socket.send_fds(self.socket, [request], [lifeline.fileno()])
@@ -176,6 +180,8 @@ def main(arguments: list[str]) -> int:
     settings = orjson.loads(first)
     layout = StoreLayout(Path(settings["store"]))
     config = from_mapping(settings["config"])
+    log_module.follow(layout.log)
+    log_module.configure(config.log.level, config.log.format)
     # The kernel holds the lock until this process has fully ended: the next supervisor finds and ends a forkserver that
     # hangs, and waiting for the lock is waiting for the end of the process.
     _lock(layout)
@@ -272,6 +278,8 @@ def _become_worker(request: dict[str, Any], lifeline_fd: int, layout: StoreLayou
     failpoints.play(role)
     lifeline = socket.socket(fileno=lifeline_fd)
     log = log_module.get_log(role)
+    config = with_live_values(config, request["live"])
+    log_module.configure(config.log.level, config.log.format)
     try:
         run = importlib.import_module(str(request["module"])).run
         runtime = importlib.import_module("commitmq.workers.runtime.context")

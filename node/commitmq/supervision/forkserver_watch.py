@@ -48,6 +48,10 @@ class ForkServerWatch:
         self._at_ms = 0  # when it was started, or will be started next
         self._said_compiling = False
 
+    def configure(self, config: NodeConfig) -> None:
+        """The next forkserver starts with ``config``; a worker gets the live settings with its own start."""
+        self._config, self._timing = config, config.supervisor
+
     @property
     def pid(self) -> int:
         """0 when there is none."""

@@ -23,6 +23,7 @@ waiting ``start``.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -73,7 +74,7 @@ def main(arguments: list[str]) -> int:
             return code
         if _STOPPING["asked"]:
             return UNCLEAN_STOP
-        _say("supervisor was killed, starting it again")
+        _say(store, int(config_fd), "supervisor was killed, starting it again")
     while True:
         started = time.monotonic()
         signal.pthread_sigmask(signal.SIG_BLOCK, handled)
@@ -93,7 +94,7 @@ def main(arguments: list[str]) -> int:
             return UNCLEAN_STOP
         if time.monotonic() - started >= WELL_AFTER_S:
             pause_s = FIRST_PAUSE_S
-        _say(f"supervisor was killed by signal {killer}, starting it again in {pause_s:.1f} s")
+        _say(store, int(config_fd), f"supervisor was killed by signal {killer}, starting it again in {pause_s:.1f} s")
         # the loop above sees a stop that comes during this sleep: the handler has run, and no child is started
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
@@ -167,10 +168,21 @@ def _wait_and_reap(child: int, handled: set[signal.Signals]) -> int:
         return os.waitpid(child, 0)[1]
 
 
-def _say(message: str) -> None:
+def _say(store: str, config_fd: int, message: str) -> None:
+    """Write one line as :mod:`commitmq.log` does, to the file that is called node.log now if this process has an older one."""
     now = time.time()
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
-    line = f"{stamp}.{int(now % 1 * 1000):03d}Z warning keeper {message}\n"
+    stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
+    line = f"{stamp} warning keeper {message}\n"
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        config = json.loads(os.pread(config_fd, os.fstat(config_fd).st_size, 0))["config"]
+        if config["log"]["format"] == "json":
+            line = json.dumps({"time": stamp, "level": "warning", "process": "keeper", "message": message}) + "\n"
+    path = os.path.join(os.path.realpath(store), "commitmq", "node.log")
+    with contextlib.suppress(OSError):
+        if os.readlink("/proc/self/fd/2").startswith(path):
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            os.dup2(fd, 2)  # supervisors inherit it
+            os.close(fd)
     with contextlib.suppress(OSError):
         os.write(2, line.encode())
 

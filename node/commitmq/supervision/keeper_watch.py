@@ -12,8 +12,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Final
 
+from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.processes import open_process, start_time_ticks
 from commitmq.workers.runtime.context import monotonic_ms
@@ -110,6 +112,27 @@ class KeeperWatch:
         self._pidfd = os.pidfd_open(process.pid)
         self._started_ms = now_ms
         self.restarts += 1
+
+    def look_after(
+        self, now_ms: int, *, stop: Callable[[str], None] | None, renew: Callable[[], None], log: Log
+    ) -> None:
+        """Start another keeper after the end of one, or ``stop`` the node if that is given. ``renew``: there is a new pid."""
+        if self.has_ended():
+            if stop is not None:
+                stop("the keeper is gone")
+                return
+            if not self.can_start:
+                log.warning("the keeper is gone: nothing would start this supervisor again if it were killed")
+            else:
+                log.warning("the keeper is gone, starting another one")
+        if self.is_due(now_ms):
+            try:
+                self.start(now_ms)
+            except OSError as error:
+                log.error("cannot start a keeper", error=str(error))
+            else:
+                log.info("keeper started", pid=self.pid, restarts=self.restarts)
+                renew()
 
     def tell_stop(self) -> None:
         """Stop the keeper from starting another supervisor: the node is being stopped."""

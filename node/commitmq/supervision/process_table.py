@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from commitmq.config import NodeConfig
+from commitmq.config.live import live_values
 from commitmq.control import ControlBlock, WorkerWord
 from commitmq.log import Log
 from commitmq.network import ports
@@ -40,8 +41,8 @@ def _is_ours(plugin: object) -> bool:
 
 
 class ProcessTable:
-    """All processes that the supervisor starts. The supervisor reads their state, and sets ``judging`` and a worker's
-    ``wanted``.
+    """All processes that the supervisor starts. The supervisor reads their state, and sets ``judging``, ``has_keys`` and a
+    worker's ``wanted``.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class ProcessTable:
         self.workers: dict[str, WorkerProcess] = {}
         for role in roles:
             self.add(role)
+        self.settings = 0  # the version of the live settings: how often they were changed
         self.filters: list[dict[str, Any]] = []  # the plugins' filters, for the readers
+        self.has_keys = False  # whether the node's ports ask for keys
         self.left_out: dict[str, str] = {}  # plugins that ended the discovery process, and how it ended
         self.judging = True  # while the node starts: a death that a restart cannot cure raises StartFailed
         self.forkserver = ForkServerWatch(layout, config, loop, log, is_judging=lambda: self.judging, on_news=on_news)
@@ -88,6 +91,23 @@ class ProcessTable:
         worker = WorkerProcess(role)
         self.workers[role.name] = worker
         return worker
+
+    def configure(self, config: NodeConfig) -> None:
+        """Give the live settings of ``config`` to all processes, those that start from now on too."""
+        self._config, self._timing = config, config.supervisor
+        self.settings += 1
+        self.forkserver.configure(config)
+        live = live_values(config)
+        for worker in self.workers.values():
+            worker.take_settings(self.settings, live)
+
+    def without_settings(self) -> list[str]:
+        """Roles of processes that do not have the present live settings yet."""
+        return [
+            worker.role
+            for worker in self.workers.values()
+            if worker.pid and not worker.one_shot and worker.settings < self.settings
+        ]
 
     def started(self) -> set[str]:
         """Roles of which a process was started at least once."""
@@ -155,6 +175,7 @@ class ProcessTable:
             self._log.warning("killed a stray worker", role=worker.role, pid=stray)
         port = ports.port_of(worker.role, self._config, self._ports, worker.spec.dispatcher_slot)
         params: dict[str, Any] = {**worker.spec.params, "port": port, "slot": worker.slot, "clean": self._was_clean}
+        params["has_keys"] = self.has_keys
         if worker.role == "reput":
             params["dispatchers"] = [one.spec.dispatcher for one in self.workers.values() if one.spec.takes_batches]
         elif worker.role == "cleanup":
@@ -167,7 +188,8 @@ class ProcessTable:
             # Third-party code must not run in a process that there is only one of, for all consumers.
             params["filters"] = [one for one in self.filters if one["built_in"]]
         try:
-            worker.fork(forkserver, params, now_ms)
+            worker.fork(forkserver, params, live_values(self._config), now_ms)
+            worker.settings = self.settings
         except ForkServerDied as error:
             self._log.error("cannot fork a worker", role=worker.role, error=str(error))
             worker.start_at_ms = now_ms + self._timing.restart_backoff_ms
@@ -200,6 +222,8 @@ class ProcessTable:
             event = message.pop("event", None)
             if event == "ready":
                 self._worker_is_ready(worker, message, now_ms)
+            elif event == "settings":
+                worker.settings = max(worker.settings, int(message.get("version", 0)))
             elif event == "error":
                 worker.last_error = str(message.get("error", ""))
             elif event == "item":

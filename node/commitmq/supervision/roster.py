@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from commitmq.config import NodeConfig
 from commitmq.control import DISPATCHER_SLOTS, WORKER_SLOTS
+from commitmq.security.start_rule import Listener
 from commitmq.semantics import movers
 from commitmq.workers.runtime.context import DISPATCHER_BASE, WORKER_BASE, role_slot
 
@@ -77,6 +78,11 @@ class Roster:
         self.filters: list[dict[str, Any]] = list(found.get("filters", ()))
         self._dispatchers: list[dict[str, Any]] = list(found.get("dispatchers", ()))
         self._workers: list[dict[str, Any]] = list(found.get("workers", ()))
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """Where the workers of plugins listen."""
+        return [Listener(**one) for worker in self._workers for one in worker.get("listeners", ())]
 
     def own_dispatchers(self) -> list[dict[str, Any]]:
         """Built-in dispatchers other than the ConsumeQueue's (which runs with every result of discovery)."""

@@ -44,17 +44,22 @@ from commitmq.errors import CommitMQError, ProtocolError, StoreError, StoreLocke
 from commitmq.network import ports
 from commitmq.protocol import wire
 from commitmq.supervision.admin_answers import AdminAnswers
-from commitmq.supervision.admin_socket import AddressInUseError, Handler, bind_admin, exposure_warning, is_loopback
+from commitmq.supervision.admin_socket import AddressInUseError, Handler, bind_admin
 from commitmq.supervision.console import Report
 from commitmq.supervision.drain import Drain
 from commitmq.supervision.event_loop import EventLoop
 from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.keeper_watch import KeeperWatch
+from commitmq.supervision.live_settings import LiveSettings
+from commitmq.supervision.log_rotation import LogRotation
 from commitmq.supervision.mover_watch import MoverWatch
 from commitmq.supervision.node_store import NodeStore
 from commitmq.supervision.process_table import ProcessTable
 from commitmq.supervision.processes import become_subreaper
 from commitmq.supervision.roster import Roster, own_role, start_order
+from commitmq.supervision.service_manager import ServiceManager
+from commitmq.supervision.settings_operations import SettingsOperations
 from commitmq.supervision.start_failed import StartFailed, with_a_way_out
 from commitmq.supervision.worker_process import Phase, WorkerProcess
 from commitmq.workers.runtime.context import monotonic_ms, role_slot
@@ -87,9 +92,11 @@ class Supervisor:
         self._layout = self._store.layout
         self._config = config
         self._timing = config.supervisor
+        self._rotation = LogRotation(self._layout.log, self._log)
         self._background = background
         self._keeper = KeeperWatch(self._layout, keeper_pid, config_fd if background else -1, life)
-        self._report = report
+        self._manager = ServiceManager(os.environ)
+        self._report = self._manager.listening_to(report)
         self._roles = [own_role(name, module) for name, module in (modules or start_order(config)).items()]
         if modules is None:
             self._roles.insert(0, own_role("discovery", "commitmq.workers.discovery"))
@@ -112,8 +119,8 @@ class Supervisor:
             return self._refuse(str(error), CliExit.STORE_LOCKED)
         except StoreError as error:
             return self._refuse(str(error), CliExit.STORE_UNUSABLE)
-        except AddressInUseError as error:
-            return self._refuse(str(error), CliExit.ADDRESS_IN_USE)
+        except StartFailed as error:
+            return self._refuse(str(error), error.code)
         except (CommitMQError, OSError) as error:
             return self._refuse(str(error), CliExit.START_FAILED)
         try:
@@ -156,25 +163,24 @@ class Supervisor:
 
     def _open_locked(self) -> None:
         store, layout = self._store, self._layout
-        self._config = store.fit(self._config)
+        live = LiveSettings(layout.settings, self._config, self._keeper.life or f"supervisor {os.getpid()}")
+        live.fitted(store.fit(live.config))
+        self._take_settings(live.config)
         if not self._config.index.enable:
             self._roles = [role for role in self._roles if role.name != "dispatcher-index"]
-        for note in store.fitted.notes:
+        for note in (*store.fitted.notes, *live.notes):
             self._log.warning(note)
             self._report({"event": "info", "message": note})
-        self._ports = store.take_over()
-        self._control = store.control
+        self._ports, self._control = store.take_over(), store.control
+        self._exposure = Exposure.of_node(self._config, layout.root)
         self._check_ports()
-        handlers: dict[str, Handler] = {
-            "metadata": self._metadata,
-            "status": self._status,
-            "stop": self._stop_requested,
-        }
-        handlers["mover.start"] = self._mover_wanted
+        self._settings = SettingsOperations(live, self._check_serves, self._log)
+        handlers: dict[str, Handler] = {"metadata": self._metadata, "status": self._status, **self._settings.handlers}
+        handlers |= {"stop": self._stop_requested, "mover.start": self._mover_wanted}
         # All supervisors of a life use the same name, so that clients find the socket again. Each life uses another
         # one: libzmq removes the file of a socket when it closes, and must not remove the file of the next node.
         name = f"admin-{self._keeper.life.replace('/', '-') or os.getpid()}"
-        self._admin = bind_admin(self._config, layout.ipc(name), self._ports, handlers, self._log)
+        self._admin = bind_admin(self._config, layout.ipc(name), self._ports, handlers, self._log, self._exposure)
         self._control.put(Word.EPOCH, store.epoch)
         self._slot = role_slot("supervisor")
         self._control.put_worker(self._slot, WorkerWord.PID, os.getpid())
@@ -189,8 +195,6 @@ class Supervisor:
                 role.params["owner"] = store.owner
             if role.name == "recovery":
                 role.params["previous"] = store.previous
-        if not is_loopback(self._config.network.host):
-            self._log.warning(exposure_warning(self._config.network.host, self._ports["admin"]))
         self._table = ProcessTable(
             layout,
             self._config,
@@ -203,10 +207,16 @@ class Supervisor:
             on_news=lambda sentence: self._report({"event": "info", "message": sentence}),
             log=self._log,
         )
+        self._table.has_keys = self._exposure.has_keys
         self._movers = MoverWatch(self._table, self._control, self._log)
-        self._answers = AdminAnswers(store, self._table, self._keeper, self._admin)
+        self._answers = AdminAnswers(store, self._table, self._keeper, self._admin, self._exposure)
+        self._settings.attach(self._table, self._admin, [self._take_settings, self._answers.configure])
         if failpoints.ACTIVE:
             failpoints.hit("supervisor.opened")
+
+    def _take_settings(self, config: NodeConfig) -> None:
+        self._config, self._timing = config, config.supervisor
+        log_module.configure(config.log.level, config.log.format)
 
     def _check_ports(self) -> None:
         """Raises AddressInUseError when another program has a port that a process of the node will need."""
@@ -256,7 +266,7 @@ class Supervisor:
         self._log.info(
             "node is ready", admin=self._admin.endpoints[0], store=self._layout.root, epoch=self._store.epoch
         )
-        warnings = self._answers.disk_warnings()
+        warnings = [*self._exposure.warnings, *self._answers.disk_warnings()]
         if cut := self._answers.recovered().get("cut_now"):
             warnings.append(f"this start cut the log. {cut}")
         for warning in warnings:
@@ -280,6 +290,7 @@ class Supervisor:
         self._answers.roster = roster
         if roster.config_errors:
             raise StartFailed("; ".join(roster.config_errors), CliExit.CONFIG_ERROR)
+        self._exposure.check(roster.listeners)
         dispatchers, workers = roster.plugin_roles()
         for report in roster.reports:
             if report["failure"]:
@@ -335,11 +346,16 @@ class Supervisor:
         self._loop.wait(min(max_wait_ms, self._timing.poll_interval_ms, self._table.due_in_ms(monotonic_ms())))
         now_ms = monotonic_ms()
         self._control.put_worker(self._slot, WorkerWord.HEARTBEAT_MS, now_ms)
+        self._manager.turn(now_ms, stopping=self._stop_asked)
         if not (self._starting or self._stop_asked):
             self._movers.look()
         self._table.tick(now_ms)
         self._answers.tick(now_ms)
-        self._keep_keeper(now_ms)
+        self._settings.tick(now_ms)
+        self._rotation.tick(now_ms, self._config.log)
+        if not self._stop_asked:
+            stop = None if self._background else self._ask_stop
+            self._keeper.look_after(now_ms, stop=stop, renew=self._renew_node_file, log=self._log)
         if self._node_file_is_old:
             self._renew_node_file()
 
@@ -347,24 +363,6 @@ class Supervisor:
         rest_s = self._admin.serve()
         if rest_s:
             self._loop.rest(self._admin.socket, rest_s)
-
-    def _keep_keeper(self, now_ms: int) -> None:
-        keeper = self._keeper
-        if keeper.has_ended():
-            if not self._background:
-                self._ask_stop("the keeper is gone")
-            elif not keeper.can_start:
-                self._log.warning("the keeper is gone: nothing would start this supervisor again if it were killed")
-            else:
-                self._log.warning("the keeper is gone, starting another one")
-        if keeper.is_due(now_ms) and not self._stop_asked:
-            try:
-                keeper.start(now_ms)
-            except OSError as error:
-                self._log.error("cannot start a keeper", error=str(error))
-            else:
-                self._log.info("keeper started", pid=keeper.pid, restarts=keeper.restarts)
-                self._renew_node_file()
 
     def _ask_stop(self, reason: str) -> None:
         if not self._stop_asked:

@@ -11,6 +11,7 @@ from commitmq import failpoints
 from commitmq import log as log_module
 from commitmq.config import NodeConfig
 from commitmq.store.access import keep_private
+from commitmq.store.layout import StoreLayout
 from commitmq.supervision.console import console_report, pipe_report
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.processes import set_process_name
@@ -33,6 +34,7 @@ def main(arguments: list[str]) -> int:
             os.set_inheritable(fd, False)
     report = (pipe_report if mode == "background" else console_report)(int(ready_fd))
     keep_private(Path(store))
+    log_module.follow(StoreLayout(Path(store)).log)
     supervisor: Supervisor | None = None
     try:
         supervisor = Supervisor(

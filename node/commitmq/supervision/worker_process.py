@@ -50,6 +50,7 @@ class WorkerProcess:
     restarts: int = 0
     backoff_ms: int = 0
     deaths_before_ready: int = 0
+    settings: int = 0  # the version of the live settings that it has
     unclean: bool = False  # after the request to stop it ended with another exit code than 0
     killed_because: str = ""
     last_exit: str = ""
@@ -74,15 +75,15 @@ class WorkerProcess:
     def one_shot(self) -> bool:
         return self.spec.one_shot
 
-    def fork(self, forkserver: ForkServer, params: Mapping[str, Any], now_ms: int) -> None:
-        """Start the process. When it raises ForkServerDied, nothing has changed.
+    def fork(self, forkserver: ForkServer, params: Mapping[str, Any], live: Mapping[str, Any], now_ms: int) -> None:
+        """Start the process. When it raises ForkServerDied, nothing has changed. ``live``: values of the live settings.
 
         A child that exists in spite of that ends by itself, because its lifeline is closed here.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                pid = forkserver.fork(self.role, self.module, params, theirs)
+                pid = forkserver.fork(self.role, self.module, params, live, theirs)
             except BaseException:
                 ours.close()
                 raise
@@ -118,6 +119,12 @@ class WorkerProcess:
         if self.lifeline is not None:
             with contextlib.suppress(OSError):
                 self.lifeline.send(orjson.dumps({"command": "stop"}))
+
+    def take_settings(self, version: int, live: Mapping[str, Any]) -> None:
+        """Send the values of the live settings. A worker whose pipe is full misses them: it hangs, and is started again."""
+        if self.lifeline is not None:
+            with contextlib.suppress(OSError):
+                self.lifeline.send(orjson.dumps({"command": "settings", "version": version, "values": live}))
 
     def kill(self, because: str) -> None:
         """SIGKILL the process. The pidfd reports its end like any other."""

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import orjson
 import zmq
 
+from commitmq.config import NodeConfig
 from commitmq.control import Word
 from commitmq.coordination.answers import Answer
 from commitmq.coordination.seats import Seats
@@ -106,8 +107,14 @@ class Coordinator:
         self._rest_s = 0.0
         self._share = ShareOfTime(_SHARE_OF_QUESTIONS)
         self._delete_timeout_ms = context.config.topics.delete_timeout_ms
+        context.on_settings(self._take_settings)
         self._router, self._endpoints = context.bind_router(ROLE)
         context.register(self._router)
+
+    def _take_settings(self, config: NodeConfig) -> None:
+        self._service.configure(config)
+        self._seats.grace_ms = config.groups.disconnect_grace_ms
+        self._delete_timeout_ms = config.topics.delete_timeout_ms
 
     def serve(self) -> None:
         """Serve until the supervisor says stop, then answer the requests that have arrived and write everything."""

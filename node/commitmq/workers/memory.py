@@ -35,7 +35,7 @@ from commitmq.errors import DiskFullError, ProtocolError, StoreError
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host
 from commitmq.network.long_requests import LONG_HEADER_BYTES
-from commitmq.network.router import FRAME_HEAD_BYTES, MAX_FRAMES
+from commitmq.network.router import MAX_FRAMES
 from commitmq.plugin import loading as plugins
 from commitmq.plugin.hookspecs import Stored, TopicStore, TopicStoreView
 from commitmq.protocol import wire
@@ -241,10 +241,12 @@ class MemoryProcess:
                 connection = gate.peers.get(identity) or router.meet(identity, frames[0])
                 if connection is None:
                     continue
-                connection.handled += (size := sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames))
+                connection.handled += (size := sum(map(len, frames)) + connection.head_bytes * len(frames))
                 is_plain = not line.waiting and not connection.ending and len(frames[0]) <= LONG_HEADER_BYTES
                 if not is_plain and router.sets_aside([identity, *frames], size, connection):
                     continue
+            if router.guard is not None and router.turns_away(router.guard, identity, frames[0]):
+                continue
             answer = self._handle(identity, frames)
             with contextlib.suppress(zmq.ZMQError):  # the peer has gone, so its answer is dropped
                 router.send(identity, _SEND_MORE)

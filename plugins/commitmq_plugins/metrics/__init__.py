@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from commitmq.config import NodeConfig
 from commitmq.plugin.hookspecs import WorkerSpec, hookimpl
+from commitmq.security.start_rule import Listener
 
 
 @hookimpl
 def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
     """The process ``worker-metrics``, when ``metrics.enable`` is on."""
-    return [WorkerSpec("metrics", "commitmq_plugins.metrics.process:run")] if config.metrics.enable else []
+    if not config.metrics.enable:
+        return []
+    listeners = (Listener("metrics", config.metrics.host),)
+    return [WorkerSpec("metrics", "commitmq_plugins.metrics.process:run", listeners=listeners)]

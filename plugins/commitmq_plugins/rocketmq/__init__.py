@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from commitmq.config import NodeConfig, section_from
 from commitmq.plugin.hookspecs import ConfigSection, WorkerSpec, hookimpl
+from commitmq.security.start_rule import Listener
 from commitmq_plugins.rocketmq.settings import PLUGIN, RocketMQSettings
 
 if TYPE_CHECKING:
@@ -28,10 +29,14 @@ def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
     found: RocketMQSettings = section_from(RocketMQSettings, config.plugins.get(PLUGIN, {}), f"plugins.{PLUGIN}")
     if not found.enable:
         return []
-    workers = [WorkerSpec("rocketmq_broker", "commitmq_plugins.rocketmq.broker.process:run", is_server=True)]
+    encrypts = found.tls_mode == "enforcing"
+    broker = "commitmq_plugins.rocketmq.broker.process:run"
+    listener = Listener("rocketmq", found.host, encrypts=encrypts, asks=True, open_without_users=True)
+    workers = [WorkerSpec("rocketmq_broker", broker, is_server=True, listeners=(listener,))]
     if found.namesrv_port:
         name_server = "commitmq_plugins.rocketmq.namesrv.process:run"
-        workers.insert(0, WorkerSpec("rocketmq_namesrv", name_server, is_server=True))
+        listener = Listener("rocketmq_namesrv", found.host, encrypts=encrypts)  # it asks nobody, as RocketMQ's
+        workers.insert(0, WorkerSpec("rocketmq_namesrv", name_server, is_server=True, listeners=(listener,)))
     return workers
 
 

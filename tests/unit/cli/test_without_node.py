@@ -32,6 +32,7 @@ NODE_VERBS: dict[str, list[str]] = {
     "store verify": ["{store}"],
     "store rebuild": ["{store}"],
     "store repair": ["{store}", "--cut", "--yes"],
+    "store snapshot": ["{store}", "--to", "{new}"],
     "bench consume": [],
     "bench rolls": [],
     "bench restart": [],

@@ -373,3 +373,79 @@ def test_a_plugins_section_may_have_plain_defaults() -> None:
     assert section_from(Section, given, "plugins.plain") == Section("y", 7, 1.0, True)
     with pytest.raises(ConfigError, match="must be int"):
         section_from(Section, {"count": "many"}, "plugins.plain")
+
+
+# ---------------------------------------------------------------- the environment
+
+
+def test_the_environment_goes_over_the_file_and_set_over_the_environment(tmp_path: Path) -> None:
+    path = file_with(tmp_path, "[network]\nport = 1\n[reader]\ncount = 2\n[index]\nmax_items = 7\n")
+    environment = {"COMMITMQ__NETWORK__PORT": "2", "COMMITMQ__READER__COUNT": "3", "COMMITMQ_NODE": "x", "HOME": "/"}
+    config = load(path, ["network.port=3"], environment=environment)
+    assert (config.network.port, config.reader.count, config.index.max_items) == (3, 3, 7)
+    assert config.sources == {
+        "network.port": "--set",
+        "reader.count": "environment COMMITMQ__READER__COUNT",
+        "index.max_items": f"file {path}",
+    }
+    assert config.given == set(config.sources)
+    assert loads(dumps(config)).sources == config.sources
+    assert load(path, ["network.port=3"]).reader.count == 2, (
+        "a program that does not name the environment is left alone"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "key", "value"),
+    [
+        ("COMMITMQ__NETWORK__PORT", "0", "network.port", 0),
+        ("COMMITMQ__NETWORK__HOST", "192.0.2.1", "network.host", "192.0.2.1"),
+        ("COMMITMQ__network__broker_name", "true", "network.broker_name", "true"),
+        ("COMMITMQ__RETENTION__DELETE_WHEN", "16", "retention.delete_when", "16"),
+        ("COMMITMQ__RETENTION__DELETE_WHEN", '"04;16"', "retention.delete_when", "04;16"),
+        ("COMMITMQ__COMMIT_LOG__MLOCK", "true", "commit_log.mlock", True),
+        ("COMMITMQ__RETENTION__STORE_BYTES", "1.5GiB", "retention.store_bytes", 3 << 29),
+        ("COMMITMQ__DISK__WARNING_RATIO", "1", "disk.warning_ratio", 1.0),
+    ],
+)
+def test_a_variable_has_a_value_as_set_has(variable: str, text: str, key: str, value: object) -> None:
+    section, _, name = key.partition(".")
+    got = getattr(getattr(load(environment={variable: text}), section), name)
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_a_plugins_settings_and_the_profile_come_from_the_environment_too(tmp_path: Path) -> None:
+    environment = {
+        "COMMITMQ__PLUGINS__ROCKETMQ__ENABLE": "true",
+        "COMMITMQ__plugins__MyPlugin__key": "x",
+        "COMMITMQ__PROFILE": "dev",
+    }
+    config = load(file_with(tmp_path, "[plugins.rocketmq]\nport = 7\n"), environment=environment)
+    assert config.plugins == {"rocketmq": {"port": 7, "enable": True}, "MyPlugin": {"key": "x"}}
+    assert config.profile == "dev"
+    assert config.sources["plugins.rocketmq.enable"] == "environment COMMITMQ__PLUGINS__ROCKETMQ__ENABLE"
+    assert config.given == frozenset(), "sizes of files do not depend on plugins"
+    assert load(None, ["profile=server"], environment=environment).profile == "server"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("COMMITMQ__NETWORK__PROT", "1", r"no key network\.prot"),
+        ("COMMITMQ__NETWRK__PORT", "1", "no section 'netwrk'"),
+        ("COMMITMQ__NETWORK__PORT", "high", "must be int"),
+        ("COMMITMQ__NETWORK__PORT", "65536", "above the greatest allowed value"),
+        ("COMMITMQ__COMMIT_LOG__FLUSH_MODE", "never", "must be one of sync, async"),
+        ("COMMITMQ__PORT", "1", "COMMITMQ__SECTION__KEY"),
+        ("COMMITMQ__", "1", "COMMITMQ__SECTION__KEY"),
+        ("COMMITMQ__NETWORK__", "1", "COMMITMQ__SECTION__KEY"),
+        ("COMMITMQ__PLUGINS__ROCKETMQ", "1", r"plugins\.NAME\.key"),
+        ("COMMITMQ__PROFILE", "laptop", "must be one of dev, small, server"),
+        ("COMMITMQ__NETWORK__PORT__X", "1", r"no key network\.port\.x"),
+    ],
+)
+def test_a_wrong_variable_is_refused_by_its_name(variable: str, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(environment={variable: text})
+    assert variable in str(caught.value)

@@ -17,9 +17,9 @@ import pytest
 
 from commitmq.config import load
 from commitmq.errors import StoreError
+from commitmq.security.start_rule import is_loopback
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision import node_files
-from commitmq.supervision.admin_socket import is_loopback
 from commitmq.supervision.roster import start_order
 
 

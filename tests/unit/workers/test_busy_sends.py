@@ -16,7 +16,7 @@ from commitmq.workers.runtime.flow import FlowRefusedError
 from commitmq.workers.writer.busy_sends import BusySends
 
 
-def context_with(**settings: int) -> Any:
+def context_with(**settings: Any) -> Any:
     control = SimpleNamespace(worker=lambda *_: 0, put_worker=lambda *_: None)
     return SimpleNamespace(config=SimpleNamespace(flow=FlowConfig(**settings)), control=control, slot=0)
 

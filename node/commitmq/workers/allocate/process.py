@@ -24,6 +24,7 @@ import shutil
 from pathlib import Path
 
 from commitmq import failpoints
+from commitmq.config import NodeConfig
 from commitmq.control import DiskFlag, Word
 from commitmq.files import disk
 from commitmq.files.file_system import COPY_ON_WRITE, file_system_of
@@ -42,7 +43,8 @@ class SegmentAllocator:
 
     def __init__(self, context: WorkerContext) -> None:
         self._control = context.control
-        self._config = context.config
+        self._take_settings(context.config)
+        context.on_settings(self._take_settings)
         self._layout = context.layout
         self._log = context.log
         self._segment_bytes = context.config.commit_log.segment_bytes
@@ -92,6 +94,9 @@ class SegmentAllocator:
             retry = not self._flags & DiskFlag.NO_SEGMENT
         if retry and not (self._has_looked and self._control.get(Word.ALLOCATED) >= self.wanted_end()):
             self._allocate()
+
+    def _take_settings(self, config: NodeConfig) -> None:
+        self._config = config
 
     def _check_disk(self) -> None:
         usage = shutil.disk_usage(self._layout.root)

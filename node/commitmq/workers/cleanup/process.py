@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from commitmq import failpoints
+from commitmq.config import NodeConfig
 from commitmq.control import DispatcherWord, Word, WorkerWord
 from commitmq.errors import CommitMQError, StoreError
 from commitmq.files.disk import sync_folder
@@ -55,17 +56,8 @@ class Cleaner:
         self._layout = layout = context.layout
         self._log = context.log
         self._segment_bytes = context.config.commit_log.segment_bytes
-        self._retention = retention = context.config.retention
-        self.rules = Rules(
-            keep_ms=retention.hours * 3_600_000,
-            hours=retention.hours_of_day,
-            clean_ratio=retention.clean_ratio,
-            forced_ratio=retention.forced_ratio,
-            forcibly=retention.clean_forcibly,
-            store_bytes=retention.store_bytes,
-            keep_unconsumed=retention.keep_unconsumed,
-            batch_files=retention.batch_files,
-        )
+        self._take_settings(context.config)
+        context.on_settings(self._take_settings)
         self._watch = DiskWatch(layout.commit_log, [layout.consume_queue, layout.index], self._segment_bytes)
         self._durable = expiry.MinOffsetFile(layout)
         self._holders: dict[str, int] = context.params.get("holders", {})
@@ -76,6 +68,24 @@ class Cleaner:
         self._overrode: dict[str, Any] | None = None
         self._told: dict[str, Any] = {}
         self._complained = ""
+
+    def _take_settings(self, config: NodeConfig) -> None:
+        self._retention = retention = config.retention
+        self.rules = Rules(
+            keep_ms=retention.hours * 3_600_000,
+            hours=retention.hours_of_day,
+            clean_ratio=retention.clean_ratio,
+            forced_ratio=retention.forced_ratio,
+            forcibly=retention.clean_forcibly,
+            store_bytes=retention.store_bytes,
+            keep_unconsumed=retention.keep_unconsumed,
+            batch_files=retention.batch_files,
+        )
+
+    @property
+    def interval_ms(self) -> int:
+        """The pause between two looks."""
+        return self._retention.check_interval_ms
 
     # ------------------------------------------------------------ the present state
 
@@ -373,12 +383,15 @@ def run(context: WorkerContext) -> None:
         context.log.error("segments below the log's minimum cannot be deleted", error=str(error))
     requests = expiry_socket(context, cleaner.expire)
     context.ready(endpoints=requests.endpoints)
-    interval_ms = context.config.retention.check_interval_ms
+    interval_ms = cleaner.interval_ms
     next_look_ms = monotonic_ms() + _FIRST_LOOK_INTERVALS * interval_ms
     while not context.stopping:
         readable = context.wait(max(0, min(_HEARTBEAT_MS, next_look_ms - monotonic_ms())))
         if requests.router in readable:
             requests.serve()
+        if cleaner.interval_ms != interval_ms:
+            interval_ms = cleaner.interval_ms
+            next_look_ms = min(next_look_ms, monotonic_ms() + interval_ms)
         if monotonic_ms() >= next_look_ms:
             cleaner.look()
             next_look_ms = monotonic_ms() + interval_ms

@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 import zmq
 
+from commitmq.config import NodeConfig
 from commitmq.control import Word
 from commitmq.errors import OffsetOutOfRangeError, ProtocolError, StoreError
 from commitmq.protocol import wire
@@ -45,6 +46,7 @@ class Pulls:
         self._places, self._parked, self._answers = places, parked, answers
         self._limits = ctx.config.reader
         self._flow = Flow.of_pulls(ctx)
+        ctx.on_settings(self._take_settings)
         self.counts = PullCounts.of(ctx, parked)
         self._subscriptions = SubscriptionView(ctx.layout, ctx.control)
         self._filters = Filters(ctx.params.get("filters", ()), limit=ctx.config.filter.max_compiled)
@@ -52,6 +54,9 @@ class Pulls:
         self._is_listening = True
         self._sweep: list[QueueKey] = []
         self._sweep_bound = (-1, -1)
+
+    def _take_settings(self, _config: NodeConfig) -> None:
+        self._flow = Flow.of_pulls(self._ctx)
 
     def close(self) -> None:
         if self._is_listening:

@@ -1,7 +1,7 @@
 """The common part of every worker process: its context, its lifeline to the supervisor, and one way to wait.
 
-A worker module has ``ROLE`` and ``run(context)``; ``run`` returns when it has drained after ``context.stopping`` became
-true. The forkserver calls :func:`main`, which holds the role's lock and maps every end of a worker to an exit code.
+A worker module has ``ROLE`` and ``run(context)``, which returns when it has drained after ``context.stopping`` became true.
+:func:`main`, which the forkserver calls, holds the role's lock and maps every end of a worker to an exit code.
 
 The lifeline is one end of a Unix socket pair; the supervisor holds the other. ``stop`` on it asks the worker to drain.
 End of file means the supervisor is dead: the worker then exits at once, because a new one may wait for its lock.
@@ -9,7 +9,6 @@ End of file means the supervisor is dead: the worker then exits at once, because
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import os
@@ -28,14 +27,18 @@ import zmq
 
 from commitmq import failpoints
 from commitmq.config import NodeConfig
+from commitmq.config.live import with_live_values
 from commitmq.control import ControlBlock, WorkerState, WorkerWord
 from commitmq.counting.table import CountTable
 from commitmq.errors import StoreError
 from commitmq.log import Log, get_log
+from commitmq.log import configure as configure_log
+from commitmq.network.guard import make_guard
 from commitmq.network.router import Router, open_router
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.node_files import read_node_file
 from commitmq.workers.runtime.doorbell import NAPPING, SLEEPING, Doorbell, Ringer
+from commitmq.workers.runtime.lifeline import has_ended, last_words
 from commitmq.workers.runtime.role_lock import RoleTaken, acquire_role_lock
 
 # The context has a property named zmq, which would hide the module in annotations.
@@ -127,11 +130,12 @@ class WorkerContext:
     _asked_routers: list[Router] = field(default_factory=list)  # those among the watched sockets
     _commands: list[dict[str, Any]] = field(default_factory=list)
     _routers: list[Router] = field(default_factory=list)
+    _on_settings: list[Callable[[NodeConfig], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.slot = int(self.params["slot"]) if "slot" in self.params else role_slot(self.role)
-        self._lifeline_fd = self.lifeline.fileno()
-        self._doorbell_fd = self.doorbell.fileno()
+        self.has_keys = bool(self.params.get("has_keys"))
+        self._lifeline_fd, self._doorbell_fd = self.lifeline.fileno(), self.doorbell.fileno()
         self._woken_ms = monotonic_ms()
         self.register(self._lifeline_fd)
         self.register(self._doorbell_fd)
@@ -139,8 +143,7 @@ class WorkerContext:
     @property
     def zmq(self) -> Context:
         """The process's ZeroMQ context, created at first use (never before the fork)."""
-        if self._zmq is None:
-            self._zmq = zmq.Context(io_threads=1)
+        self._zmq = self._zmq or zmq.Context(io_threads=1)
         return self._zmq
 
     @property
@@ -158,8 +161,8 @@ class WorkerContext:
 
     @property
     def address(self) -> str:
-        """The node's admin address, as clients take it: ``Producer(context.address)``."""
-        return str(read_node_file(self.layout)["admin"][0])
+        """The node's admin address, as clients take it: ``Producer(context.address)``. With keys that for its own account."""
+        return str(read_node_file(self.layout)["admin"][int(self.has_keys)])
 
     @property
     def folder(self) -> Path:
@@ -185,8 +188,7 @@ class WorkerContext:
         """A guarded ROUTER bound to ``ipc`` and ``tcp`` as the supervisor asked. Returns it and its endpoints.
 
         ``params["port"]`` is the tcp port: 0 takes a free one, which the supervisor passes to every later incarnation.
-        Limits: see :mod:`commitmq.network.router`; with ``takes_payload`` frames may have ``network.max_frame_bytes``.
-        ``only_answers``: requests change nothing.
+        See :func:`commitmq.network.router.open_router` for the rest.
         """
         router, endpoints = open_router(
             self.zmq,
@@ -196,6 +198,7 @@ class WorkerContext:
             int(self.params.get("port", 0)),
             takes_payload=takes_payload,
             only_answers=only_answers,
+            guard=make_guard(self.zmq, self.config, self.layout.root, self.role, self.log, has_keys=self.has_keys),
         )
         self._routers.append(router)
         return router, endpoints
@@ -299,6 +302,21 @@ class WorkerContext:
         """A descriptor that can be read when :meth:`wait` would return something: for a loop of another kind."""
         return self._epoll.fileno()
 
+    def on_settings(self, take: Callable[[NodeConfig], None]) -> None:
+        """Let :meth:`wait` call ``take`` with the new configuration, which :attr:`config` is by then, after a change."""
+        self._on_settings.append(take)
+
+    def _take_settings(self, message: dict[str, Any]) -> None:
+        try:
+            self.config = with_live_values(self.config, message["values"])
+            configure_log(self.config.log.level, self.config.log.format)
+            for take in self._on_settings:
+                take(self.config)
+        except Exception as error:  # a plugin's, perhaps
+            self.log.exception("changed settings were not taken", error=repr(error))
+            return
+        self._tell({"event": "settings", "version": message["version"]})
+
     def command(self) -> dict[str, Any] | None:
         """The oldest command of the supervisor, other than ``stop``, that was not taken yet."""
         return self._commands.pop(0) if self._commands else None
@@ -316,6 +334,8 @@ class WorkerContext:
         if message["command"] == "stop":
             self.stopping = True
             self.control.put_worker(self.slot, WorkerWord.STATE, WorkerState.DRAINING)
+        elif message["command"] == "settings":
+            self._take_settings(message)
         else:
             self._commands.append(message)
 
@@ -345,7 +365,8 @@ def main(
     context: WorkerContext | None = None
     try:
         acquire_role_lock(layout.role_lock(role))
-        _check_supervisor(lifeline)
+        if has_ended(lifeline):
+            raise SupervisorGone
         control = ControlBlock(layout.control)
         context = WorkerContext(
             role, layout, config, control, lifeline, Doorbell(layout.doorbell(role)), log, dict(params)
@@ -368,33 +389,12 @@ def main(
         return ExitCode.ROLE_TAKEN
     except StoreError as error:
         log.error("store is unusable", error=str(error))
-        _last_words(lifeline, str(error))
+        last_words(lifeline, str(error))
         return ExitCode.STORE_UNUSABLE
     except BaseException as error:
         log.exception("worker crashed", error=repr(error))
-        _last_words(lifeline, repr(error))
+        last_words(lifeline, repr(error))
         return ExitCode.CRASHED
     finally:
         gc.enable()
     return ExitCode.CLEAN
-
-
-def _check_supervisor(lifeline: socket.socket) -> None:
-    """Raise SupervisorGone if the supervisor died before this worker had its lock.
-
-    A new supervisor waits for the locks that it finds, and may have looked before this one was taken. If the old
-    supervisor is alive now, with the lock held, then every later one will see the lock.
-    """
-    try:
-        ended = lifeline.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return
-    except OSError:
-        ended = True
-    if ended:
-        raise SupervisorGone
-
-
-def _last_words(lifeline: socket.socket, error: str) -> None:
-    with contextlib.suppress(OSError):
-        lifeline.send(orjson.dumps({"event": "error", "error": error[:4096]}))

@@ -16,16 +16,16 @@ from commitmq.workers.runtime.context import WorkerContext
 
 MAX_NAME_CHARACTERS: Final = 255
 _BUSY: Final = "SYSTEM_BUSY"
+_DRAINED_MS: Final = 1_000
 
 
 class FlowRefusedError(Exception):
     """A request over a rate. ``retry_after_ms``: when it may pass."""
 
-    code = _BUSY
-
-    def __init__(self, sentence: str, retry_after_ms: int) -> None:
+    def __init__(self, sentence: str, retry_after_ms: int, code: str = _BUSY) -> None:
         super().__init__(sentence)
         self.sentence = sentence
+        self.code = code
         self.retry_after_ms = retry_after_ms
 
 
@@ -53,6 +53,8 @@ class Flow:
     def of_sends(cls, context: WorkerContext) -> Flow | None:
         """The rates of sends: names are (client, topic). None where all are off."""
         flow = context.config.flow
+        if flow.refuse_sends:
+            return NoSends(context, ())
         return cls._of(
             context,
             ("client", flow.client_send_messages_per_s, flow.client_send_bytes_per_s),
@@ -89,6 +91,16 @@ class Flow:
         for rates, name in zip(self._rates, names, strict=True):
             if name is not None and rates.is_bounded:
                 rates.take(_short(name), messages, size_bytes, now_s)
+
+
+class NoSends(Flow):
+    """``flow.refuse_sends``: no send of a client passes."""
+
+    def admit(self, *_names: object) -> None:
+        """Raise FlowRefusedError."""
+        self._refusals.count()
+        sentence = "the node takes no sends for now (flow.refuse_sends; `commitmq drain off`)"
+        raise FlowRefusedError(sentence, _DRAINED_MS, "SERVICE_NOT_AVAILABLE")
 
 
 def _short(name: object) -> object:

@@ -24,6 +24,7 @@ import contextlib
 import errno
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -76,16 +77,20 @@ class LocalSockets:
         watch: Callable[[int], None],
         unwatch: Callable[[int], None],
         log: Log,
+        *,
+        only_own: bool = False,
     ) -> None:
         """Listen at ``path``, replacing the socket of a dead predecessor (the role's lock must be held).
 
         ``watch`` and ``unwatch`` add and remove a descriptor to wait for. With ``most`` 0, or where the path is too
-        long for a socket, nothing listens and ``path`` is None.
+        long for a socket, nothing listens and ``path`` is None. ``only_own``: other accounts than the node's and root, whose
+        rights are to be asked for, use ZeroMQ.
         """
         self.path: Path | None = None
         self._most = affordable_files(2 * most) // 2 if most else 0  # each client has a ZeroMQ connection too
         self._watch, self._unwatch = watch, unwatch
         self._log = log
+        self._only_own = only_own
         self._next_number = 0
         self._listener: socket.socket | None = None
         self._rests_until = 0.0  # until then the listener is not watched: there were no free descriptors
@@ -186,7 +191,7 @@ class LocalSockets:
                     self._unwatch(listener.fileno())
                     self._rests_until = time.monotonic() + _REST_S
                 return
-            if len(self._connections) >= self._most:
+            if len(self._connections) >= self._most or (self._only_own and not _is_own(connection)):
                 connection.close()
                 continue
             connection.setblocking(False)
@@ -217,3 +222,9 @@ class LocalSockets:
         self._stop_listening()
         for number in list(self._connections):
             self._close(number)
+
+
+def _is_own(connection: socket.socket) -> bool:
+    """Whether the peer is of the node's own account, or root's."""
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid in (0, os.geteuid())

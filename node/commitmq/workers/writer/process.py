@@ -25,7 +25,7 @@ from commitmq import trace_points
 from commitmq.control import Word
 from commitmq.errors import CorruptRecordError, ProtocolError
 from commitmq.network.long_requests import LONG_HEADER_BYTES
-from commitmq.network.router import FRAME_HEAD_BYTES, MAX_FRAMES
+from commitmq.network.router import MAX_FRAMES
 from commitmq.offline.damage import explained
 from commitmq.protocol import wire
 from commitmq.trace_points import TracePoint
@@ -84,13 +84,9 @@ class Writer:
         self.router, self.endpoints = context.bind_router("writer", takes_payload=True)
         # Every turn ends with a look for requests, and nothing touches the socket between that look and the wait.
         context.register(self.router, quiet=True)
-        self.local = LocalSockets(
-            context.layout.local_socket,
-            config.network.max_local_connections,
-            context.register,
-            context.unregister,
-            context.log,
-        )
+        watch, has_guard = (context.register, context.unregister), self.router.guard is not None
+        most = config.network.max_local_connections
+        self.local = LocalSockets(context.layout.local_socket, most, *watch, context.log, only_own=has_guard)
         self._checks = SendChecks(context, self._topics)
         self.requests = SendRequests(
             context,
@@ -157,10 +153,13 @@ class Writer:
                 connection = gate.peers.get(identity) or router.meet(identity, frames[0])
                 if connection is None:
                     continue
-                connection.handled += (size := sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames))
+                connection.handled += (size := sum(map(len, frames)) + connection.head_bytes * len(frames))
                 is_plain = not line.waiting and not connection.ending and len(frames[0]) <= LONG_HEADER_BYTES
                 if not is_plain and router.sets_aside([identity, *frames], size, connection):
                     continue
+            if router.guard is not None and router.turns_away(router.guard, identity, frames[0]):
+                self._look = True
+                continue
             answer = self._handle(identity, frames)
             if isinstance(answer, PendingAck):
                 self._waiting.append(answer)

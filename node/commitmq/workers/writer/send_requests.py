@@ -66,8 +66,7 @@ class SendRequests:
         gate: Gate | None = None,
     ) -> None:
         """``producers``: the table of idempotent producers; None where idempotent sends are refused. ``topics``: the topic
-        table, where messages can be sent back. ``local_socket``: the path in the answer to ``hello``.
-        ``gate``: that of the port, where sends may come too late.
+        table, where messages can be sent back. ``local_socket``: the path that ``hello`` tells. ``gate``: that of the port.
         """
         self._checks = checks
         self._answers = SendAnswers(context, appender, producers)
@@ -80,18 +79,21 @@ class SendRequests:
         self.busy = None if gate is None else BusySends.of(context, gate)
         self._stored = patient.store if self.busy is None else self.busy.timed(patient.store)
         self.counts = SendCounts.of(context)
-        self._config = context.config
+        self._context, self._config = context, context.config
         self._rules = PutRules(appender, context.config, context.layout)
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
         self._recalls = None if topics is None else Recalls(context, self._rules)
-        self._flow = Flow.of_sends(context)
-        self._take: Send = self._handled if self._flow is None and self.busy is None else self._within_limits
-        if self.counts is not None:
-            self._take = self.counts.timed_send(self._take)
+        self._set_rates()
+        context.on_settings(lambda _config: self._set_rates())
         self._born_hosts = BornHosts()
         self._further = FurtherQueues(context.config, offsets)
         self._max_run_bytes = context.config.commit_log.max_run_bytes
         self._max_message_bytes = context.config.commit_log.max_message_bytes
+
+    def _set_rates(self) -> None:
+        self._flow = Flow.of_sends(self._context)
+        take: Send = self._handled if self._flow is None and self.busy is None else self._within_limits
+        self._take: Send = take if self.counts is None else self.counts.timed_send(take)
 
     def hello(self, header: dict[str, Any], frame: zmq.Frame | Payload) -> bytes:
         """The answer to ``hello``: the values that a client needs to lay out runs."""
@@ -119,9 +121,7 @@ class SendRequests:
         """Handle one ``send``, ``append`` or ``batch``. Returns the answer, or a PendingAck that waits for the flush."""
         try:
             return self._take(identity, header, frames)
-        except SpecialSendError as refusal:
-            return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored")
-        except SequenceRefusedError as refusal:
+        except (SpecialSendError, SequenceRefusedError) as refusal:
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored")
         except Refusal as refusal:
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored", **refusal.fields)

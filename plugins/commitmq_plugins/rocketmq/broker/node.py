@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from commitmq.errors import ProtocolError, StoreError
-from commitmq.plugin import WorkerContext
+from commitmq.plugin import NodeConfig, WorkerContext
 from commitmq.protocol import wire
 from commitmq_plugins.rocketmq.broker.local_line import LocalLine
 from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError, NodeLine
@@ -24,13 +24,17 @@ class Node:
     def __init__(self, context: WorkerContext, loop: asyncio.AbstractEventLoop, turn: Turn) -> None:
         """``turn`` is that of the server: the answers of a moment go to its clients together."""
         self._context, self._loop, self._turn = context, loop, turn
-        self.config = context.config
         self.layout = context.layout
         self.control = context.control
         self._lines: dict[tuple[str, int], NodeLine] = {}
         self._local_lines: list[LocalLine] = []
         self.on_check: Callable[[dict[str, Any], list[bytes]], None] | None = None
         """Takes the checks of transactions that the transaction process sends."""
+
+    @property
+    def config(self) -> NodeConfig:
+        """The node's settings, as they are now."""
+        return self._context.config
 
     def close(self) -> None:
         for line in self._lines.values():

@@ -5,6 +5,7 @@ Most fields of a producer's sends are the same each time. They are checked at th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -45,7 +46,7 @@ class RunKey:
 class Target(NamedTuple):
     """``flushed`` and ``memory``: the run of a message whose sender waits for the flush, and of one that does not.
 
-    ``version``: of the topics, when it was made.
+    ``version``: of the topics, when it was made. ``has_rates``: whether clients had rates then.
     """
 
     topic: str
@@ -56,6 +57,7 @@ class Target(NamedTuple):
     is_batch: bool
     is_inner: bool
     version: int
+    has_rates: bool
 
 
 class Known(NamedTuple):
@@ -69,9 +71,9 @@ class Known(NamedTuple):
 class SendTargets:
     """All targets. Raises :class:`Refusal` for a send that no queue takes."""
 
-    def __init__(self, check: RunCheck, *, is_sync: bool, has_rates: bool) -> None:
-        """``is_sync``: the node flushes before it answers, unless a message does not wait. ``has_rates``: each client has
-        rates, so messages of several clients are several runs.
+    def __init__(self, check: RunCheck, *, is_sync: bool, has_rates: Callable[[], bool]) -> None:
+        """``is_sync``: the node flushes before it answers, unless a message does not wait. ``has_rates``: whether each
+        client has rates now, so that messages of several clients are several runs.
         """
         self._check, self._is_sync, self._has_rates = check, is_sync, has_rates
         self._keys: dict[tuple[str, str, int, str, bool, str], RunKey] = {}
@@ -85,7 +87,8 @@ class SendTargets:
         except (KeyError, ValueError):
             return None
         text = fields.get("i", "")
-        if target.version != version or not 0 <= born_ms <= _MAX_LONG or Property.PRIORITY in text:
+        is_as_then = target.version == version and target.has_rates == self._has_rates()
+        if not is_as_then or not 0 <= born_ms <= _MAX_LONG or Property.PRIORITY in text:
             return None
         return Known(target, born_ms, text)
 
@@ -127,7 +130,8 @@ class SendTargets:
             raise Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         role = "memory" if topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY else "writer"
         v6 = len(born_host) == 20
-        client = connection.name if self._has_rates else ""
+        has_rates = self._has_rates()
+        client = connection.name if has_rates else ""
         memory = self._key(role, header.topic, queue, "memory", v6, client)
         return Target(
             header.topic,
@@ -138,6 +142,7 @@ class SendTargets:
             batch,
             batch and topic.attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH,
             version,
+            has_rates,
         )
 
     def _key(self, *parts: Any) -> RunKey:

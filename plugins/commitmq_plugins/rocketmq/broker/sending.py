@@ -18,6 +18,7 @@ from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.format.constants import Host, Property
 from commitmq.format.message_id import pack_host
 from commitmq.format.properties import decode_properties, encode_properties
+from commitmq.plugin import NodeConfig
 from commitmq.semantics.priority import counts, priority_of, queue_of
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RunCheck
 from commitmq.store.metadata.topic_config import TopicConfig
@@ -68,7 +69,7 @@ class Sends:
         self._targets = SendTargets(
             self._check,
             is_sync=config.commit_log.flush_mode == "sync",
-            has_rates=bool(config.flow.client_send_messages_per_s or config.flow.client_send_bytes_per_s),
+            has_rates=lambda: _has_rates(node.config),
         )
         self._runs = Runs(config, AppendLanes(node), loop, counting, SEND_FIELDS)
         self.expects_reply: Callable[[dict[str, str]], None] = lambda properties: None
@@ -269,6 +270,11 @@ class Sends:
         }
         waiting = Waiting(connection, command, properties.get(Property.UNIQUE_KEY), 0, is_inner_batch=True)
         self._runs.send_batch(key, fields, command.body, waiting)
+
+
+def _has_rates(config: NodeConfig) -> bool:
+    """Whether clients have rates: messages of several clients are several runs then."""
+    return bool(config.flow.client_send_messages_per_s or config.flow.client_send_bytes_per_s)
 
 
 def _ranked(text: str, queue: int, topic: TopicConfig) -> tuple[int, str]:

@@ -128,7 +128,7 @@ def access(folder: Path, *entries: str, **user: bool) -> Access:
     folder.mkdir(exist_ok=True)
 
     def apply(table: AccessTable) -> None:
-        table.users["ann"] = User("ann", Secret(SECRET), **user)
+        table.users["ann"] = User("ann", Secret(SECRET), user.get("is_super", False), user.get("is_enabled", True))
         found = []
         for text in entries:
             resource, actions = text.split(" ")

@@ -1,0 +1,215 @@
+"""What is wrong with a node, from its own reports: the rules of ``commitmq doctor``. Pure: reads no node and no file.
+
+A finding has a ``level``: ``error`` (something does not work), ``warning`` (it will not, or works badly), ``note`` (worth to
+know). ``what`` names the thing, ``says`` what was seen, ``do`` what to do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+ERROR: Final = "error"
+WARNING: Final = "warning"
+NOTE: Final = "note"
+_LEVELS: Final = (ERROR, WARNING, NOTE)
+_LAG_BYTES: Final = 64 << 20
+_LEAST_DESCRIPTORS: Final = 4_096
+_CLOCK_S: Final = 60
+_RESTARTS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """See the module."""
+
+    level: str
+    what: str
+    says: str
+    do: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"level": self.level, "what": self.what, "says": self.says, "do": self.do}
+
+
+def of_report(report: Mapping[str, Any], now_ms: int | None = None) -> list[Finding]:
+    """The findings in the answer to ``status``; the worst first."""
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    found = [
+        *_of_node(report["node"]),
+        *_of_disk(report),
+        *_of_positions(report["positions"], now_ms),
+        *(one for row in report["processes"] for one in _of_process(row)),
+        *(one for row in report["dispatchers"] for one in _of_dispatcher(row)),
+        *_of_plugins(report["plugins"]),
+    ]
+    return ordered(found)
+
+
+def ordered(found: Iterable[Finding]) -> list[Finding]:
+    """The worst first."""
+    return sorted(found, key=lambda one: _LEVELS.index(one.level))
+
+
+def _of_node(node: Mapping[str, Any]) -> Iterator[Finding]:
+    if node["state"] != "ready":
+        yield Finding(
+            WARNING, "node", f"it is {node['state']}", "wait, and look again; `commitmq status` shows progress"
+        )
+    if node["keeper"] == "gone":
+        yield Finding(
+            WARNING,
+            "keeper",
+            "nothing would start the supervisor again if it were killed",
+            "restart the node when it suits",
+        )
+    if node["index_problem"]:
+        yield Finding(
+            WARNING,
+            "index",
+            str(node["index_problem"]),
+            "stop it, then `commitmq store rebuild --only index`",
+        )
+    for sentence in node.get("insecure") or ():
+        yield Finding(WARNING, "listener", str(sentence), "listen on loopback, or have authentication and encryption")
+    if node["cuts_kept"]:
+        yield Finding(
+            NOTE,
+            "log",
+            f"{node['cuts_kept']} pieces that were cut from the log are kept",
+            "see `commitmq store repair`",
+        )
+
+
+def _of_disk(report: Mapping[str, Any]) -> Iterator[Finding]:
+    level = ERROR if report["disk_flags"] else WARNING
+    for sentence in report["disk_warnings"]:
+        yield Finding(level, "disk", str(sentence), "free space, or let messages expire: `commitmq store expire`")
+
+
+def _of_positions(words: Mapping[str, int], now_ms: int) -> Iterator[Finding]:
+    if words["flush_errno"]:
+        yield Finding(
+            ERROR,
+            "flush",
+            f"a sync of the log failed (errno {words['flush_errno']}), so the node takes no messages",
+            "look at the device (dmesg), then restart the node",
+        )
+    ahead_s = (words["written_timestamp"] - now_ms) / 1000
+    if ahead_s > _CLOCK_S:
+        yield Finding(
+            WARNING,
+            "clock",
+            f"the newest message was stored {ahead_s:.0f} s from now",
+            "set the clock; keep it with NTP",
+        )
+    behind = words["written"] - words["dispatched"]
+    if behind > _LAG_BYTES:
+        yield Finding(
+            WARNING,
+            "ConsumeQueues",
+            f"{behind >> 20} MiB of the log are not readable yet",
+            "see `commitmq status`",
+        )
+
+
+def _of_process(row: Mapping[str, Any]) -> Iterator[Finding]:
+    role, last = str(row["role"]), row.get("last_exit")
+    if row["state"] in ("waiting", "starting") and row.get("pid") is None and row["restarts"]:
+        yield Finding(ERROR, role, f"it is down; its last end: {last}: {row.get('last_error') or '-'}", "see node.log")
+    elif row["restarts"] >= _RESTARTS:
+        yield Finding(WARNING, role, f"it was restarted {row['restarts']} times; the last end: {last}", "see node.log")
+    elif row["restarts"]:
+        yield Finding(NOTE, role, f"it was restarted {row['restarts']} times; the last end: {last}", "see node.log")
+    if row.get("refused"):
+        yield Finding(
+            NOTE,
+            role,
+            f"{row['refused']} requests were over a rate or a limit of [flow]",
+            "raise it: `commitmq config set`",
+        )
+    info = row.get("info") or {}
+    expiry = info.get("expiry") or {}
+    if expiry.get("error"):
+        yield Finding(
+            ERROR, "expiry", f"old messages cannot be deleted: {expiry['error']}", "mend that; the disk fills up"
+        )
+    if expiry.get("overrode"):
+        over = expiry["overrode"]
+        says = f"{over['segments']} segments were deleted although they were needed by {over['needed_by']}: the disk was full"
+        yield Finding(ERROR, "expiry", says, "have more space, or a smaller retention.store_bytes")
+    if expiry.get("held_bytes"):
+        who = ", ".join(expiry.get("held_by") or ()) or "a process"
+        yield Finding(
+            NOTE,
+            "expiry",
+            f"{expiry['held_bytes'] >> 20} MiB of deleted segments are held by {who}",
+            "restart that program",
+        )
+    if info.get("clock"):
+        says = f"the clock was {info['clock']['was_ahead_ms'] / 1000:.0f} s ahead when messages were stored"
+        yield Finding(WARNING, "clock", says, "keep the clock with NTP")
+
+
+def _of_dispatcher(row: Mapping[str, Any]) -> Iterator[Finding]:
+    name = f"dispatcher {row['name']}"
+    if row["state"] == "parked":
+        yield Finding(
+            ERROR,
+            name,
+            f"it is parked at {row['parked']}",
+            f"`commitmq dispatcher retry {row['name']}` or `skip` after a look",
+        )
+    elif (row["lag_bytes"] or 0) > _LAG_BYTES:
+        yield Finding(WARNING, name, f"it is {row['lag_bytes'] >> 20} MiB behind the log", "see `commitmq status`")
+    if row["gaps"]:
+        yield Finding(
+            WARNING, name, f"{len(row['gaps'])} parts of the log expired before it read them", "raise the retention"
+        )
+    if row["skipped"]:
+        yield Finding(
+            NOTE, name, f"{len(row['skipped'])} records were skipped by hand", "`commitmq dispatcher list` shows them"
+        )
+
+
+def _of_plugins(plugins: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    for plugin in plugins:
+        if plugin["failure"]:
+            why = str(plugin["failure"]).strip().splitlines()[-1]
+            says = f"it failed in {plugin['failed_in']}: {why}"
+            yield Finding(ERROR, f"plugin {plugin['name']}", says, "`commitmq plugins` shows the whole failure")
+
+
+def of_group(group: Mapping[str, Any], lags: Iterable[Any]) -> list[Finding]:
+    """The findings of one consumer group: its description, and its lag by queue."""
+    name, members, rows = f"group {group['name']}", group["members"], list(lags)
+    found = [
+        Finding(ERROR, name, f"{row.topic} queue {row.queue}: {row.problem}", f"`commitmq group reset {group['name']}`")
+        for row in rows
+        if row.problem
+    ]
+    subscriptions = {tuple(sorted(member["topics"])) for member in members}
+    if len(subscriptions) > 1:
+        told = "; ".join(", ".join(topics) or "nothing" for topics in sorted(subscriptions))
+        found.append(
+            Finding(
+                WARNING, name, f"its members subscribe to different topics: {told}", "let all programs of a group agree"
+            )
+        )
+    behind = sum(row.lag for row in rows)
+    if behind and not members:
+        found.append(
+            Finding(NOTE, name, f"{behind} messages behind, and no member", "start its program, or delete its offsets")
+        )
+    return found
+
+
+def of_limits(descriptors: Mapping[str, int]) -> list[Finding]:
+    """The findings of processes by the number of descriptors that each may open."""
+    low = sorted(role for role, most in descriptors.items() if most < _LEAST_DESCRIPTORS)
+    if not low:
+        return []
+    says = f"{', '.join(low)} may open {min(descriptors[role] for role in low)} descriptors"
+    return [Finding(WARNING, "descriptors", says, f"allow {_LEAST_DESCRIPTORS} (LimitNOFILE=, ulimit -n), and restart")]

@@ -1,0 +1,145 @@
+"""``commitmq user key``: the public keys of a user, as in ``authorized_keys``, and profiles for its clients."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from commitmq.cli.output import fail, json_option, print_json
+from commitmq.cli.secret_input import usage
+from commitmq.cli.users import access_file, known_user, store_option
+
+if TYPE_CHECKING:
+    from commitmq.security.access_table import AccessTable
+    from commitmq.security.user import User
+
+_NODE_HELP = "Where the user's clients find the node: HOST:PORT."
+
+
+@click.group()
+def key() -> None:
+    """The keys of a user's clients. The node keeps public keys only."""
+
+
+@key.command()
+@click.argument("name")
+@click.option("--node", required=True, metavar="HOST:PORT", help=_NODE_HELP)
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the profile to a new file, mode 0600."
+)
+@store_option
+def new(name: str, node: str, output: Path | None, store: Path) -> None:
+    """Make a key for user NAME, and print the profile for its clients.
+
+    It belongs into ~/.config/commitmq/PROFILE.toml of the client's account, mode 0600. The secret in it is kept nowhere else.
+    """
+    check_profile_for(store, node)
+    tell_profile(store, name, node, output)
+
+
+@key.command()
+@click.argument("name")
+@click.argument("public_key")
+@store_option
+def add(name: str, public_key: str, store: Path) -> None:
+    """Let user NAME in with a key pair that was made elsewhere."""
+    from commitmq.security.user import check_key
+
+    checked = usage(lambda: check_key(public_key))
+    _change(store, name, lambda user: user if checked in user.keys else replace(user, keys=(*user.keys, checked)))
+    click.echo(f"user {name} has the key {checked}")
+
+
+@key.command()
+@click.argument("name")
+@click.argument("public_key")
+@store_option
+def remove(name: str, public_key: str, store: Path) -> None:
+    """Take a key from user NAME. A client that is connected with it is refused within a second."""
+
+    def without(user: User) -> User:
+        if public_key not in user.keys:
+            raise click.UsageError(f"user {name} has no such key; `commitmq user key list {name}` shows them")
+        return replace(user, keys=tuple(one for one in user.keys if one != public_key))
+
+    _change(store, name, without)
+    click.echo(f"user {name} has no longer the key {public_key}")
+
+
+@key.command(name="list")
+@click.argument("name")
+@store_option
+@json_option
+def list_(name: str, store: Path, as_json: bool) -> None:
+    """List the public keys of user NAME."""
+    found = known_user(access_file(store).load(), name).keys
+    if as_json:
+        print_json(list(found))
+    else:
+        for one in found:
+            click.echo(one)
+
+
+def check_profile_for(store: Path, node: str) -> str:
+    """The address in ``node``. Exits where the node has no keys; raises UsageError for what is no address."""
+    from commitmq.security.node_keys import load_node_keys
+
+    access_file(store)
+    if load_node_keys(store) is None:
+        fail("the node has no keys yet; `commitmq keys init` makes them")
+    host, colon, port = node.rpartition("://")[2].rpartition(":")
+    if not colon or not host or not port.isdecimal() or any(one in '@"\\' or not one.isprintable() for one in host):
+        raise click.UsageError(f"{node!r:.100} must be HOST:PORT, as in db.example:7310")
+    return f"{host}:{port}"
+
+
+def tell_profile(store: Path, name: str, node: str, output: Path | None) -> None:
+    """Give user ``name`` a new key, and print the profile, or write it to ``output``."""
+    from commitmq.protocol.profile import Profile
+    from commitmq.security.node_keys import KeyPair, load_node_keys
+
+    address, of_node, pair = check_profile_for(store, node), load_node_keys(store), KeyPair.make()
+    assert of_node is not None
+    known_user(access_file(store).load(), name)
+    text = Profile(name, address, of_node.public, pair.public, pair.secret.reveal()).text(name)
+    if output is not None:
+        _write_private(output, text)
+    _change(store, name, lambda user: replace(user, keys=(*user.keys, pair.public)))
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        click.echo(f"profile of user {name}: {output}")
+
+
+def _change(store: Path, name: str, apply: Callable[[User], User]) -> None:
+    from commitmq.security.user import MAX_KEYS
+
+    def changed(table: AccessTable) -> None:
+        user = apply(known_user(table, name))
+        if len(user.keys) > MAX_KEYS:
+            raise click.UsageError(f"a user has at most {MAX_KEYS} keys; `commitmq user key remove` takes one away")
+        for one in user.keys:
+            owner = table.owner_of(one)
+            if owner is not None and owner.name != name:
+                raise click.UsageError(f"user {owner.name} has this key already")
+        table.users[name] = user
+
+    access_file(store).change(changed)
+
+
+def _write_private(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        fail(f"{path} is there already; remove it, or write another file")
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror}")
+    with open(fd, "w", encoding="ascii") as file:
+        file.write(text)

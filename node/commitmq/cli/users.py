@@ -1,0 +1,38 @@
+"""What the verbs of users share: the store's option, its file of users, and errors of usage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from commitmq.security.access_file import AccessFile
+    from commitmq.security.access_table import AccessTable
+    from commitmq.security.user import User
+
+store_option = click.option(
+    "--store",
+    required=True,
+    type=click.Path(exists=True, path_type=Path, file_okay=False),
+    help="The store, whether a node runs on it or not.",
+)
+
+
+def access_file(store: Path) -> AccessFile:
+    """The file of users of a store. Raises StoreError for a folder that is none."""
+    from commitmq.security.access_file import AccessFile
+    from commitmq.store.access import require_store
+    from commitmq.store.layout import StoreLayout
+
+    require_store(StoreLayout(store))
+    return AccessFile(store)
+
+
+def known_user(table: AccessTable, name: str) -> User:
+    """The user of that name. Raises UsageError."""
+    known = table.users.get(name)
+    if known is None:
+        raise click.UsageError(f"there is no user {name!r}; `commitmq user list` shows them")
+    return known

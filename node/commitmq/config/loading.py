@@ -1,0 +1,153 @@
+"""Where a node's settings come from, in rising order, and their way to another process.
+
+1. the defaults (:mod:`commitmq.config.schema`) and a profile (:mod:`commitmq.config.profiles`),
+2. a TOML file (``--config``),
+3. the environment: ``COMMITMQ__SECTION__KEY=value``, also ``COMMITMQ__PLUGINS__NAME__KEY`` and ``COMMITMQ__PROFILE``,
+4. single keys (``--set section.key=value``).
+
+A value of the environment and of ``--set`` is read as a TOML value; where the setting is a text, anything else is the
+text itself. A variable that begins with ``COMMITMQ__`` and names no setting is an error, as a wrong key in a file is:
+a misspelt name would go unnoticed else. Variables with a single underscore (``COMMITMQ_NODE``) have other meanings.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from commitmq.config.profiles import DEFAULT_PROFILE
+from commitmq.config.schema import (
+    NodeConfig,
+    checked,
+    from_mapping,
+    of_profile,
+    profile_name,
+    section_of,
+    validated,
+    with_plugins,
+)
+from commitmq.errors import ConfigError
+
+PREFIX: Final = "COMMITMQ__"
+_SET: Final = "--set"
+
+
+def load(
+    path: Path | None = None,
+    overrides: Iterable[str] = (),
+    profile: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> NodeConfig:
+    """The configuration of all layers. ``environment`` holds any variables; only those with :data:`PREFIX` count.
+
+    The profile is the argument, else the last ``profile=NAME`` of ``overrides``, else the environment's, else the
+    file's. Raises ConfigError for an unreadable file, bad TOML, an unknown key, a wrong type or a value out of range;
+    its sentence names the file, the variable or ``--set``.
+    """
+    data = {} if path is None else _read(path)
+    pairs = [*_variables(environment or {}), *((*_split(override), _SET) for override in overrides)]
+    in_file = profile_name(data.pop("profile", DEFAULT_PROFILE), str(path))
+    asked = [profile_name(_value_of(text), where) for name, text, where in pairs if name == "profile"]
+    base = of_profile(profile_name(profile, "--profile") if profile is not None else (asked or [in_file])[-1])
+    config = from_mapping(data, base=base, where=str(path))
+    before = dict(flat(base))
+    sources = {name: f"file {path}" for name, value in flat(config) if value != before.get(name)}
+    given = {name for name in sources if not name.startswith("plugins.")}
+    for name, text, where in pairs:
+        if name != "profile":
+            config = with_text(config, name, text, where)
+            sources[name] = where if where == _SET else f"environment {where}"
+            if not name.startswith("plugins."):
+                given.add(name)
+    return replace(validated(config), given=frozenset(given), sources=sources)
+
+
+def flat(config: NodeConfig) -> list[tuple[str, Any]]:
+    """``(section.key, value)`` of every key; of plugins ``plugins.NAME.key`` of those that were given."""
+    values = config.to_dict()
+    plugins = values.pop("plugins", {})
+    del values["profile"]
+    sections = [*values.items(), *((f"plugins.{name}", section) for name, section in plugins.items())]
+    return [(f"{section}.{key}", value) for section, keys in sections for key, value in keys.items()]
+
+
+def dumps(config: NodeConfig) -> bytes:
+    """All of ``config`` for another process, with where its values come from; :func:`loads` reads it."""
+    return json.dumps(
+        {"config": config.to_dict(), "given": sorted(config.given), "sources": dict(config.sources)}
+    ).encode()
+
+
+def loads(data: bytes) -> NodeConfig:
+    """Inverse of :func:`dumps`."""
+    values = json.loads(data)
+    return replace(from_mapping(values["config"]), given=frozenset(values["given"]), sources=values["sources"])
+
+
+def with_text(config: NodeConfig, name: str, text: str, where: str) -> NodeConfig:
+    """``config`` with the value that ``text`` writes for ``section.key``. Raises ConfigError, which names ``where``."""
+    section_name, dot, key = name.partition(".")
+    if not dot:
+        raise ConfigError(f"{where}: {name!r} is no setting; write section.key, as in commit_log.flush_mode")
+    if section_name == "plugins":
+        plugin, dot, key = key.partition(".")
+        if not dot or not plugin or not key:
+            raise ConfigError(f"{where}: {name!r} is no setting; those of plugins are plugins.NAME.key")
+        return with_plugins(config, {plugin: {key: _value_of(text)}}, where)
+    section = section_of(config, section_name, where)
+    value = _value_of(text)
+    if not isinstance(value, str) and any(one.name == key and type(one.default) is str for one in fields(section)):
+        value = text.strip()  # "16" is a text where the setting is one
+    return replace(
+        config, **{section_name: replace(section, **{key: checked(section, section_name, key, value, where)})}
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _split(override: str) -> tuple[str, str]:
+    """Name and text of an argument of ``--set``."""
+    name, separator, text = override.partition("=")
+    if not separator or ("." not in name and name.strip() != "profile"):
+        raise ConfigError(f"--set {override!r}: write section.key=value, for example commit_log.flush_mode=async")
+    return name.strip(), text
+
+
+def _variables(environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """``(section.key, text, variable)`` of the variables that are settings, in the order of their names.
+
+    A name in capital letters means small ones. A plugin or a key of one that is not all in small letters is written as
+    it is: ``COMMITMQ__plugins__MyPlugin__key``.
+    """
+    found = []
+    for variable in sorted(environment):
+        if not variable.startswith(PREFIX):
+            continue
+        parts = variable.removeprefix(PREFIX).split("__")
+        words = [part.lower() if part.isupper() else part for part in parts]
+        if not all(words) or (len(words) < 2 and words != ["profile"]):
+            raise ConfigError(
+                f"environment variable {variable} is no setting: write {PREFIX}SECTION__KEY, for example"
+                f" {PREFIX}COMMIT_LOG__FLUSH_MODE=async"
+            )
+        found.append((".".join(words), environment[variable], variable))
+    return found
+
+
+def _value_of(text: str) -> Any:
+    """``text`` parsed as a TOML value, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()  # a bare word is a string: users forget to quote it inside shell quotes

@@ -1,0 +1,181 @@
+"""May they: the users of the native protocol, decided for each request before its process sees it.
+
+Only a node with keys has a guard (:mod:`commitmq.security.node_keys`). Who sends a request is in the request itself
+(:mod:`.zap`), and never remembered by routing id: a client may choose the id of a peer that has just left. A key that was
+removed, or whose user was disabled, is refused within :data:`commitmq.security.live_access.LOOK_MS`, connected or not.
+
+The accounts of the node and of root are super users over the local sockets. Others are the users that
+``security.local_users`` names.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+
+from commitmq.config import NodeConfig
+from commitmq.errors import ProtocolError, StoreError
+from commitmq.log import Log
+from commitmq.network.zap import DOMAIN, LOCAL, ZapHandler, uid_of
+from commitmq.protocol import wire
+from commitmq.security.access_file import AccessFile
+from commitmq.security.access_table import AccessTable
+from commitmq.security.live_access import LiveAccess
+from commitmq.security.local_users import parse_local_users
+from commitmq.security.native_rights import needs_of
+from commitmq.security.node_keys import KeyPair, load_node_keys
+from commitmq.store.access import shares_with_group
+
+_MOST_CALLERS: Final = 10_000
+_MOST_TOLD: Final = 10
+_USER_ID: Final = "User-Id"
+_SENDS: Final = frozenset(("send", "append", "batch", "send_back", "recall"))
+_SUPER_UIDS: Final = frozenset((0, os.geteuid()))
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """``name``: of the user; empty for what belongs to none. ``why``: the reason then."""
+
+    name: str
+    address: str
+    is_super: bool = False
+    why: str = ""
+
+
+class Guard:
+    """Keys, users and ZAP handler of one process, for its one router. Made by :func:`make_guard`."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        config: NodeConfig,
+        store: Path,
+        keys: KeyPair,
+        role: str,
+        log: Log,
+    ) -> None:
+        """``role``: the process; dispatchers and readers are of one kind each. Raises StoreError."""
+        self._live = LiveAccess(AccessFile(store), log)
+        self._keys, self._store, self._log = keys, store, log
+        self._kind = role.partition("-")[0]
+        self._cluster = config.network.cluster_name
+        self._local = parse_local_users(config.security.local_users)
+        self._table = self._live.table()
+        self._callers: dict[str, Caller] = {}
+        self._second = self._told = 0
+        self._zap = ZapHandler(context, self._live, log)
+
+    def close(self) -> None:
+        """After the router's end."""
+        self._zap.close()
+
+    # ------------------------------------------------------------ the router's binds
+
+    def before_ipc(self, router: zmq.Socket[bytes]) -> None:
+        """Addresses that are bound from now on ask the kernel for the peer's account."""
+        router.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def after_ipc(self, path: str) -> None:
+        """Let the accounts of ``security.local_users`` reach the socket, in a store that its owner shares with a group."""
+        if self._local and shares_with_group(self._store):
+            os.chmod(path, 0o770)
+
+    def before_tcp(self, router: zmq.Socket[bytes]) -> None:
+        """Addresses that are bound from now on take CURVE only."""
+        router.setsockopt(zmq.CURVE_SERVER, 1)
+        router.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.reveal().encode())
+
+    # ------------------------------------------------------------ each request
+
+    def refusal(self, frame: zmq.Frame) -> bytes | None:
+        """The answer to a request that must not be handled, by its header's frame; None when it may."""
+        table = self._live.table()
+        if table is not self._table:
+            self._table = table
+            self._callers.clear()
+        try:
+            told = str(frame.get(_USER_ID))
+        except (zmq.ZMQError, KeyError):
+            told = ""
+        caller = self._callers.get(told) or self._caller(told)
+        return None if caller.is_super else self._decide(table, caller, frame)
+
+    def _caller(self, told: str) -> Caller:
+        who, _, address = told.partition(" ")
+        found = self._user(who, address)
+        if len(self._callers) >= _MOST_CALLERS:
+            self._callers.clear()
+        self._callers[told] = found
+        return found
+
+    def _user(self, who: str, address: str) -> Caller:
+        uid = uid_of(who) if address == LOCAL else None
+        if uid is not None and uid in _SUPER_UIDS:
+            return Caller(f"uid {uid}", address, is_super=True)
+        if uid is not None:
+            user = self._table.users.get(self._local.get(uid, ""))
+            why = f"security.local_users names no user for the account with uid {uid}"
+        else:
+            user = self._table.owner_of(who)
+            why = "no user has this key any more" if who else "nobody is named as its sender"
+        if user is None:
+            return Caller("", address, why=why)
+        if not user.is_enabled:
+            return Caller(user.name, address, why=f"user {user.name} is disabled")
+        return Caller(user.name, address, is_super=user.is_super)
+
+    def _decide(self, table: AccessTable, caller: Caller, frame: zmq.Frame) -> bytes | None:
+        if caller.why:
+            return self._refuse(caller, {}, frame, caller.why)
+        try:
+            header = wire.parse_request(frame.bytes)
+        except ProtocolError:
+            return None  # its process refuses it by the same rule
+        needs = needs_of(self._kind, header, self._cluster)
+        if needs is None:
+            return self._refuse(caller, header, frame, "only super users may ask for this")
+        for resource, actions in needs:
+            decision = table.decide(caller.name, resource, actions, caller.address)
+            if not decision.allowed:
+                return self._refuse(caller, header, frame, f"{decision.reason}; from {caller.address}")
+        return None
+
+    def _refuse(self, caller: Caller, header: dict[str, Any], frame: zmq.Frame, reason: str) -> bytes:
+        operation = str(header.get("op", ""))
+        second = time.monotonic_ns() // 1_000_000_000
+        if second != self._second:
+            if self._told > _MOST_TOLD:
+                self._log.warning("more requests were refused", count=self._told - _MOST_TOLD)
+            self._second, self._told = second, 0
+        self._told += 1
+        if self._told <= _MOST_TOLD:
+            self._log.warning(
+                "a request was refused", user=caller.name, op=operation, address=caller.address, reason=reason[:500]
+            )
+        identity = header.get("id") if header else wire.request_id(frame.bytes)
+        more = {"outcome": "not_stored"} if operation in _SENDS else {}
+        return wire.error(identity, "NO_PERMISSION", reason, **more)
+
+
+def make_guard(
+    context: zmq.Context[zmq.Socket[bytes]], config: NodeConfig, store: Path, role: str, log: Log, *, has_keys: bool
+) -> Guard | None:
+    """The guard of a process; None where the node has started without keys.
+
+    ``has_keys``: whether it has started with them, so that a file that came or went since changes nothing. Raises StoreError.
+    """
+    if not has_keys:
+        return None
+    keys = load_node_keys(store)
+    if keys is None:
+        raise StoreError(
+            "the node's keys are gone, and without them everybody would be let in: put back a copy", path=store
+        )
+    return Guard(context, config, store, keys, role, log)

@@ -1,0 +1,56 @@
+"""The start rule at a node's start, and what ``status`` says of listeners that were allowed to break it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import zmq
+
+from commitmq.config import NodeConfig
+from commitmq.log import Log
+from commitmq.network.guard import Guard, make_guard
+from commitmq.security import start_rule
+from commitmq.security.access_file import AccessFile
+from commitmq.security.node_keys import load_node_keys
+from commitmq.security.start_rule import Listener
+from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.start_failed import StartFailed
+
+
+class Exposure:
+    """``has_keys``: whether the native protocol's tcp ports ask for keys. ``listeners``, ``warnings``: name and
+    sentence of each listener that a network reaches without authentication or encryption.
+    """
+
+    def __init__(self, config: NodeConfig, store: Path) -> None:
+        self._config, self._store, self._file = config, store, AccessFile(store)
+        self._allowed = start_rule.allowed_names(config.security.insecure_listeners)
+        self.has_keys = False
+        self.listeners: list[str] = []
+        self.warnings: list[str] = []
+
+    @classmethod
+    def of_node(cls, config: NodeConfig, store: Path) -> Exposure:
+        """With the listener of the node's own protocol, checked as by :meth:`check`."""
+        found = cls(config, store)
+        found.has_keys = load_node_keys(store) is not None
+        # Without users nobody gets in over a port with keys.
+        found.check([Listener(start_rule.NATIVE, config.network.host, found.has_keys, found.has_keys)])
+        return found
+
+    def guard_of(self, context: zmq.Context[zmq.Socket[bytes]], role: str, log: Log) -> Guard | None:
+        """The guard of a process of the node that binds a port. Raises StoreError."""
+        return make_guard(context, self._config, self._store, role, log, has_keys=self.has_keys)
+
+    def check(self, listeners: Iterable[Listener]) -> None:
+        """Call it before ``listeners`` are bound. Raises StartFailed, and StoreError when the file of users cannot be used."""
+        off_loopback = [one for one in listeners if not start_rule.is_loopback(one.host)]
+        if not off_loopback:
+            return
+        has_users = not self._file.load().is_open
+        if sentence := start_rule.refusal(off_loopback, self._allowed, has_users=has_users):
+            raise StartFailed(sentence, CliExit.INSECURE_LISTENER)
+        for one in start_rule.exposed(off_loopback, has_users=has_users):
+            self.listeners.append(one.name)
+            self.warnings.append(start_rule.warning(one, has_users=has_users))

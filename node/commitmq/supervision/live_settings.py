@@ -1,0 +1,184 @@
+"""The settings of a node that runs: its configuration, changes by ``config set``, and the file that keeps those.
+
+``commitmq/settings.json``: ``{"settings": {"section.key": {"value", "set_ms", "life"}}}``. A change is durable in this file
+before any process hears of it, so a process that dies meanwhile comes back with it. At a start the file goes over the
+defaults, the configuration file and the environment. ``--set`` of that start goes over it: what a person types at a start
+counts. But a supervisor that its keeper starts again belongs to the same *life* of the node, and then the change counts,
+which is newer than that start.
+
+A kept setting that this version does not know, or that does not fit the others any more, is left out with a warning. It
+never keeps a node from starting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from commitmq.config import NodeConfig, from_mapping, validated
+from commitmq.config.live import live_keys
+from commitmq.config.loading import flat, with_text
+from commitmq.config.schema import of_profile
+from commitmq.errors import ConfigError, StoreError
+from commitmq.files import atomic_file
+
+SOURCE: Final = "config set"
+_WHAT: Final = "settings"
+_SECRETS: Final = ("secret", "password", "token")
+_MAX_TEXT_CHARACTERS: Final = 4_096
+_DEFAULTS: Final = dict(flat(NodeConfig()))  # without a profile
+
+
+class LiveSettings:
+    """The configuration of a supervisor. ``config`` is the present one; ``notes`` are sentences for the start."""
+
+    def __init__(self, path: Path, config: NodeConfig, life: str) -> None:
+        """``config`` is the one that the node was started with. Reads the file at ``path``; never raises for it."""
+        self._path, self._started, self._life = path, config, life
+        self.notes: list[str] = []
+        self._kept = self._read()
+        self.config = self._laid_over(config)
+        self._asked = self.config
+
+    def fitted(self, config: NodeConfig) -> None:
+        """Take ``config``: the same with the store's sizes."""
+        self.config = config
+
+    def set(self, name: str, text: str) -> NodeConfig:
+        """Keep the value that ``text`` writes for the live setting ``name``; returns the new configuration.
+
+        Raises ConfigError for a name or a value that cannot be, or a setting that is not live; StoreError when the
+        change cannot be kept. Nothing has changed then.
+        """
+        self._check(name)
+        if len(text) > _MAX_TEXT_CHARACTERS:
+            raise ConfigError(f"config set: the value of {name} has more than {_MAX_TEXT_CHARACTERS} characters")
+        config = validated(with_text(self.config, name, text, SOURCE))
+        value = dict(flat(config))[name]
+        kept = {"value": value, "set_ms": time.time_ns() // 1_000_000, "life": self._life}
+        return self._take(config, {**self._kept, name: kept}, {**self.config.sources, name: SOURCE})
+
+    def unset(self, name: str) -> NodeConfig:
+        """Give up a change: the value is again the one of file, environment or ``--set``. Raises as :meth:`set`."""
+        self._check(name)
+        section, _, key = name.partition(".")
+        value = dict(flat(self._started))[name]
+        config = validated(from_mapping({section: {key: value}}, base=self.config, where=SOURCE))
+        sources = {one: source for one, source in self.config.sources.items() if one != name}
+        if name in self._started.sources:
+            sources[name] = self._started.sources[name]
+        return self._take(config, {one: kept for one, kept in self._kept.items() if one != name}, sources)
+
+    def is_undone_by_a_start(self, name: str) -> bool:
+        """Whether the next start with the same arguments takes the value of its ``--set``."""
+        return name in self._kept and self._started.sources.get(name) == "--set"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Each setting: key, value, default (of the profile; None for plugins), source, and whether it is live."""
+        defaults = dict(flat(of_profile(self.config.profile)))
+        asked = dict(flat(self._asked))
+        rows = []
+        for name, value in flat(self.config):
+            source = self.config.sources.get(name, "")
+            if name not in live_keys() and value != asked.get(name, value):
+                source = "the store's files"
+            elif not source:
+                source = "default" if value == _DEFAULTS.get(name) else f"profile {self.config.profile}"
+            if name.startswith("plugins.") and any(word in name.lower() for word in _SECRETS):
+                value = "***"
+            rows.append(
+                {
+                    "key": name,
+                    "value": value,
+                    "default": defaults.get(name),
+                    "source": source,
+                    "live": name in live_keys(),
+                }
+            )
+        return rows
+
+    def row(self, name: str) -> dict[str, Any]:
+        """The row of one setting that exists."""
+        return next(row for row in self.rows() if row["key"] == name)
+
+    # ------------------------------------------------------------ the file
+
+    def _take(self, config: NodeConfig, kept: dict[str, Any], sources: Mapping[str, str]) -> NodeConfig:
+        try:
+            atomic_file.replace(self._path, orjson.dumps({"settings": kept}, option=orjson.OPT_INDENT_2), _WHAT)
+        except OSError as error:
+            raise StoreError(
+                f"the change cannot be kept: {error.strerror}; nothing was changed", path=self._path
+            ) from error
+        self._kept = kept
+        self.config = replace(config, sources=sources)
+        return self.config
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            data = orjson.loads(self._path.read_bytes())["settings"]
+            return {str(name): dict(kept) for name, kept in data.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            self.notes.append(f"{self._path} cannot be read, so changes by `commitmq config set` do not count: {error}")
+            return {}
+
+    def _laid_over(self, config: NodeConfig) -> NodeConfig:
+        """``config`` with the kept values. They were right together, in whatever order they came; so they are checked
+        together, and one by one only if the rest of the configuration is another one now.
+        """
+        changed = config
+        fit = []
+        for name, kept in self._kept.items():
+            value = kept.get("value")
+            if config.sources.get(name) == "--set" and kept.get("life") != self._life:
+                if value != dict(flat(config)).get(name):
+                    self.notes.append(f"--set {name} counts, not the value that `commitmq config set` kept")
+                continue
+            try:
+                if name not in live_keys():
+                    raise ConfigError(f"{name} is no setting that can be changed while a node runs")
+                changed = self._with(changed, name, value)
+                fit.append((name, value))
+            except ConfigError as error:
+                self._leave_out(error)
+        try:
+            return validated(changed)
+        except ConfigError:
+            changed = config
+        for name, value in fit:
+            try:
+                changed = validated(self._with(changed, name, value))
+            except ConfigError as error:
+                self._leave_out(error)
+        return changed
+
+    def _with(self, config: NodeConfig, name: str, value: Any) -> NodeConfig:
+        section, _, key = name.partition(".")
+        changed = from_mapping({section: {key: value}}, base=config, where=str(self._path))
+        return replace(changed, sources={**config.sources, name: SOURCE})
+
+    def _leave_out(self, error: ConfigError) -> None:
+        self.notes.append(f"a change by `commitmq config set` is left out: {error}")
+
+    def _check(self, name: str) -> None:
+        """Raise ConfigError unless ``name`` is a live setting."""
+        if name in live_keys():
+            return
+        if name in dict(flat(self.config)) or name.startswith("plugins."):
+            raise ConfigError(
+                f"{name} cannot be changed while the node runs: change it in the configuration file, the environment or"
+                " --set, and restart the node"
+            )
+        section, _, key = name.partition(".")
+        known = {one.name for one in fields(self.config)}
+        if section in known and hasattr(getattr(self.config, section), "__dataclass_fields__"):
+            keys = ", ".join(one.name for one in fields(getattr(self.config, section)))
+            raise ConfigError(f"there is no setting {section}.{key}; keys of [{section}] are {keys}")
+        raise ConfigError(f"there is no setting {name!r}; `commitmq config show` lists them")
