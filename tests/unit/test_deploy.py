@@ -1,14 +1,13 @@
 """Goal: image, manifests and unit agree with each other and with the node: account, folders, ports, settings, time limits.
 
 Method: the files are read as what they are (YAML, lines of a Containerfile), and their settings are given to the node's own
-reader of settings. ``test_systemd`` and ``test_image`` run a node by them.
+reader of settings. ``test_systemd``, ``test_image`` and ``test_pod`` run a node by them.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,10 @@ from commitmq.security.start_rule import Listener
 from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.start_failed import StartFailed
 from nodes import environment
+from pod import MANIFESTS, container, first_container, manifest, pod, variables
 
 PROJECT = Path(__file__).resolve().parents[2]
 DEPLOY = PROJECT / "deploy"
-MANIFESTS = DEPLOY / "kubernetes"
-
-
-def manifest(name: str) -> dict[str, Any]:
-    documents = list(yaml.safe_load_all((MANIFESTS / f"{name}.yaml").read_text(encoding="utf-8")))
-    assert len(documents) == 1
-    found: dict[str, Any] = documents[0]
-    return found
 
 
 def instructions(word: str) -> list[str]:
@@ -41,18 +33,8 @@ def instructions(word: str) -> list[str]:
     return [" ".join(one.split()) for one in re.findall(rf"^{word} (.+)$", last_stage, re.MULTILINE)]
 
 
-def pod() -> dict[str, Any]:
-    found: dict[str, Any] = manifest("statefulset")["spec"]["template"]["spec"]
-    return found
-
-
-def container() -> dict[str, Any]:
-    (found,) = pod()["containers"]
-    return dict(found)
-
-
 def settings_of_the_pod() -> Any:
-    return load(None, environment={one["name"]: one["value"] for one in container()["env"]})
+    return load(None, environment=variables())
 
 
 # ---------------------------------------------------------------- Kubernetes and the image
@@ -124,21 +106,11 @@ def test_only_the_metrics_have_no_password(tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match="native on 0"):
         Exposure.of_node(config, store)
     for _ in range(2):
-        subprocess.run(["sh", "-c", *first_container(store)], check=True, env=environment(), capture_output=True)
+        subprocess.run(first_container(store), check=True, env=environment(), capture_output=True)
     exposure = Exposure.of_node(config, store)
     assert exposure.listeners == []
     exposure.check([Listener("metrics", config.metrics.host, False, False)])
     assert exposure.listeners == ["metrics"]
-
-
-def first_container(store: Path) -> list[str]:
-    """What the pod's first container has its shell do, with the command of this environment, on ``store``."""
-    (container_of_keys,) = pod()["initContainers"]
-    assert container_of_keys["image"] == container()["image"]
-    assert container_of_keys["securityContext"] == container()["securityContext"]
-    shell, flag, text, path = container_of_keys["command"]
-    assert (shell, flag, path) == ("sh", "-c", container()["args"][2])
-    return [text.replace("commitmq ", f"{sys.executable} -m commitmq.cli.main "), str(store)]
 
 
 def test_the_image_alone_listens_on_loopback() -> None:

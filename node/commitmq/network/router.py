@@ -87,7 +87,7 @@ class Router(zmq.Socket[bytes]):
                 frames.append(self.recv(flags, copy=copies))
             if connection is None:
                 continue
-            size = sum(map(len, frames)) + connection.head_bytes * len(frames)
+            size = sum(map(len, frames)) + FRAME_HEAD_BYTES + connection.head_bytes * (len(frames) - 1)
             connection.handled += size
             if connection.gone and self.only_answers:
                 continue
