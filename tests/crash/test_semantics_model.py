@@ -75,6 +75,8 @@ PLACES = (
     "flush.before_fdatasync",
     "dispatcher.consume_queue.before_dispatch",
 )
+OFTEN = ("writer.before_append", "writer.after_append", "dispatcher.consume_queue.before_dispatch")
+"""Places that every life passes often."""
 SEEDS = (1, 2)
 
 
@@ -88,6 +90,8 @@ def live(folder: Path, seed: int) -> None:
         f"{place}={chance.choice(['kill', 'kill', 'kill_node'])}@{chance.randrange(1, 30)}"
         for place in chance.sample(PLACES, 4)
     ]
+    if not any(place.startswith(OFTEN) for place in points):  # the others may be reached too seldom to kill anything
+        points.append(f"{OFTEN[seed % len(OFTEN)]}=kill@{10 + seed % 20}")
     extra = {"COMMITMQ_FAILPOINTS": ";".join(points), "COMMITMQ_FAILPOINTS_ONCE": str(fired)}
     ledger = Ledger()
     with started(Node(folder / "store", *SETTINGS), **extra) as node:
