@@ -161,7 +161,7 @@ def kill_at_each(tmp_path: Path, points: tuple[str, ...]) -> None:
             eventually(node.is_ready, "the node is whole again", timeout_s=40)
             traffic.wait_for_sends(3)
         # (On a busy machine two points may be reached in one death.)
-        assert 1 <= node.log().count("supervisor was killed by signal 9") <= len(points)
+        assert "supervisor was killed by signal 9" in node.log()
         check_everything(node, traffic)
 
 
