@@ -21,6 +21,7 @@ from commitmq.cli.admin_request import address_of, request
 from commitmq.cli.output import human_bytes, json_option, print_json
 from commitmq.cli.quantity import seconds
 from commitmq.errors import CommitMQError, StoreError
+from commitmq.files import atomic_file
 from commitmq.store.access import require_store
 from commitmq.store.layout import StoreLayout
 
@@ -73,19 +74,16 @@ def bundle(folder: Path, target: Path, timeout_s: float, as_json: bool) -> None:
     if target.exists():
         raise StoreError("this exists already; a bundle overwrites nothing", path=target)
     parts = {"versions.json": _versions(), **_of_node(folder, timeout_s), "files.json": _files(layout.root)}
-    partial = target.with_name(f".{target.name}.partial")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, value in parts.items():
+            _add(archive, name, json.dumps(redacted(value), indent=1, default=str).encode())
+        for name, data in _logs(layout):
+            _add(archive, name, data)
+    size = packed.tell()
     try:
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            with tarfile.open(fileobj=file, mode="w:gz") as archive:
-                for name, value in parts.items():
-                    _add(archive, name, json.dumps(redacted(value), indent=1, default=str).encode())
-                for name, data in _logs(layout):
-                    _add(archive, name, data)
-            size = file.tell()
-        partial.rename(target)
+        atomic_file.replace(target, packed.getvalue(), "support", mode=0o600, hidden=True)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise StoreError(f"the archive cannot be written: {error.strerror}", path=target) from error
     told = {"file": str(target), "bytes": size, "parts": sorted(parts), "node": "status.json" in parts}
     if as_json:

@@ -32,6 +32,7 @@ from commitmq.errors import StoreError
 from commitmq.files.disk import sync_folder
 from commitmq.files.fd_cache import FdCache
 from commitmq.files.no_space import kind_of
+from commitmq.files.unshare import unshare
 from commitmq.files.write_all import write_all
 from commitmq.format.constants import (
     FILLER_BYTES,
@@ -344,7 +345,11 @@ def _blank_units(store: HeldStore, damage: list[Extent]) -> int:
 
 
 def _write(path: Path, position: int, data: bytes) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        unshare(path)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise StoreError(f"cannot write: {error.strerror}", path=path, offset=position) from error
     try:
         write_all(fd, data, position, place="repair.write")
         os.fdatasync(fd)

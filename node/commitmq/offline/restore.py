@@ -23,6 +23,7 @@ from commitmq.files import disk
 from commitmq.files.disk import sync_folder
 from commitmq.files.holes import nonzero_chunks
 from commitmq.files.no_space import kind_of
+from commitmq.files.unshare import unshare
 from commitmq.files.write_all import write_all
 from commitmq.format.constants import MAGIC_FILLER
 from commitmq.format.file_names import segment_name
@@ -192,6 +193,7 @@ def _put(store: HeldStore, part: CutPart, stop: int) -> None:
     """Put one part back, with zeros behind it up to ``stop``, durably; its first bytes last. Raises StoreError."""
     path = store.layout.commit_log / segment_name(part.segment)
     try:
+        unshare(path)
         with disk.opened(path, os.O_RDWR, "segment") as fd:
             with open(_copy(store, part), "rb") as copy:
                 head = copy.read(_HEAD_BYTES)

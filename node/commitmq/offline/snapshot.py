@@ -37,7 +37,7 @@ import orjson
 from commitmq.config import NodeConfig
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.files import atomic_file
-from commitmq.files.disk import sync_folder
+from commitmq.files.disk import open_folder, sync_folder
 from commitmq.files.no_space import is_no_space
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import KINDS, rebuild
@@ -119,8 +119,8 @@ def _refuse_existing(target: Path) -> None:
 def _hold(partial: Path) -> int:
     """Make the folder ``partial`` and lock it; empty it if a snapshot that died left it. Raises StoreError."""
     try:
-        partial.mkdir(exist_ok=True)
-        fd = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        partial.mkdir(exist_ok=not partial.is_symlink())
+        fd = open_folder(partial)
     except OSError as error:
         raise StoreError(f"cannot be made: {error.strerror}", path=partial) from error
     try:

@@ -193,7 +193,7 @@ def _linked(source: Path, copy: Path) -> bool:
 
 
 def _copy(source: Path, copy: Path, count: int, size: int) -> int:
-    """Copy ``count`` bytes to a file of ``size`` bytes; behind them it is a hole."""
+    """Copy ``count`` bytes to a file of ``size`` bytes, all of which have space: a node maps its last segment for writing."""
     done = 0
     with source.open("rb", buffering=0) as file, copy.open("xb", buffering=0) as into:
         while done < count:
@@ -205,7 +205,7 @@ def _copy(source: Path, copy: Path, count: int, size: int) -> int:
                 view = view[into.write(view) :]
             done += len(data)
             hit("snapshot.chunk")
-        into.truncate(size)
+        os.posix_fallocate(into.fileno(), 0, size)
     return done
 
 

@@ -114,6 +114,9 @@ def test_the_mode_is_the_callers_and_the_umasks(tmp_path: Path, umask: int, mode
 OTHER_RENAMES = {
     "node/commitmq/workers/pop/orders.py": "sets a damaged file aside",
     "node/commitmq/files/disk.py": "the calls themselves",
+    "node/commitmq/files/unshare.py": "a copy takes the place of a file that has other names",
+    "node/commitmq/offline/snapshot.py": "a folder that was made whole gets its name",
+    "node/commitmq/supervision/log_rotation.py": "log files move on by one number, each to a name that is free",
     "node/commitmq/offline/rebuild.py": "exchanges folders of rebuilt files",
     "node/commitmq/offline/rebuild_index.py": "moves a finished index file to its place, where none is",
     "node/commitmq/offline/rebuild_parallel.py": "moves folders of rebuilt queues to their place, where none is",

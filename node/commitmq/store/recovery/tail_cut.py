@@ -17,6 +17,7 @@ from commitmq.errors import DiskFullError
 from commitmq.files import disk
 from commitmq.files.holes import nonzero_chunks
 from commitmq.files.no_space import is_no_space
+from commitmq.files.unshare import unshare
 from commitmq.files.write_all import write_all
 from commitmq.format.file_names import segment_name
 from commitmq.log import Log
@@ -95,7 +96,8 @@ def _write_down(layout: StoreLayout, found: ScanEnd, paths: dict[int, Path], beh
 
 
 def _zero_tail(path: Path, start: int) -> None:
-    """Zero a segment from ``start`` on, durably."""
+    """Zero a segment from ``start`` on, durably; in this store only, not in a snapshot that has a link to it."""
+    unshare(path, keep=start)
     with disk.opened(path, os.O_RDWR, "segment") as fd:
         zeroed = False
         for position, chunk in nonzero_chunks(fd, start, os.fstat(fd).st_size):
