@@ -28,8 +28,16 @@ def test_the_native_ports_are_refused_before_the_folder_is_touched(tmp_path: Pat
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        (("metrics.enable=true", "metrics.host=::", "metrics.port=0"), "metrics on :: WITHOUT AUTHENTICATION OR"),
-        ((*ROCKETMQ, "plugins.rocketmq.namesrv_port=0"), "rocketmq on 0.0.0.0 WITHOUT AUTHENTICATION OR"),
+        pytest.param(
+            ("metrics.enable=true", "metrics.host=::", "metrics.port=0"),
+            "metrics on :: WITHOUT AUTHENTICATION OR",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            (*ROCKETMQ, "plugins.rocketmq.namesrv_port=0"),
+            "rocketmq on 0.0.0.0 WITHOUT AUTHENTICATION OR",
+            marks=pytest.mark.slow,
+        ),
         ((*ROCKETMQ, "plugins.rocketmq.tls_mode=enforcing"), "rocketmq_namesrv on 0.0.0.0 WITHOUT AUTHENTICATION;"),
     ],
 )

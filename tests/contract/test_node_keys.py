@@ -348,6 +348,7 @@ def test_the_page_brings_a_new_user_over_the_network_in_three_commands(tmp_path:
         node.end()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
 def test_another_account_is_the_user_that_the_setting_names() -> None:
     """In a store that is shared with a group its members reach the sockets, and are no more than a user."""

@@ -112,10 +112,13 @@ ELSEWHERE = {
     "open.acl_lock": "tests/unit/security/test_access_file.py",
     "open.acl_configured": "tests/unit/security/test_access_file.py",
     "sync_folder.acl_configured": "tests/unit/security/test_access_file.py",
+    **{f"{one}.settings": "tests/unit/supervision/test_live_settings.py" for one in CONTENT},
+    **{f"{one}.unshare": "tests/unit/files/test_unshare.py" for one in ("open", "reserve", "sync", "replace")},
     **{f"{one}.pool_note": "tests/unit/store/test_shared_folder.py" for one in CONTENT},
     **{f"{one}.pool_owner": "tests/unit/store/test_shared_folder.py" for one in PASSING_CONTENT},
 }
 # What lasts no longer than the node, or is no file of a store: locks, sockets, shared memory, what a client or a bench has,
+# log files, a snapshot that is being made,
 # what the kernel tells of a process (network/growth), memory in the place of a file that is too short (offline/log_damage).
 NO_STORE = {
     "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/streams.py", "client/receiving/segments.py",
@@ -126,6 +129,7 @@ NO_STORE = {
     "workers/writer/local_sockets.py", "workers/runtime/role_lock.py", "workers/allocate/segment_memory.py",
     "counting/table.py",
     "memory/segments.py", "memory/store.py", "memory/units.py",
+    "log.py", "supervision/keeper.py", "supervision/log_rotation.py", "offline/snapshot.py", "offline/snapshot_state.py",
     "cli/start.py", "offline/held_store.py", "plugin/project.py", "testing/node_process.py", "testing/sample_log.py",
 }  # fmt: skip
 # Verbs on a stopped store, which have failpoints of their own, listed in test_kill_node.
@@ -264,7 +268,7 @@ def test_every_call_in_the_sources_is_in_the_table() -> None:
         assert (PROJECT / where).exists()
     assert contents() == {
         "acl", "dispatcher_state", "epoch", "index_state", "journal", "json", "members", "node_file", "pool_note",
-        "pool_owner", "producers", "queue_ends", "shared_memory", "store_file", "subscriptions", "timercheck",
+        "pool_owner", "producers", "queue_ends", "settings", "shared_memory", "store_file", "subscriptions", "timercheck",
     }  # fmt: skip
 
 

@@ -114,6 +114,7 @@ ELSEWHERE = {
     "restore.between_parts": "tests/unit/offline/test_restore.py",
     "restore.write": "tests/unit/offline/test_restore.py",
     "repair.before_log": "tests/unit/offline/test_repair.py",
+    "unshare.write": "tests/unit/files/test_unshare.py",
     "repair.write": "tests/unit/offline/test_repair.py",
     "memory.after_append": "tests/unit/dispatchers/test_memory_store.py",
     "memory.before_publish": "tests/unit/dispatchers/test_memory_store.py",

@@ -29,15 +29,15 @@ def unshare(path: Path, keep: int | None = None) -> bool:
     copy = path.parent.with_name(f".{path.parent.name}-{path.name}{_SUFFIX}")
     try:
         with (
-            disk.opened(path, os.O_RDONLY, "segment") as old,
-            disk.opened(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC, "segment", found.st_mode & 0o777) as new,
+            disk.opened(path, os.O_RDONLY, "unshare") as old,
+            disk.opened(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC, "unshare", found.st_mode & 0o777) as new,
         ):
-            disk.reserve(new, 0, size, "segment")  # a node maps it for writing
+            disk.reserve(new, 0, size, "unshare")  # a node maps it for writing
             for position, chunk in nonzero_chunks(old, 0, size if keep is None else min(keep, size)):
                 write_all(new, chunk, position, place="unshare.write")
-            disk.sync(new, "segment", metadata=True)
+            disk.sync(new, "unshare", metadata=True)
         os.utime(copy, ns=(found.st_atime_ns, found.st_mtime_ns))  # retention goes by it
-        disk.replace(copy, path, "segment")
+        disk.replace(copy, path, "unshare")
     except BaseException:
         copy.unlink(missing_ok=True)
         raise

@@ -28,7 +28,6 @@ from commitmq.errors import ConfigError, StoreError
 from commitmq.files import atomic_file
 
 SOURCE: Final = "config set"
-_WHAT: Final = "settings"
 _SECRETS: Final = ("secret", "password", "token")
 _MAX_TEXT_CHARACTERS: Final = 4_096
 _DEFAULTS: Final = dict(flat(NodeConfig()))  # without a profile
@@ -110,7 +109,7 @@ class LiveSettings:
 
     def _take(self, config: NodeConfig, kept: dict[str, Any], sources: Mapping[str, str]) -> NodeConfig:
         try:
-            atomic_file.replace(self._path, orjson.dumps({"settings": kept}, option=orjson.OPT_INDENT_2), _WHAT)
+            atomic_file.replace(self._path, orjson.dumps({"settings": kept}, option=orjson.OPT_INDENT_2), "settings")
         except OSError as error:
             raise StoreError(
                 f"the change cannot be kept: {error.strerror}; nothing was changed", path=self._path

@@ -6,11 +6,12 @@ Method: links, a cut as a recovery makes it, errors of the disk.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from commitmq.files import unshare as module
 from commitmq.files.unshare import unshare
 from commitmq.store.recovery import tail_cut
 
@@ -56,15 +57,25 @@ def test_a_cut_of_the_log_leaves_a_snapshot_as_it_is(tmp_path: Path) -> None:
     assert other.read_bytes() == DATA
 
 
-def test_an_error_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("action", ["errno:ENOSPC", "kill"])
+def test_an_error_or_a_death_changes_nothing_and_the_next_call_is_right(tmp_path: Path, action: str) -> None:
     path, other = linked(tmp_path)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(module, "write_all", full)
-    with pytest.raises(OSError, match="No space left"):
-        unshare(path)
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom commitmq.files.unshare import unshare\nunshare(Path(sys.argv[1]))"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "COMMITMQ_FAILPOINTS": f"unshare.write={action}",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(path)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode != 0
     assert path.samefile(other)
     assert path.read_bytes() == DATA
+    if action != "kill":
+        assert sorted(one.name for one in tmp_path.iterdir()) == ["commitlog", "snapshot"]
+    assert unshare(path)
+    assert (path.read_bytes(), other.read_bytes()) == (DATA, DATA)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["commitlog", "snapshot"]
