@@ -109,6 +109,7 @@ ELSEWHERE = {
     **{f"{one}.timercheck": "tests/crash/test_timer_crash.py" for one in CONTENT},
     "resize.journal": "tests/unit/store/metadata/test_journal.py",
     **{f"{one}.acl": "tests/unit/security/test_access_file.py" for one in CONTENT},
+    **{f"{one}.node_key": "tests/unit/security/test_node_keys.py" for one in CONTENT},
     "open.acl_lock": "tests/unit/security/test_access_file.py",
     "open.acl_configured": "tests/unit/security/test_access_file.py",
     "sync_folder.acl_configured": "tests/unit/security/test_access_file.py",
@@ -121,7 +122,8 @@ ELSEWHERE = {
 # log files, a snapshot that is being made,
 # what the kernel tells of a process (network/growth), memory in the place of a file that is too short (offline/log_damage).
 NO_STORE = {
-    "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/streams.py", "client/receiving/segments.py",
+    "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/streams.py", "cli/user_key.py",
+    "client/receiving/segments.py",
     "client/receiving/position_file.py",
     "control.py", "failpoints.py", "files/kernel_cache.py", "network/growth.py", "offline/log_damage.py",
     "supervision/processes.py", "store/index/index_shape.py", "trace_points.py", "store/memory/shared_memory.py",
@@ -267,8 +269,9 @@ def test_every_call_in_the_sources_is_in_the_table() -> None:
     for where in ELSEWHERE.values():
         assert (PROJECT / where).exists()
     assert contents() == {
-        "acl", "dispatcher_state", "epoch", "index_state", "journal", "json", "members", "node_file", "pool_note",
-        "pool_owner", "producers", "queue_ends", "settings", "shared_memory", "store_file", "subscriptions", "timercheck",
+        "acl", "dispatcher_state", "epoch", "index_state", "journal", "json", "members", "node_file", "node_key",
+        "pool_note", "pool_owner", "producers", "queue_ends", "settings", "shared_memory", "store_file", "subscriptions",
+        "timercheck",
     }  # fmt: skip
 
 

@@ -141,5 +141,9 @@ def _write_private(path: Path, text: str) -> None:
         fail(f"{path} is there already; remove it, or write another file")
     except OSError as error:
         fail(f"cannot write {path}: {error.strerror}")
-    with open(fd, "w", encoding="ascii") as file:
-        file.write(text)
+    try:
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(text)
+    except OSError as error:
+        path.unlink(missing_ok=True)  # half a profile would stand in the way of the next try
+        fail(f"cannot write {path}: {error.strerror}")
