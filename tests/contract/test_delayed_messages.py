@@ -186,7 +186,7 @@ def test_what_rocketmq_left_pending_is_delivered_once(tmp_path: Path, stopped: b
     wanted: dict[str, list[str]] = {}
     for one in pending:
         wanted.setdefault(one["topic"], []).append(one["body_hex"])
-    node = Node.bare(golden.root)
+    node = Node.bare(golden.root, "network.port=0")
     with started(node):
         for topic, hexes in wanted.items():
             eventually(partial(has, node, topic, len(hexes)), f"all of {topic}")

@@ -297,7 +297,7 @@ def test_what_rocketmq_left_waiting_is_delivered_once(tmp_path: Path, stopped: b
     for one in expected["messages"]:
         if one["kind"].startswith("timer"):
             wanted.setdefault(one["topic"], []).append(one)
-    with started(Node.bare(golden.root)) as node:
+    with started(Node.bare(golden.root, "network.port=0")) as node:
         for topic, messages in wanted.items():
             due: list[str] = [
                 one["body_hex"]

@@ -372,7 +372,7 @@ def test_what_rocketmq_left_open_is_checked_and_decided(tmp_path: Path, stopped:
         first = min(undecided)
         return TransactionState.ROLLBACK if message.unique_id == first else TransactionState.COMMIT
 
-    node = Node.bare(golden.root, *QUICK, "retention.hours=0")
+    node = Node.bare(golden.root, *QUICK, "retention.hours=0", "network.port=0")
     with started(node):
         topic = "PendingTx"
 

@@ -53,6 +53,7 @@ def context_of(tmp_path: Path, control: ControlBlock) -> Any:
         config=SimpleNamespace(commit_log=log_config, disk=disk, memory=config.memory),
         log=get_log("allocate"),
         ringer=lambda _role: SimpleNamespace(ring=lambda **_: None),
+        on_settings=lambda _take: None,
         tell=lambda **_: None,
     )
 

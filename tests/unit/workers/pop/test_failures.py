@@ -32,6 +32,7 @@ from commitmq.workers.pop.revival import Fate, Return
 from commitmq.workers.pop.revive_queues import ReviveQueues
 from commitmq.workers.pop.shares import Share
 from commitmq.workers.pop.turn import Turn
+from commitmq.workers.runtime.topic_view import TopicView
 
 KEY = CheckPointKey("orders", "g", 0, 40, 1_000, "b")
 
@@ -101,7 +102,7 @@ class Queues(QueueReader):
 
 class Places:
     def __init__(self) -> None:
-        self.topics = MagicMock(get=lambda name: SimpleNamespace(read_queues=2) if name == "orders" else None)
+        self.topics = MagicMock(get=lambda name: TopicView(2, 2, 6) if name == "orders" else None)
         data = b"".join(bytes(20) + number.to_bytes(8, "big") + bytes(72) for number in range(4))
         self.log = SimpleNamespace(segment_bytes=len(data), read=lambda place, size: data[place : place + size])
         self._place = SimpleNamespace(queues=Queues(), bound=1 << 40, floor=0)
