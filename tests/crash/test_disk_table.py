@@ -109,7 +109,7 @@ ELSEWHERE = {
     **{f"{one}.timercheck": "tests/crash/test_timer_crash.py" for one in CONTENT},
     "resize.journal": "tests/unit/store/metadata/test_journal.py",
     **{f"{one}.acl": "tests/unit/security/test_access_file.py" for one in CONTENT},
-    **{f"{one}.node_key": "tests/unit/security/test_node_keys.py" for one in CONTENT},
+    **{f"{one}.node_key": "tests/unit/security/test_node_key_file.py" for one in CONTENT},
     "open.acl_lock": "tests/unit/security/test_access_file.py",
     "open.acl_configured": "tests/unit/security/test_access_file.py",
     "sync_folder.acl_configured": "tests/unit/security/test_access_file.py",
