@@ -60,12 +60,19 @@ def spark() -> Iterator[SparkSession]:
 
 
 def holders(pid: int) -> list[str]:
-    """The processes that have the other end of the standard input of ``pid``, or its own one."""
+    """Who has an end of the pipe that is the standard input of ``pid``: process, descriptor, its flags (1: it writes)."""
     pipe = os.readlink(f"/proc/{pid}/fd/0")
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(OSError, psutil.Error):
-            folder = f"/proc/{process.pid}/fd"
-            if any(os.readlink(f"{folder}/{number}") == pipe for number in os.listdir(folder)):
-                found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
+        folder = f"/proc/{process.pid}/fd"
+        try:
+            numbers = os.listdir(folder)
+        except OSError as error:
+            found.append(f"{process.pid} {process.name()} hides its descriptors: {error.strerror}")
+            continue
+        for number in numbers:
+            with contextlib.suppress(OSError, psutil.Error):  # it has closed it, or has ended
+                if os.readlink(f"{folder}/{number}") == pipe:
+                    flags = Path(f"/proc/{process.pid}/fdinfo/{number}").read_text().split()[3]
+                    found.append(f"{process.pid} descriptor {number} flags {flags} {' '.join(process.cmdline())[:200]}")
     return found

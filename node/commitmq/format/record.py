@@ -317,10 +317,10 @@ def _check_properties_crc(view: memoryview, offset: int, end: int, check_crc: bo
     slot = bytes(view[end - CRC_PROPERTY_BYTES : end])
     if not slot.startswith(CRC_PROPERTY_PREFIX) or slot[19] != 2:
         return False
-    stored = parse_crc_digits(slot[9:19])
-    if stored is None:
-        return False
     if check_crc:
+        stored = parse_crc_digits(slot[9:19])
+        if stored is None:
+            raise _corrupt(offset, f"the value of {Property.CRC32}, {slot[9:19]!r}, is not ten digits")
         found = body_crc(view[offset : end - CRC_PROPERTY_BYTES])
         if found != stored:
             raise _corrupt(offset, f"the CRC of the whole record is {found:#010x}, its property says {stored:#010x}")

@@ -139,6 +139,14 @@ def test_a_crc_like_property_elsewhere_is_a_property() -> None:
     assert not found.has_properties_crc
 
 
+def test_a_crc_whose_value_is_no_number_is_damage() -> None:
+    data = bytearray(encode_record(SAMPLE, properties_crc=True))
+    data[-5] ^= 0x10  # a digit becomes a sign
+    with pytest.raises(CorruptRecordError, match="is not ten digits"):
+        decode_record(data)
+    assert decode_record(data, check_crc=False).properties == SAMPLE.properties
+
+
 @pytest.mark.parametrize(("value", "digits"), [(1234, b"4321000000"), (0, b"0000000000"), (1274296614, b"4166924721")])
 def test_crc_digits(value: int, digits: bytes) -> None:
     assert crc_digits(value) == digits

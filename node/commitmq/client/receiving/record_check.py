@@ -42,10 +42,11 @@ def check_bytes(part: Part) -> None:
     alike = (slots[:, : len(_PREFIX)] == _PREFIX).sum(1) + (slots[:, -1] == 2)
     # A name that is almost the CRC's name is no property of the message. Damage has hit the CRC itself.
     blurred = (alike >= _ALIKE) & (alike < len(_PREFIX) + 1)
-    whole = alike == len(_PREFIX) + 1
-    whole &= ((digits >= 0) & (digits <= 9)).all(1) & (ends - stops >= CRC_PROPERTY_BYTES + 3)
+    whole = (alike == len(_PREFIX) + 1) & (ends - stops >= CRC_PROPERTY_BYTES + 3)
     starts[whole], stops[whole] = part.positions[whole], ends[whole] - CRC_PROPERTY_BYTES
-    expected[whole] = (digits[whole] * _POWERS).sum(1)
+    # A value with anything but digits is damaged: no CRC is equal to -1.
+    numbers = ((digits >= 0) & (digits <= 9)).all(1)
+    expected[whole] = np.where(numbers, (digits * _POWERS).sum(1), -1)[whole]
     view = memoryview(part.data)
     found = [crc32(view[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
     wrong = np.flatnonzero(((np.array(found, np.int64) & _MASK) != expected) | blurred)

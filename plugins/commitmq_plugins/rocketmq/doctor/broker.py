@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from typing import Final
@@ -13,12 +14,16 @@ from commitmq_plugins.rocketmq.doctor.peer import Peer, PeerRefusedError, Terms
 from commitmq_plugins.rocketmq.doctor.tls import examine_tls
 from commitmq_plugins.rocketmq.doctor.versions import version_text
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.errors import RemotingError
 from commitmq_plugins.rocketmq.remoting.fastjson import as_object, loads
 from commitmq_plugins.rocketmq.remoting.headers.pop import PollingInfoRequestHeader
 
 CLOCK_S: Final = 5.0
 """A greater difference between two clocks is reported: delays, timers and POP go by the broker's."""
+START_S: Final = 3.0
+"""For so long a broker that has just started may not tell its state: RocketMQ's takes its first figures a second later."""
+_AGAIN_S: Final = 0.25
 _RUNTIME: Final = re.compile(r"(\d{1,6}) days, (\d{1,2}) hours, (\d{1,2}) minutes, (\d{1,2}) seconds")
 _MS: Final = re.compile(r"\d{1,15}")
 _MIB: Final = 1024 * 1024
@@ -67,11 +72,7 @@ class Broker:
         self._say(State.OK, "broker", f"answers in {peer.took_s * 1000:.0f} ms, {version_text(answer.version)}")
         await examine_tls(peer, self._report)
         await self._vip(host, port)
-        if answer.code:
-            refusal = PeerRefusedError(answer.code, answer.remark)
-            self._say(State.UNKNOWN, "clock", f"the broker does not tell its state: {refusal}")
-        else:
-            self._clock(bytes(answer.body), peer.took_s)
+        await self._clock(peer, answer)
         await self._settings(peer)
         await self._pop(peer)
 
@@ -86,7 +87,21 @@ class Broker:
             await vip.close()
         self._say(State.OK, "VIP channel", detail)
 
-    def _clock(self, body: bytes, took_s: float) -> None:
+    async def _clock(self, peer: Peer, answer: Command) -> None:
+        """``answer`` tells the broker's state, or refuses to: then it is asked again for a while."""
+        deadline = time.monotonic() + START_S
+        try:
+            while answer.code == ResponseCode.SYSTEM_ERROR and time.monotonic() < deadline:
+                await asyncio.sleep(_AGAIN_S)
+                answer = await peer.answer(RequestCode.GET_BROKER_RUNTIME_INFO)
+            if answer.code:
+                raise PeerRefusedError(answer.code, answer.remark)
+        except RemotingError as error:
+            self._say(State.UNKNOWN, "clock", f"the broker does not tell its state: {error}")
+            return
+        self._read_clock(bytes(answer.body), peer.took_s)
+
+    def _read_clock(self, body: bytes, took_s: float) -> None:
         """From the time of the start and the time since, which is in whole seconds."""
         try:
             table = as_object(as_object(loads(body), "runtime info").get("table"), "table")

@@ -66,12 +66,13 @@ def test_whole_records_pass(golden: GoldenStore) -> None:
 def test_any_changed_byte_is_found(crc: bool) -> None:
     whole = one(1, crc=crc)
     body = whole.index(b"body")
-    # A digit of the CRC that is none any more leaves the body's CRC to judge, and a message that is whole.
-    for at in range(len(whole) - 11) if crc else range(body, body + 54):
-        data = bytearray(whole)
-        data[at] ^= 1 << random.randrange(8)
-        with pytest.raises(CorruptRecordError):
-            check(one(0, crc=crc), bytes(data), one(2, crc=crc), asked=0, following=3)
+    # The last ten digits before the end are the CRC: each of their bits counts, also one that makes a letter of a digit.
+    for at in range(len(whole)) if crc else range(body, body + 54):
+        for bit in range(8) if at > len(whole) - 12 else (random.randrange(8),):
+            data = bytearray(whole)
+            data[at] ^= 1 << bit
+            with pytest.raises(CorruptRecordError):
+                check(one(0, crc=crc), bytes(data), one(2, crc=crc), asked=0, following=3)
 
 
 def test_the_damaged_one_is_named() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from commitmq.supervision.exit_codes import CliExit
+from commitmq_plugins.rocketmq.doctor import broker
 from commitmq_plugins.rocketmq.doctor.addresses import AddressError, judge, parse, parse_all
 from commitmq_plugins.rocketmq.doctor.examination import Examination, Wanted
 from commitmq_plugins.rocketmq.doctor.finding import Finding, State, plain
@@ -187,6 +188,40 @@ def test_settings_and_clocks_that_harm_are_named(tmp_path: Path) -> None:
     assert len(clocks) == 2, "by the broker's state, and by the time of a message"
     for detail in clocks:
         assert 3_500 < float(detail.partition(" s ahead")[0]) < 3_700
+
+
+def test_a_broker_that_has_just_started_is_asked_again(tmp_path: Path) -> None:
+    """RocketMQ's broker fails to tell its state until it has taken its first figures, a second after its start."""
+
+    async def talk(cluster: StubCluster) -> list[Finding]:
+        stated = time.monotonic() + 1.2
+
+        def early(command: Command) -> Command:
+            if time.monotonic() > stated:
+                del cluster.answers[RequestCode.GET_BROKER_RUNTIME_INFO]
+            return command.answer(ResponseCode.SYSTEM_ERROR, "java.util.NoSuchElementException")
+
+        cluster.answers[RequestCode.GET_BROKER_RUNTIME_INFO] = early
+        return await examine(cluster)
+
+    (found,) = of(play(tmp_path, talk), "clock")
+    assert found.state == State.OK, found.detail
+
+
+def test_a_broker_that_never_tells_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "START_S", 0.5)
+
+    async def talk(cluster: StubCluster) -> list[Finding]:
+        cluster.answers[RequestCode.GET_BROKER_RUNTIME_INFO] = lambda command: command.answer(
+            ResponseCode.SYSTEM_ERROR, "no figures"
+        )
+        return await examine(cluster)
+
+    findings = play(tmp_path, talk)
+    (found,) = of(findings, "clock")
+    assert found.state == State.UNKNOWN
+    assert "SYSTEM_ERROR: no figures" in found.detail
+    assert of(findings, "largest message"), "the rest is examined"
 
 
 # ---------------------------------------------------------------- lies, silence, death
