@@ -1,4 +1,7 @@
-"""Goal: a client that is measured pays for what it does, not for what another work's client needs."""
+"""Goal: a client that is measured pays for what it does, not for what another work's client needs.
+
+Method: a fresh interpreter loads the driver, and its modules are looked at.
+"""
 
 from __future__ import annotations
 
