@@ -120,6 +120,8 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("commitmq/sockets.json*", Role.SUPERVISOR, "the last folder of sockets outside of the store"),
     FileOwner("commitmq/epoch*", Role.SUPERVISOR, "counts starts of the node"),
     FileOwner("commitmq/node.log*", Role.EACH, "log lines, appended; the supervisor renames a long one"),
+    FileOwner("commitmq/audit/users.jsonl*", Role.USER_VERB, "audit lines of changes of users, by the same lock"),
+    FileOwner("commitmq/audit/*", Role.EACH, "audit lines of the worker of that name"),
     FileOwner("commitmq/settings.json*", Role.SUPERVISOR, "changes by `commitmq config set`"),
     FileOwner("commitmq/dispatchers/index*", Role.INDEX, "its position and state"),
     FileOwner("commitmq/dispatchers/*", Role.DISPATCHER, "the position and state of the dispatcher of that name"),

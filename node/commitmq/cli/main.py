@@ -49,6 +49,7 @@ VERBS = {
     "transaction": "List open transactions; end one by hand.",
     "user": "Add, change, delete and list users.",
     "acl": "Allow and deny what users do.",
+    "audit": "Show who changed what, and who was refused.",
     "support": "Collect what helps to find a node's problem.",
     "completion": "Write the completion script of a shell.",
     "keys": "Make a node's keys, for encrypted connections.",

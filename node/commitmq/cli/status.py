@@ -63,8 +63,8 @@ def _print_node(node: dict[str, Any], disk_warnings: list[str]) -> None:
         when = datetime.fromtimestamp(cut["time_ms"] / 1000, UTC).isoformat(" ", "seconds")
         click.echo(f"cut from the log {when} by {cut['by']}: {cut['bytes']} bytes{records}; the log ended at", nl=False)
         click.echo(f" {cut['log_end']} ({cut['reason']}); kept in {where}")
-    for warning in disk_warnings:
-        click.echo(warning)
+    for sentence in [*disk_warnings, *(node.get("audit_faults") or [])]:
+        click.echo(sentence)
     if node["index_problem"]:
         click.echo(no_index(node["index_problem"]))
 

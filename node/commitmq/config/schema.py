@@ -333,6 +333,15 @@ class SecurityConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditConfig:
+    enable: bool = _key(True)
+    max_file_bytes: int = _key(16 * 1024 * 1024, 65_536)
+    max_files: int = _key(10, 2, 1_000)
+    refusals_per_second: int = _key(100, 0, 100_000)
+    uses_per_hour: int = _key(10_000, 0, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
 class LogConfig:
     level: str = _key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), live=True)
     format: str = _key("text", choices=("text", "json"))
@@ -365,6 +374,7 @@ class NodeConfig:
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     log: LogConfig = field(default_factory=LogConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

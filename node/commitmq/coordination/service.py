@@ -18,6 +18,7 @@ from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, Word
 from commitmq.coordination.answers import Answer, Fields, Operations, Part
 from commitmq.coordination.broadcast_operations import BroadcastOperations
+from commitmq.coordination.changes import Changes
 from commitmq.coordination.group_config_operations import GroupConfigOperations
 from commitmq.coordination.group_operations import GroupOperations
 from commitmq.coordination.groups import Groups
@@ -115,6 +116,7 @@ class Service:
             config=config,
             failed=lambda error, now_ms: self._fail("topics", error, now_ms),
         )
+        self.changes = Changes(self.topics, self.groups, self.offsets)
         shares = ShareOperations(self.groups, self.topics, control)
         group_operations = GroupOperations(
             self.groups,

@@ -83,6 +83,11 @@ class Topics:
         self._undo: dict[str, TopicConfig | None] = {}  # staged changes: name -> the topic before the change
         self._old_version = replace(table.version)
 
+    @property
+    def auto_creates(self) -> bool:
+        """Whether a send or a pull may make a topic."""
+        return self._auto_create
+
     def configure(self, *, auto_create: bool, default_queues: int, max_topics: int) -> None:
         """Take the limits that may change while the process runs."""
         self._auto_create, self._default_queues, self._max_topics = auto_create, default_queues, max_topics

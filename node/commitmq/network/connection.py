@@ -64,6 +64,7 @@ class Connection:
         "_received_before",
         "_socket",
         "accepted_s",
+        "account",
         "client",
         "closed",
         "descriptor",
@@ -88,6 +89,7 @@ class Connection:
         self.descriptor = descriptor
         self.head_bytes = head_bytes
         self.refusals = 0
+        self.account = -1  # the uid of a client on this host that came over a Unix socket
         self.client = ""  # the client: an address, or on this host a process
         self.accepted_s = time.monotonic()
         self.identity: bytes | None = None
@@ -125,7 +127,9 @@ class Connection:
             self._is_unix = found.family == socket.AF_UNIX
             if self._is_unix:
                 self.head_bytes = FRAME_HEAD_BYTES
-                process, _, _ = struct.unpack("3i", found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                process, self.account, _ = struct.unpack(
+                    "3i", found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                )
                 self.client = f"process {process}"
                 found.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, _PEEK_BASE)
             else:

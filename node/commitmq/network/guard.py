@@ -25,12 +25,15 @@ from commitmq.network.zap import DOMAIN, LOCAL, ZapHandler, uid_of
 from commitmq.protocol import wire
 from commitmq.security.access_file import AccessFile
 from commitmq.security.access_table import AccessTable
+from commitmq.security.audit import AuditLog
+from commitmq.security.audit_line import Actor, Event
 from commitmq.security.live_access import LiveAccess
 from commitmq.security.local_users import parse_local_users
-from commitmq.security.native_rights import needs_of
+from commitmq.security.native_rights import CHANGES, needs_of
 from commitmq.security.node_keys import KeyPair, load_node_keys
 from commitmq.store.access import shares_with_group
 
+PROTOCOL: Final = "native"
 _MOST_CALLERS: Final = 10_000
 _MOST_TOLD: Final = 10
 _USER_ID: Final = "User-Id"
@@ -40,12 +43,13 @@ _SUPER_UIDS: Final = frozenset((0, os.geteuid()))
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """``name``: of the user; empty for what belongs to none. ``why``: the reason then."""
+    """``name``: of the user; empty for what belongs to none. ``why``: the reason then. ``key``: the public key, over tcp."""
 
     name: str
     address: str
     is_super: bool = False
     why: str = ""
+    key: str = ""
 
 
 class Guard:
@@ -59,8 +63,10 @@ class Guard:
         keys: KeyPair,
         role: str,
         log: Log,
+        audit: AuditLog | None = None,
     ) -> None:
         """``role``: the process; dispatchers and readers are of one kind each. Raises StoreError."""
+        self._audit = audit
         self._live = LiveAccess(AccessFile(store), log)
         self._keys, self._store, self._log = keys, store, log
         self._kind = role.partition("-")[0]
@@ -69,7 +75,8 @@ class Guard:
         self._table = self._live.table()
         self._callers: dict[str, Caller] = {}
         self._second = self._told = 0
-        self._zap = ZapHandler(context, self._live, log)
+        self._last = _NOBODY
+        self._zap = ZapHandler(context, self._live, log, audit)
 
     def close(self) -> None:
         """After the router's end."""
@@ -104,8 +111,14 @@ class Guard:
             told = str(frame.get(_USER_ID))
         except (zmq.ZMQError, KeyError):
             told = ""
-        caller = self._callers.get(told) or self._caller(told)
-        return None if caller.is_super else self._decide(table, caller, frame)
+        self._last = caller = self._callers.get(told) or self._caller(told)
+        # The node's own processes, and its owner, are asked nothing more.
+        return None if caller.is_super and not caller.key else self._decide(table, caller, frame)
+
+    @property
+    def actor(self) -> Actor:
+        """Who sent the request of the last :meth:`refusal`."""
+        return _actor(self._last)
 
     def _caller(self, told: str) -> Caller:
         who, _, address = told.partition(" ")
@@ -125,11 +138,12 @@ class Guard:
         else:
             user = self._table.owner_of(who)
             why = "no user has this key any more" if who else "nobody is named as its sender"
+        key = who if uid is None else ""
         if user is None:
-            return Caller("", address, why=why)
+            return Caller("", address, why=why, key=key)
         if not user.is_enabled:
-            return Caller(user.name, address, why=f"user {user.name} is disabled")
-        return Caller(user.name, address, is_super=user.is_super)
+            return Caller(user.name, address, why=f"user {user.name} is disabled", key=key)
+        return Caller(user.name, address, is_super=user.is_super, key=key)
 
     def _decide(self, table: AccessTable, caller: Caller, frame: zmq.Frame) -> bytes | None:
         if caller.why:
@@ -138,17 +152,38 @@ class Guard:
             header = wire.parse_request(frame.bytes)
         except ProtocolError:
             return None  # its process refuses it by the same rule
+        if caller.is_super:
+            self._used(caller, header)
+            return None
         needs = needs_of(self._kind, header, self._cluster)
         if needs is None:
             return self._refuse(caller, header, frame, "only super users may ask for this")
         for resource, actions in needs:
             decision = table.decide(caller.name, resource, actions, caller.address)
             if not decision.allowed:
-                return self._refuse(caller, header, frame, f"{decision.reason}; from {caller.address}")
+                reason = f"{decision.reason}; from {caller.address}"
+                return self._refuse(caller, header, frame, reason, str(resource))
+        self._used(caller, header)
         return None
 
-    def _refuse(self, caller: Caller, header: dict[str, Any], frame: zmq.Frame, reason: str) -> bytes:
+    def _used(self, caller: Caller, header: dict[str, Any]) -> None:
+        """Write the first use of a topic, or of a group, by a user in an hour."""
+        topic = header.get("topic")
+        name = header.get("group") if topic is None else topic
+        audit = self._audit
+        if audit is None or type(name) is not str or not audit.is_first(caller.name, header["op"], name):
+            return
+        if header["op"] in CHANGES:
+            return
+        resource = f"{'Group' if topic is None else 'Topic'}:{name}"
+        audit.write(Event(_actor(caller), header["op"], resource, request=header["id"]))
+
+    def _refuse(
+        self, caller: Caller, header: dict[str, Any], frame: zmq.Frame, reason: str, resource: str = ""
+    ) -> bytes:
         operation = str(header.get("op", ""))
+        if self._audit is not None:
+            self._audit.refused(_actor(caller), operation, resource, reason, header.get("id"))
         second = time.monotonic_ns() // 1_000_000_000
         if second != self._second:
             if self._told > _MOST_TOLD:
@@ -164,8 +199,22 @@ class Guard:
         return wire.error(identity, "NO_PERMISSION", reason, **more)
 
 
+_NOBODY: Final = Caller("", "")
+
+
+def _actor(caller: Caller) -> Actor:
+    return Actor(caller.name, PROTOCOL, caller.address, caller.key)
+
+
 def make_guard(
-    context: zmq.Context[zmq.Socket[bytes]], config: NodeConfig, store: Path, role: str, log: Log, *, has_keys: bool
+    context: zmq.Context[zmq.Socket[bytes]],
+    config: NodeConfig,
+    store: Path,
+    role: str,
+    log: Log,
+    *,
+    has_keys: bool,
+    audit: AuditLog | None = None,
 ) -> Guard | None:
     """The guard of a process; None where the node has started without keys.
 
@@ -178,4 +227,4 @@ def make_guard(
         raise StoreError(
             "the node's keys are gone, and without them everybody would be let in: put back a copy", path=store
         )
-    return Guard(context, config, store, keys, role, log)
+    return Guard(context, config, store, keys, role, log, audit)

@@ -26,10 +26,12 @@ from commitmq.log import Log
 from commitmq.network import ports, routing_ids
 from commitmq.network.connection import FRAME_HEAD_BYTES, SEALED_FRAME_BYTES, Connection
 from commitmq.network.gate import Gate
-from commitmq.network.guard import Guard
+from commitmq.network.guard import PROTOCOL, Guard
 from commitmq.network.long_requests import LONG_HEADER_BYTES, MAX_BYTES, LongRequests
 from commitmq.network.unsent import UnsentAnswers
+from commitmq.network.zap import LOCAL
 from commitmq.protocol import wire
+from commitmq.security.audit_line import Actor
 
 MAX_FRAMES: Final = 1_024
 _MOST_REFUSALS: Final = 1_000
@@ -154,6 +156,17 @@ class Router(zmq.Socket[bytes]):
             if connection.refusals == _MOST_REFUSALS:
                 self.gate.end(connection, "permissions", f"{_MOST_REFUSALS} requests that its user may not ask for")
         return True
+
+    def actor(self, identity: bytes) -> Actor:
+        """Who sent the request that was just taken, for the audit log. ``identity``: its routing id."""
+        if self.guard is not None:
+            return self.guard.actor
+        connection = self.gate.peers.get(identity)
+        if connection is None:
+            return Actor(protocol=PROTOCOL)
+        if connection.account >= 0:
+            return Actor(f"uid {connection.account}", PROTOCOL, LOCAL)
+        return Actor("", PROTOCOL, connection.client)
 
     def _is_over(self, request: list[Any]) -> bool:
         if not len(self.unsent) or not self.unsent.is_over(request[0]):

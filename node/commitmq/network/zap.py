@@ -20,6 +20,8 @@ import zmq
 from zmq.utils import z85
 
 from commitmq.log import Log
+from commitmq.security.audit import AuditLog
+from commitmq.security.audit_line import Actor, Event
 from commitmq.security.live_access import LiveAccess
 
 ENDPOINT: Final = "inproc://zeromq.zap.01"
@@ -29,6 +31,8 @@ _UID: Final = "uid="
 _MOST_TOLD: Final = 10
 """Refusals that the log has, of each second."""
 _FAILED: Final = 70
+_CONNECT: Final = "connect"
+_PROTOCOL: Final = "native"
 _VERSION: Final = b"1.0"
 
 
@@ -40,8 +44,14 @@ def uid_of(who: str) -> int | None:
 class ZapHandler:
     """Answers for all sockets of ``context`` with :data:`DOMAIN`. Make it before they are bound, close it after them."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], live: LiveAccess, log: Log) -> None:
-        self._live, self._log = live, log
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        live: LiveAccess,
+        log: Log,
+        audit: AuditLog | None = None,
+    ) -> None:
+        self._live, self._log, self._audit = live, log, audit
         self.refused = 0
         self._second = self._told = 0
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -97,17 +107,24 @@ class ZapHandler:
         key = z85.encode(credentials[0]).decode()
         # A user that was added this moment gets in.
         user = self._live.table().owner_of(key) or self._live.newest().owner_of(key)
-        return f"{key} {address.removeprefix('::ffff:')}" if user is not None and user.is_enabled else ""
+        if user is None or not user.is_enabled:
+            return ""
+        address = address.removeprefix("::ffff:")
+        if self._audit is not None and self._audit.is_first(user.name, _CONNECT, f"{key} {address}"):
+            self._audit.write(Event(Actor(user.name, _PROTOCOL, address, key), _CONNECT))
+        return f"{key} {address}"
 
     def _tell(self, mechanism: bytes, address: bytes, credentials: list[bytes]) -> None:
         self.refused += 1
+        key = z85.encode(credentials[0]).decode() if len(credentials) == 1 and len(credentials[0]) == 32 else ""
+        where = address.decode(errors="replace")[:100]
+        if self._audit is not None:
+            self._audit.refused(Actor("", _PROTOCOL, where, key), _CONNECT, reason="no user has this key")
         second = time.monotonic_ns() // 1_000_000_000
         if second != self._second:
             self._second, self._told = second, 0
         if self._told < _MOST_TOLD:
             self._told += 1
-            key = z85.encode(credentials[0]).decode() if len(credentials) == 1 and len(credentials[0]) == 32 else ""
-            where = address.decode(errors="replace")[:100]
             self._log.warning(
                 "a connection was refused: no user has its key", address=where, key=key, in_all=self.refused
             )

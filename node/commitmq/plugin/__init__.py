@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         hookimpl,
     )
     from commitmq.plugin.sqlite_dispatcher import SqliteDispatcher
+    from commitmq.security.audit import AuditLog
+    from commitmq.security.audit_line import Actor, Event
     from commitmq.security.start_rule import Listener
     from commitmq.store.log.dispatch_batch import DispatchBatch, consumable
     from commitmq.store.queues.message_filter import FilterBatch
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HOOK_API_VERSION",
+    "Actor",
+    "AuditLog",
     "CommitMQError",
     "CompiledFilter",
     "ConfigError",
@@ -50,6 +54,7 @@ __all__ = [
     "Dispatcher",
     "DispatcherSpec",
     "DispatcherView",
+    "Event",
     "Family",
     "FilterBatch",
     "FilterError",
@@ -73,9 +78,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Actor": "commitmq.security.audit_line",
+    "AuditLog": "commitmq.security.audit",
     "CommitMQError": "commitmq.errors",
     "ConfigError": "commitmq.errors",
     "DispatchBatch": "commitmq.store.log.dispatch_batch",
+    "Event": "commitmq.security.audit_line",
     "Family": "commitmq.counting.family",
     "FilterBatch": "commitmq.store.queues.message_filter",
     "FilterError": "commitmq.errors",

@@ -22,7 +22,9 @@ import orjson
 from commitmq.errors import StoreError
 from commitmq.files import atomic_file, disk
 from commitmq.files.no_space import kind_of
+from commitmq.security.access_changes import this_account, written_down
 from commitmq.security.access_table import AccessTable
+from commitmq.security.audit_line import Actor
 
 _MODE: Final = 0o600
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
@@ -61,8 +63,9 @@ class AccessFile:
                 f"the file of users is damaged: {error}. Put back a copy; nothing was changed", path=self.path
             ) from None
 
-    def change(self, apply: Callable[[AccessTable], None]) -> AccessTable:
-        """Let ``apply`` change a copy of the table, and make that the file. What ``apply`` raises changes nothing.
+    def change(self, apply: Callable[[AccessTable], None], by: Actor | None = None) -> AccessTable:
+        """Let ``apply`` change a copy of the table, and make that the file. What ``apply`` raises changes nothing. ``by``: who
+        asks, for the audit log, which has the change first; this process's account if nobody is named.
 
         Raises StoreError, DiskFullError: the file is the old one, or, when only the folder's sync failed, the new one, which a
         power cut may take back.
@@ -78,10 +81,12 @@ class AccessFile:
             disk.sync_folder(self.folder.parent)
             disk.sync_folder(self._root)
             with self._locked():
-                table = self.load().copy()
+                former = self.load()
+                table = former.copy()
                 apply(table)
                 data = orjson.dumps(table.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-                atomic_file.replace(self.path, data, "acl", mode=_MODE)
+                with written_down(self._root, by or this_account(), former, table):
+                    atomic_file.replace(self.path, data, "acl", mode=_MODE)
                 if not self._configured.exists():
                     with disk.opened(self._configured, os.O_WRONLY | os.O_CREAT, "acl_configured", _MODE):
                         pass

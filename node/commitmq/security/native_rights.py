@@ -168,6 +168,26 @@ _OF_GROUP: Final = _fields(group=_SUB)
 _CHANGES_NODE: Final = _cluster(_UPDATE)
 _SENDS: Final[dict[str, Needs | None]] = {"hello": _nothing, "send": _send, "append": _send}
 
+CHANGES: Final = frozenset(
+    {
+        "topic.create",
+        "topic.delete",
+        "group.config",
+        "group.delete",
+        "group.forbid",
+        "offset.forget",
+        "expire",
+        "stop",
+        "config.set",
+        "config.unset",
+        "retry",
+        "restart",
+        "skip",
+        "reset",
+    }
+)
+"""Operations that change the node; the process that carries one out writes it to the audit log."""
+
 NEEDS: Final[Mapping[str, Mapping[str, Needs | None]]] = {
     "admin": {
         "metadata": _nothing,

@@ -132,6 +132,11 @@ class StoreLayout:
         return self.own / "node.log"
 
     @property
+    def audit(self) -> Path:
+        """Folder of the audit log, one file a process; see :mod:`commitmq.security.audit`."""
+        return self.own / "audit"
+
+    @property
     def settings(self) -> Path:
         """Changes by ``config set``."""
         return self.own / "settings.json"

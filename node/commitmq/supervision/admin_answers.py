@@ -84,6 +84,7 @@ class AdminAnswers:
                 "keeper": self._keeper.state,
                 "insecure_listeners": self._exposure.listeners,
                 "insecure": self._exposure.warnings,
+                "audit_faults": self.audit_faults(),
                 "cuts": recovered.get("cuts", []),
                 "cuts_kept": recovered.get("cuts_kept", 0),
             },
@@ -99,6 +100,11 @@ class AdminAnswers:
         """Recovery's report of its work; empty before."""
         worker = self._table.workers.get("recovery")
         return {} if worker is None else worker.info
+
+    def audit_faults(self) -> list[str]:
+        """Why processes cannot write their audit logs, at present."""
+        told = [self._exposure.audit.fault, *(str(one.info.get("audit") or "") for one in self._table.workers.values())]
+        return [one for one in told if one]
 
     def disk_warnings(self) -> list[str]:
         """See :func:`commitmq.supervision.status.disk_warnings`."""

@@ -20,6 +20,7 @@ from commitmq.network import ports
 from commitmq.network.router import open_router
 from commitmq.network.share_of_time import ShareOfTime
 from commitmq.protocol import wire
+from commitmq.security.audit_line import Event
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.start_failed import StartFailed
@@ -31,6 +32,7 @@ _MAX_TURN_NS = 5_000_000
 _SHARE = 0.2  # of a processor that the other processes need
 _SHARED = "status"  # its answer takes milliseconds, and depends on nothing in the request
 _READ_ONLY = ("metadata", "status")  # nobody misses one whose client has gone
+_CHANGES = ("stop", "config.set", "config.unset")  # for the audit log
 _PORT_PATIENCE_MS = 500
 LAST_WORD_S = 0.1
 
@@ -65,6 +67,9 @@ class AdminSocket:
         self._handlers = handlers
         self._log = log
         self._share = ShareOfTime(_SHARE)
+        self._exposure = exposure
+        self.settings: Callable[[str], Any] | None = None
+        """The present value of a setting, for the audit log."""
         try:
             guard = None if exposure is None else exposure.guard_of(self._context, "admin", log)
             self.socket, self.endpoints = open_router(
@@ -146,12 +151,22 @@ class AdminSocket:
 
     def _handled(self, peer: bytes, header: dict[str, Any]) -> Answer:
         try:
-            return self._handlers[header["op"]](peer, header)
+            if header["op"] not in _CHANGES or self._exposure is None:
+                return self._handlers[header["op"]](peer, header)
+            with self._exposure.audit.changing(self._change(peer, header)):
+                return self._handlers[header["op"]](peer, header)
         except ProtocolError as error:
             return wire.error(header["id"], error.code, error.message)
         except Exception as error:  # the failure of one request must not end the node
             self._log.exception("admin request failed", op=header["op"], error=repr(error))
             return wire.error(header["id"], "SYSTEM_ERROR", f"the node failed to answer: {error!r}")
+
+    def _change(self, peer: bytes, header: dict[str, Any]) -> Event:
+        key = header.get("key")
+        resource = f"Setting:{key}" if isinstance(key, str) else ""
+        after = {"value": header.get("value")} if header["op"] == "config.set" else None
+        before = {"value": self.settings(key)} if self.settings is not None and isinstance(key, str) else None
+        return Event(self.socket.actor(peer), header["op"], resource, request=header["id"], before=before, after=after)
 
     def send(self, peer: bytes, answer: bytes) -> None:
         """Answer ``peer``. The answer is dropped when the peer has gone or takes nothing in."""
@@ -171,6 +186,8 @@ class AdminSocket:
             time.sleep(LAST_WORD_S)
         self.socket.close()
         self._context.destroy(linger=linger_ms)
+        if self._exposure is not None:
+            self._exposure.audit.close()
 
 
 def bind_admin(

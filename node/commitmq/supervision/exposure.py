@@ -8,24 +8,27 @@ from pathlib import Path
 import zmq
 
 from commitmq.config import NodeConfig
-from commitmq.log import Log
+from commitmq.log import Log, get_log
+from commitmq.network.auditing import audit_log
 from commitmq.network.guard import Guard, make_guard
 from commitmq.security import start_rule
 from commitmq.security.access_file import AccessFile
 from commitmq.security.node_keys import load_node_keys
 from commitmq.security.start_rule import Listener
+from commitmq.store.layout import StoreLayout
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.start_failed import StartFailed
 
 
 class Exposure:
     """``has_keys``: whether the native protocol's tcp ports ask for keys. ``listeners``, ``warnings``: name and
-    sentence of each listener that a network reaches without authentication or encryption.
+    sentence of each listener that a network reaches without authentication or encryption. ``audit``: the supervisor's.
     """
 
     def __init__(self, config: NodeConfig, store: Path) -> None:
         self._config, self._store, self._file = config, store, AccessFile(store)
         self._allowed = start_rule.allowed_names(config.security.insecure_listeners)
+        self.audit = audit_log(StoreLayout(store).audit, "supervisor", config, get_log("supervisor"))
         self.has_keys = False
         self.listeners: list[str] = []
         self.warnings: list[str] = []
@@ -41,7 +44,8 @@ class Exposure:
 
     def guard_of(self, context: zmq.Context[zmq.Socket[bytes]], role: str, log: Log) -> Guard | None:
         """The guard of a process of the node that binds a port. Raises StoreError."""
-        return make_guard(context, self._config, self._store, role, log, has_keys=self.has_keys)
+        config, store = self._config, self._store
+        return make_guard(context, config, store, role, log, has_keys=self.has_keys, audit=self.audit)
 
     def check(self, listeners: Iterable[Listener]) -> None:
         """Call it before ``listeners`` are bound. Raises StartFailed, and StoreError when the file of users cannot be used."""

@@ -49,6 +49,7 @@ class SettingsOperations:
     def attach(self, table: ProcessTable, admin: AdminSocket, takers: list[Callable[[NodeConfig], None]]) -> None:
         """``takers`` are called with each new configuration, before the workers hear of it."""
         self._table, self._admin, self._takers = table, admin, takers
+        admin.settings = self._value
 
     def tick(self, now_ms: int) -> None:
         """Answer the changes that all processes have taken, or that have waited long enough."""
@@ -78,14 +79,16 @@ class SettingsOperations:
             raise ProtocolError("INVALID_PARAMETER", "config.unset takes key, a text")
         return self._change(peer, header["id"], name, lambda: self._settings.unset(name))
 
+    def _value(self, name: str) -> Any:
+        return next((row["value"] for row in self._settings.rows() if row["key"] == name), None)
+
     def _change(self, peer: bytes, identity: int, name: str, change: Callable[[], NodeConfig]) -> bytes | None:
         self._check_serves()
         if len(self._waiting) >= _MAX_WAITING:
             raise ProtocolError(
                 "SYSTEM_BUSY", "too many changes of settings wait for the processes", retry_after_ms=1_000
             )
-        rows = {row["key"]: row for row in self._settings.rows()}
-        before = rows[name]["value"] if name in rows else None
+        before = self._value(name)
         try:
             config = change()
         except ConfigError as error:

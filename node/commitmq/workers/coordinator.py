@@ -34,6 +34,7 @@ from commitmq.coordination.service import LISTS, READ_ONLY, RETRY_MS, Service, T
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.network.share_of_time import ShareOfTime
 from commitmq.protocol import wire
+from commitmq.security.audit_line import Event
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 
 ROLE = "coordinator"
@@ -100,6 +101,7 @@ class Coordinator:
         # they confirm it.
         self._service.tell(self._version)
         self._parked: list[_Parked] = []
+        self._changed: list[tuple[Answer, Event]] = []  # in this turn, for the audit log
         # The lists that this turn answers, by their requests without ids, and their encoded answers by id().
         self._lists: dict[bytes, Answer] = {}
         self._encoded: dict[int, tuple[int, bytes]] = {}
@@ -204,7 +206,7 @@ class Coordinator:
                 if key not in self._lists:
                     self._lists[key] = self._service.handle(header, monotonic_ms())
                 return identity, self._lists[key], _QUESTION
-            answer = self._service.handle(header, monotonic_ms())
+            answer = self._handle_one(peer, header)
             if header["op"] in _OF_MEMBERS and not has_left:
                 self._seats.take(peer, header["group"], header["member"])
             kind = _CHANGE if answer.needs is not None else _QUESTION if header["op"] in READ_ONLY else _OF_SESSIONS
@@ -219,11 +221,32 @@ class Coordinator:
             sentence = f"the coordinator failed on this request: {error!r}"
             return identity, wire.error(identity, "SYSTEM_ERROR", sentence), _QUESTION
 
+    def _handle_one(self, peer: bytes, header: dict[str, Any]) -> Answer:
+        change = self._service.changes.of(header)
+        if change is None:
+            return self._service.handle(header, monotonic_ms())
+        event = Event(
+            self._router.actor(peer),
+            header["op"],
+            change.resource,
+            request=header["id"],
+            before=change.before,
+            after=change.after,
+        )
+        with self._context.audit.changing(event):
+            answer = self._service.handle(header, monotonic_ms())
+        self._changed.append((answer, event))
+        return answer
+
     def _end_turn(self, answers: list[tuple[bytes, int | None, Answer | bytes]]) -> None:
         service = self._service
         news = service.end_turn(monotonic_ms())
         if news is not None:
             self._publish(news)
+        for changed, event in self._changed:
+            if (fault := service.fault(changed.needs)) is not None:
+                self._context.audit.failed(event, str(fault))
+        self._changed.clear()
         now_ms = monotonic_ms()
         for peer, identity, answer in answers:
             if self._must_wait(answer):

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import commitmq
-from commitmq.security.native_rights import NEEDS, needs_of
+from commitmq.security.native_rights import CHANGES, NEEDS, needs_of
+from commitmq.security.policy import Action
 
 NODE = Path(commitmq.__file__).parent
 SOURCES = {
@@ -143,3 +144,24 @@ def test_no_shape_of_a_field_fails(value: Any) -> None:
             header = {"op": op, **dict.fromkeys(("topic", "topics", "group", "groups", "offsets", "members"), value)}
             header |= dict.fromkeys(("receipts", "queues", "properties", "set", "reset", "member", "by_person"), value)
             needs_of(kind, header, "c")
+
+
+def test_every_operation_that_needs_the_right_to_change_goes_to_the_audit_log() -> None:
+    header = {
+        **dict.fromkeys(("topic", "group"), "x"),
+        "set": {},
+        "reset": True,
+        "readable": True,
+        "update": True,
+        "by_person": True,
+        "id": 1,
+    }
+    changing = {Action.CREATE, Action.UPDATE, Action.DELETE}
+    found = {
+        op
+        for kind, operations in NEEDS.items()
+        for op in operations
+        if any(set(actions) <= changing for _, actions in needs_of(kind, {**header, "op": op}, "c") or [])
+    }
+    # A commit is a change by hand with ``reset`` only, an end with ``by_person``; a query changes nothing.
+    assert found - {"offset.commit", "transaction.end", "query"} == CHANGES

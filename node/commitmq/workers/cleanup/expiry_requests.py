@@ -32,7 +32,8 @@ class ByHand:
 
 def expiry_socket(context: WorkerContext, expire: Callable[[ByHand], dict[str, Any]]) -> RequestSocket:
     """The socket of the cleanup worker."""
-    return RequestSocket(context, "cleanup", {"expire": lambda header: expire(_by_hand(header))})
+    operations = {"expire": lambda header: expire(_by_hand(header))}
+    return RequestSocket(context, "cleanup", operations, {"expire": ("before", "keep_bytes")})
 
 
 def _by_hand(header: dict[str, Any]) -> ByHand:

@@ -41,7 +41,13 @@ class DispatcherRequests:
             "skip": self._skip,
             "reset": self._reset,
         }
-        self._socket = RequestSocket(context, f"dispatcher {host.name}", operations)
+        changes: dict[str, tuple[str, ...]] = {
+            "retry": (),
+            "restart": (),
+            "skip": ("at",),
+            "reset": ("to", "timestamp"),
+        }
+        self._socket = RequestSocket(context, f"dispatcher {host.name}", operations, changes)
         self.router, self.endpoints, self.serve = self._socket.router, self._socket.endpoints, self._socket.serve
 
     # ------------------------------------------------------------ operations

@@ -33,6 +33,7 @@ from commitmq.counting.table import CountTable
 from commitmq.errors import StoreError
 from commitmq.log import Log, get_log
 from commitmq.log import configure as configure_log
+from commitmq.network.auditing import audit_log
 from commitmq.network.guard import make_guard
 from commitmq.network.router import Router, open_router
 from commitmq.store.layout import StoreLayout
@@ -135,6 +136,7 @@ class WorkerContext:
     def __post_init__(self) -> None:
         self.slot = int(self.params["slot"]) if "slot" in self.params else role_slot(self.role)
         self.has_keys = bool(self.params.get("has_keys"))
+        self.audit = audit_log(self.layout.audit, self.role, self.config, self.log, lambda why: self.tell(audit=why))
         self._lifeline_fd, self._doorbell_fd = self.lifeline.fileno(), self.doorbell.fileno()
         self._woken_ms = monotonic_ms()
         self.register(self._lifeline_fd)
@@ -188,17 +190,14 @@ class WorkerContext:
         """A guarded ROUTER bound to ``ipc`` and ``tcp`` as the supervisor asked. Returns it and its endpoints.
 
         ``params["port"]`` is the tcp port: 0 takes a free one, which the supervisor passes to every later incarnation.
-        See :func:`commitmq.network.router.open_router` for the rest.
         """
+        config, port = self.config, int(self.params.get("port", 0))
+        guard = make_guard(
+            self.zmq, config, self.layout.root, self.role, self.log, has_keys=self.has_keys, audit=self.audit
+        )
+        kind = {"takes_payload": takes_payload, "only_answers": only_answers}
         router, endpoints = open_router(
-            self.zmq,
-            self.config.network,
-            self.log,
-            self.layout.ipc(name),
-            int(self.params.get("port", 0)),
-            takes_payload=takes_payload,
-            only_answers=only_answers,
-            guard=make_guard(self.zmq, self.config, self.layout.root, self.role, self.log, has_keys=self.has_keys),
+            self.zmq, config.network, self.log, self.layout.ipc(name), port, guard=guard, **kind
         )
         self._routers.append(router)
         return router, endpoints
@@ -344,6 +343,7 @@ class WorkerContext:
             router.close()
         if self._zmq is not None:
             self._zmq.destroy(linger=500)
+        self.audit.close()
         self.doorbell.close()
         self._epoll.close()
 

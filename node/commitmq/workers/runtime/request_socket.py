@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import zmq
 
 from commitmq.errors import CommitMQError, ProtocolError
 from commitmq.protocol import wire
+from commitmq.security.audit_line import Event
 from commitmq.workers.runtime.context import WorkerContext
 
 _REQUESTS_A_TURN: Final = 64
@@ -18,12 +20,20 @@ Operation = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class RequestSocket:
-    """A ROUTER under the worker's own name. ``who``: the worker's name in sentences."""
+    """A ROUTER under the worker's own name. ``who``: the worker's name in sentences. ``changes``: operations that go to the
+    audit log, except as a ``dry_run``, with fields of theirs that it shows.
+    """
 
-    def __init__(self, context: WorkerContext, who: str, operations: Mapping[str, Operation]) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        who: str,
+        operations: Mapping[str, Operation],
+        changes: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    ) -> None:
         self._context = context
         self._who = who
-        self._operations = operations
+        self._operations, self._changes = operations, changes
         self.router, self.endpoints = context.bind_router(context.role)
         context.register(self.router)
 
@@ -34,9 +44,9 @@ class RequestSocket:
                 client, *frames = self.router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self.router.send_multipart([client, self._answer(frames)])
+            self.router.send_multipart([client, self._answer(client, frames)])
 
-    def _answer(self, frames: list[bytes]) -> bytes:
+    def _answer(self, client: bytes, frames: list[bytes]) -> bytes:
         if len(frames) != 1:
             return wire.error(None, "BAD_HEADER", f"{self._who} takes one frame, not {len(frames)}")
         try:
@@ -48,7 +58,10 @@ class RequestSocket:
             known = ", ".join(self._operations)
             return wire.error(identity, "UNKNOWN_OP", f"{self._who} knows {known}, not {header['op']!r}")
         try:
-            return wire.ok(identity, **operation(header))
+            if header["op"] not in self._changes or header.get("dry_run"):
+                return wire.ok(identity, **operation(header))
+            with self._context.audit.changing(self._change(client, header)):
+                return wire.ok(identity, **operation(header))
         except ProtocolError as error:
             return wire.error(identity, error.code, error.message)
         except (CommitMQError, OSError) as error:
@@ -57,3 +70,8 @@ class RequestSocket:
         except Exception as error:
             self._context.log.exception("a request failed", op=header["op"], error=repr(error))
             return wire.error(identity, "SYSTEM_ERROR", f"{self._who} failed on this request: {error!r:.1000}")
+
+    def _change(self, client: bytes, header: dict[str, Any]) -> Event:
+        role, op = self._context.role, header["op"]
+        wanted = {name: header[name] for name in self._changes[op] if name in header}
+        return Event(self.router.actor(client), f"{role}.{op}", request=header["id"], after=wanted or None)

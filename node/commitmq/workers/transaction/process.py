@@ -30,6 +30,7 @@ from commitmq.format.constants import Property
 from commitmq.format.message_id import offset_message_id
 from commitmq.format.record import Record, encode_record
 from commitmq.protocol import wire
+from commitmq.security.audit_line import Actor, Event
 from commitmq.semantics.derived import derived
 from commitmq.semantics.transaction import COMMIT, HALF_TOPIC, OP_TOPIC, OpBuffer, op_offsets, real_queue
 from commitmq.semantics.transaction_check import CheckRules
@@ -57,6 +58,12 @@ _CHECKED_MARK: Final = Property.TRANSACTION_CHECK_TIMES.encode()
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _by_hand(actor: Actor, header: dict[str, Any]) -> Event:
+    """The audit line of an end by hand."""
+    wanted = {name: header.get(name) for name in ("decision", "queue_offset", "physical_offset")}
+    return Event(actor, "transaction.end", request=header["id"], after=wanted)
 
 
 class Transactions:
@@ -91,6 +98,7 @@ class Transactions:
         self._router, self.endpoints = context.bind_router(ROLE)
         context.register(self._router)
         self._waiting: deque[tuple[bytes, int, End]] = deque()
+        self._by_hand: dict[int, Event] = {}  # ends among them, by id()
         self._check_number = self._left_out = 0
 
     # ------------------------------------------------------------ begin and resume
@@ -234,7 +242,11 @@ class Transactions:
         identity, op = header["id"], header["op"]
         try:
             if op == "transaction.end":
-                self._waiting.append((peer, identity, parse_end(header)))
+                end = parse_end(header)
+                if end.by_person:
+                    self._by_hand[id(end)] = change = _by_hand(self._router.actor(peer), header)
+                    self._context.audit.write(change)
+                self._waiting.append((peer, identity, end))
                 return None
             if op == "transaction.register":
                 groups = requests.names(header, "groups") if "groups" in header else [requests.text(header, "group")]
@@ -267,8 +279,11 @@ class Transactions:
             failpoints.hit("transaction.before_answer")
         while self._waiting:
             peer, identity, end = self._waiting.popleft()
+            change = self._by_hand.pop(id(end), None)
             if end.error is not None:
                 answer = _refusal(identity, end.error)
+                if change is not None:
+                    self._context.audit.failed(change, end.error.message)
             else:
                 answer = wire.ok(identity, **(end.fields or {}))
             self._router.send_multipart([peer, answer])

@@ -12,8 +12,9 @@ from typing import Final
 from commitmq.log import Log
 from commitmq.security.live_access import LiveAccess
 from commitmq.security.signature import ACCESS_KEY, is_signed
+from commitmq_plugins.rocketmq.broker.auditing import Auditing, name_of
 from commitmq_plugins.rocketmq.broker.rights import needs_of
-from commitmq_plugins.rocketmq.remoting.codes import V4_9_3, RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.codes import V4_9_3, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.server import Connection
 
@@ -27,8 +28,8 @@ _MOST_TOLD: Final = 10
 class Access:
     """See the module."""
 
-    def __init__(self, live: LiveAccess, cluster: str, log: Log) -> None:
-        self._live, self._cluster, self._log = live, cluster, log
+    def __init__(self, live: LiveAccess, cluster: str, log: Log, auditing: Auditing | None = None) -> None:
+        self._live, self._cluster, self._log, self._auditing = live, cluster, log, auditing
         self._second = self._told = self._untold = 0
 
     def refusal(self, connection: Connection, command: Command) -> Command | None:
@@ -47,19 +48,24 @@ class Access:
             return self._refuse(connection, command, name, _WRONG if name else "the request has no AccessKey")
         if not user.is_enabled:
             return self._refuse(connection, command, name, f"user {name} is disabled")
-        if user.is_super:
-            return None
         needs = needs_of(command, self._cluster)
-        if needs is None:
+        if user.is_super:
+            needs = needs or []
+        elif needs is None:
             return self._refuse(connection, command, name, f"only super users may send request {command.code}")
         address = connection.peer[0]
-        for resource, actions in needs:
+        for resource, actions in () if user.is_super else needs:
             decision = table.decide(name, resource, actions, address)
             if not decision.allowed:
-                return self._refuse(connection, command, name, f"{decision.reason}; from {address}")
+                reason = f"{decision.reason}; from {address}"
+                return self._refuse(connection, command, name, reason, str(resource))
+        if needs and self._auditing is not None:
+            self._auditing.used(connection, command, name, needs[0][0])
         return None
 
-    def _refuse(self, connection: Connection, command: Command, name: str, reason: str) -> Command:
+    def _refuse(self, connection: Connection, command: Command, name: str, reason: str, resource: str = "") -> Command:
+        if self._auditing is not None:
+            self._auditing.refused(connection, command, reason, resource)
         second = time.monotonic_ns() // 1_000_000_000
         if second != self._second:
             if self._untold:
@@ -67,13 +73,10 @@ class Access:
             self._second, self._told, self._untold = second, 0, 0
         if self._told < _MOST_TOLD:
             self._told += 1
-            code = RequestCode(command.code).name if command.code in _CODES else str(command.code)
+            code = name_of(command.code)
             self._log.warning(
                 "a request was refused", user=name[:128], request=code, peer=connection.name, reason=reason
             )
         else:
             self._untold += 1
         return command.answer(ResponseCode.NO_PERMISSION, reason)
-
-
-_CODES: Final = frozenset(int(one) for one in RequestCode)

@@ -12,11 +12,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from commitmq.errors import StoreError
+from commitmq.plugin import Actor
 from commitmq.security.access_file import AccessFile
 from commitmq.security.access_table import AccessTable
 from commitmq.security.policy import Entry, Policies
 from commitmq.security.resource import ResourcePattern
 from commitmq.security.user import Secret, User, check_name
+from commitmq_plugins.rocketmq.broker.auditing import actor_of
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.fastjson import as_list, as_object, as_text, dumps, load_object, without_none
@@ -56,13 +58,13 @@ class AdminUsers:
         }
 
     @staticmethod
-    def _told(handle: Callable[[Command], bytes]) -> Handler:
-        """``handle`` in a thread, because it waits for the device; it returns the answer's body."""
+    def _told(handle: Callable[[Command, Actor], bytes]) -> Handler:
+        """``handle`` in a thread, because it waits for the device; it gets who asks, and returns the answer's body."""
 
         async def answer(connection: Connection, command: Command) -> Command:
             command.body = bytes(command.body)
             try:
-                return command.answer(body=await asyncio.to_thread(handle, command))
+                return command.answer(body=await asyncio.to_thread(handle, command, actor_of(connection, command)))
             except _Refusal as error:
                 return command.answer(ResponseCode.NO_PERMISSION, str(error))
             except ValueError as error:
@@ -81,18 +83,18 @@ class AdminUsers:
             raise _Refusal("the node has no users; make the first with `commitmq user add NAME --super`")
         return table
 
-    def _change(self, apply: Callable[[AccessTable], None]) -> bytes:
+    def _change(self, apply: Callable[[AccessTable], None], by: Actor) -> bytes:
         def checked(table: AccessTable) -> None:
             if table.is_open:
                 self._load()
             apply(table)
 
-        self._file.change(checked)
+        self._file.change(checked, by)
         return b""
 
     # ------------------------------------------------------------ users
 
-    def create_user(self, command: Command) -> bytes:
+    def create_user(self, command: Command, by: Actor) -> bytes:
         """Request 3001."""
         name = _user_name(command)
         members = load_object(command.body)
@@ -105,9 +107,9 @@ class AdminUsers:
                 raise _Refusal("The user is existed")
             table.users[name] = user
 
-        return self._change(apply)
+        return self._change(apply, by)
 
-    def update_user(self, command: Command) -> bytes:
+    def update_user(self, command: Command, by: Actor) -> bytes:
         """Request 3002. Members that are missing stay as they are."""
         name = _user_name(command)
         members = load_object(command.body)
@@ -117,9 +119,9 @@ class AdminUsers:
                 raise _Refusal("The user is not exist")
             table.users[name] = _changed(table.users[name], members)
 
-        return self._change(apply)
+        return self._change(apply, by)
 
-    def delete_user(self, command: Command) -> bytes:
+    def delete_user(self, command: Command, by: Actor) -> bytes:
         """Request 3003."""
         name = _user_name(command)
 
@@ -129,14 +131,14 @@ class AdminUsers:
             table.users.pop(name, None)
             table.policies.pop(name, None)
 
-        return self._change(apply)
+        return self._change(apply, by)
 
-    def get_user(self, command: Command) -> bytes:
+    def get_user(self, command: Command, _by: Actor) -> bytes:
         """Request 3004: no body for one that does not exist."""
         user = self._load().users.get(_user_name(command))
         return b"" if user is None else dumps(_user_info(user))
 
-    def list_users(self, command: Command) -> bytes:
+    def list_users(self, command: Command, _by: Actor) -> bytes:
         """Request 3005: those whose name has the filter in it."""
         wanted = ListUsersRequestHeader.decode(command.ext_fields).filter or ""
         found = [_user_info(one) for name, one in self._load().users.items() if wanted in name]
@@ -144,7 +146,7 @@ class AdminUsers:
 
     # ------------------------------------------------------------ policies
 
-    def put_acl(self, command: Command) -> bytes:
+    def put_acl(self, command: Command, by: Actor) -> bytes:
         """Requests 3006 and 3007: each entry replaces the one for the same resources, as with RocketMQ."""
         name = _subject(command)
         policies = as_list(load_object(command.body).get("policies"), "policies")
@@ -165,9 +167,9 @@ class AdminUsers:
             known = table.policies.get(name, Policies())
             table.policies[name] = Policies(_merged(known.custom, custom), _merged(known.default, default))
 
-        return self._change(apply)
+        return self._change(apply, by)
 
-    def delete_acl(self, command: Command) -> bytes:
+    def delete_acl(self, command: Command, by: Actor) -> bytes:
         """Request 3008: one resource's entry of one kind, or all entries of a user."""
         name, header = _subject(command), AclRequestHeader.decode(command.ext_fields)
         pattern = ResourcePattern.parse(header.resource) if header.resource else None
@@ -190,9 +192,9 @@ class AdminUsers:
             else:
                 del table.policies[name]
 
-        return self._change(apply)
+        return self._change(apply, by)
 
-    def get_acl(self, command: Command) -> bytes:
+    def get_acl(self, command: Command, _by: Actor) -> bytes:
         """Request 3009: no body for a user without policies."""
         name, table = _subject(command), self._load()
         if name not in table.users:
@@ -200,7 +202,7 @@ class AdminUsers:
         known = table.policies.get(name)
         return b"" if known is None else dumps(_acl_info(name, known))
 
-    def list_acls(self, command: Command) -> bytes:
+    def list_acls(self, command: Command, _by: Actor) -> bytes:
         """Request 3010: of subjects with the filter in their name, entries whose resource has the other filter in it."""
         header = ListAclsRequestHeader.decode(command.ext_fields)
         subject, resource = header.subject_filter or "", header.resource_filter or ""

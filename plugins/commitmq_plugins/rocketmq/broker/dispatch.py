@@ -14,6 +14,7 @@ from commitmq.errors import CommitMQError
 from commitmq.log import Log
 from commitmq.plugin import failpoints
 from commitmq_plugins.rocketmq.broker.access import Access
+from commitmq_plugins.rocketmq.broker.auditing import CHANGES, Auditing
 from commitmq_plugins.rocketmq.broker.server_counts import ServerCounts
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
@@ -31,14 +32,22 @@ class Part(Protocol):
 class Dispatch:
     """All parts. Raises ValueError when two of them answer one request."""
 
-    def __init__(self, parts: Iterable[Part], access: Access, log: Log, counts: ServerCounts | None = None) -> None:
+    def __init__(
+        self,
+        parts: Iterable[Part],
+        access: Access,
+        log: Log,
+        counts: ServerCounts | None = None,
+        auditing: Auditing | None = None,
+    ) -> None:
         self._access, self._log, self._counts = access, log, counts
         self._handlers: dict[int, Handler] = {}
         for part in parts:
             for code, handler in part.handlers.items():
                 if code in self._handlers:
                     raise ValueError(f"two parts answer request {code}")
-                self._handlers[int(code)] = handler
+                written = auditing is not None and code in CHANGES
+                self._handlers[int(code)] = auditing.of_change(handler) if written and auditing else handler
 
     def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """The answer to one request, or what will give it."""

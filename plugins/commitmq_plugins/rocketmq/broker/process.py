@@ -31,6 +31,7 @@ from commitmq_plugins.rocketmq.broker.admin_queues import Queues
 from commitmq_plugins.rocketmq.broker.admin_topics import AdminTopics
 from commitmq_plugins.rocketmq.broker.admin_users import AdminUsers
 from commitmq_plugins.rocketmq.broker.allowances import Allowances
+from commitmq_plugins.rocketmq.broker.auditing import Auditing
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.counting import Counting
@@ -77,7 +78,8 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     port = settings.port or network.store_port
     host = settings.advertised_host or network.store_host
     users = AccessFile(context.layout.root)
-    access = Access(LiveAccess(users, log), network.cluster_name, log)
+    auditing = Auditing(context.audit, network.cluster_name)
+    access = Access(LiveAccess(users, log), network.cluster_name, log, auditing)
     turn = Turn(loop)
     node = Node(context, loop, turn)
     topics = Topics(node)
@@ -135,7 +137,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     counts = None if context.counts is None else ServerCounts(context.counts)
     if counts is not None:
         clients.on_turn = partial(counts.look, clients.registry)
-    dispatch = Dispatch(parts, access, log, counts)
+    dispatch = Dispatch(parts, access, log, counts, auditing)
     tls = tls_of(settings, context.folder, log)
     server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings), tls, turn)
     await _listen(server, settings, port)

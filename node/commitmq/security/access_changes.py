@@ -1,0 +1,64 @@
+"""What a change of users and policies was, for the audit log: without secrets, of which it says only that they changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from commitmq.log import get_log
+from commitmq.security.access_table import AccessTable
+from commitmq.security.audit import AuditLog
+from commitmq.security.audit_line import Actor, Event
+from commitmq.security.user import User
+
+ROLE: Final = "users"
+_KEY_CHARACTERS: Final = 12
+
+
+def this_account() -> Actor:
+    """The account of this process, which may write the store's files."""
+    return Actor(f"uid {os.getuid()}", "file", "local")
+
+
+@contextlib.contextmanager
+def written_down(root: Path, actor: Actor, before: AccessTable, after: AccessTable) -> Iterator[None]:
+    """Write to the audit log of the store in ``root`` what the block is going to change; needs the lock of the users."""
+    events = [*_users(actor, before, after), *_policies(actor, before, after)]
+    log = AuditLog(root / "commitmq" / "audit", ROLE, get_log(ROLE), syncs_at_once=True)
+    try:
+        for one in events:
+            log.write(one)
+        try:
+            yield
+        except Exception as error:
+            for one in events:
+                log.failed(one, str(error))
+            raise
+    finally:
+        log.close()
+
+
+def _users(actor: Actor, before: AccessTable, after: AccessTable) -> Iterator[Event]:
+    for name in sorted(before.users.keys() | after.users.keys()):
+        old, new = before.users.get(name), after.users.get(name)
+        if old != new:
+            operation = "user.add" if old is None else "user.delete" if new is None else "user.alter"
+            now = _shown(new)
+            if old is not None and new is not None and old.secret != new.secret:
+                now = {**(now or {}), "secret": "another"}
+            yield Event(actor, operation, f"User:{name}", before=_shown(old), after=now)
+
+
+def _shown(user: User | None) -> dict[str, Any] | None:
+    return None if user is None else {**user.shown(), "keys": [one[:_KEY_CHARACTERS] for one in user.keys]}
+
+
+def _policies(actor: Actor, before: AccessTable, after: AccessTable) -> Iterator[Event]:
+    for name in sorted(before.policies.keys() | after.policies.keys()):
+        old, new = before.policies.get(name), after.policies.get(name)
+        if old != new:
+            shown = [None if one is None else one.to_json() for one in (old, new)]
+            yield Event(actor, "acl.change", f"User:{name}", before=shown[0], after=shown[1])
