@@ -1,4 +1,4 @@
-"""Goal: no client can make the metrics server large, slow or silent. Method: sockets that misbehave, on a real listener."""
+"""Goal: no client can make a server of pages or metrics large, slow or silent. Method: sockets that misbehave, on a real listener."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http import HTTPStatus
 import pytest
 
 from commitmq.log import get_log
-from commitmq_plugins.metrics.http_server import BadRequestError, HttpLimits, HttpServer, Request, Response, parse
+from commitmq_plugins.http_server import BadRequestError, HttpLimits, HttpServer, Request, Response, parse
 
 BODY = b"x" * 30_000_000
 LIMITS = HttpLimits(max_connections=4, max_request_bytes=1_024, timeout_s=0.4)
