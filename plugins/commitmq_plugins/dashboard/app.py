@@ -67,10 +67,14 @@ _ICON: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who asks: the session of the cookie, empty without one."""
+    """Who asks: the session of the cookie, empty without one. ``may_begin``: a page may give a new one.
+
+    A browser that follows a link of another site leaves the cookie out. A new one would replace it, and with it the login.
+    """
 
     session: str
     host: str
+    may_begin: bool
 
 
 class App:
@@ -87,9 +91,11 @@ class App:
     async def answer(self, request: Request) -> Response:
         """The answer to one request."""
         is_api = request.path.startswith(f"{ROOT}/") or request.path.startswith("/health")
-        visitor = Visitor("", "")
+        visitor = Visitor("", "", may_begin=False)
         try:
-            visitor = Visitor(cookie_of(request.headers), check_host(request, self._names))
+            host = check_host(request, self._names)
+            is_own = request.headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+            visitor = Visitor(cookie_of(request.headers), host, may_begin=is_own and request.method != "POST")
             response = await self._answer(request, visitor)
         except Exception as error:
             status, text = _refusal(error)
@@ -212,10 +218,11 @@ class App:
     def _page(
         self, template: str, visitor: Visitor, values: dict[str, Any], status: HTTPStatus = HTTPStatus.OK
     ) -> Response:
-        session = visitor.session or self._sessions.new()
+        begins = not visitor.session and visitor.may_begin and status is HTTPStatus.OK
+        session = self._sessions.new() if begins else visitor.session
         common = {"token": self._sessions.token(session), "problems": self._node.health.reasons()}
         html = self._renderer.page(template, {**common, **values})
-        headers = () if visitor.session else (set_cookie(session),)
+        headers = (set_cookie(session),) if begins else ()
         return Response(html, _HTML, status, headers)
 
 

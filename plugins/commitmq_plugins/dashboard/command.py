@@ -22,6 +22,7 @@ def dashboard(as_json: bool, node: str) -> None:
     \b Example: commitmq dashboard --node tcp://127.0.0.1:7310
     """
     from commitmq.client.admin import Admin
+    from commitmq.security.access_file import AccessFile
     from commitmq_plugins.dashboard.guard import make_link
 
     with Admin(node) as admin:
@@ -36,10 +37,11 @@ def dashboard(as_json: bool, node: str) -> None:
         )
         fail(f"this node has no dashboard: {why}", CliExit.FAILURE)
     [address, *_] = addresses
-    asks = bool(rows[0]["info"].get("asks_for_login"))
+    store = Path(status["node"]["store"])
+    asks = bool(rows[0]["info"].get("has_keys")) or not AccessFile(store).load().is_open
     link = address
     if asks:
-        folder = Path(status["node"]["store"]) / "commitmq" / "workers" / "dashboard"
+        folder = store / "commitmq" / "workers" / "dashboard"
         link = f"{address}/login?link={make_link(folder)}"
     if as_json:
         print_json({"address": address, "asks_for_login": asks, "link": link})

@@ -40,7 +40,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
             f"the dashboard cannot listen on {where}: {why} (plugins.dashboard.host, plugins.dashboard.port)"
         ) from error
     shown = f"[{host}]" if ":" in host else host
-    context.tell(asks_for_login=node.asks_for_login)
+    context.tell(has_keys=context.has_keys)
     context.ready(endpoints=[f"http://{shown}:{port}"])
     context.log.info("the dashboard is served", host=host, port=port)
     try:

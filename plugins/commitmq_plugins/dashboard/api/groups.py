@@ -12,7 +12,7 @@ from commitmq.errors import GroupNotFoundError, TopicNotFoundError
 from commitmq_plugins.dashboard.api.node import Node
 from commitmq_plugins.dashboard.api.shell import command
 from commitmq_plugins.dashboard.api.values import BadValueError, moment, value
-from commitmq_plugins.metrics.figures import GroupLag
+from commitmq_plugins.metrics.figures import Figures, GroupLag
 
 PAGE: Final = 50
 _TOPICS: Final = 8
@@ -151,11 +151,8 @@ class Reset:
     command: str
 
 
-def group_rows(node: Node) -> list[GroupRow]:
-    """All groups, from the shared figures. Raises NodeUnavailableError."""
-    figures = node.figures()
-    if figures.groups is None:
-        raise node.silent("the coordinator")
+def group_rows(figures: Figures) -> list[GroupRow]:
+    """All groups of the shared figures; none while the coordinator is silent."""
     sums: dict[str, GroupLag] = {}
     for (name, _), lag in figures.group_lags.items():
         known = sums.setdefault(name, GroupLag())
@@ -163,7 +160,7 @@ def group_rows(node: Node) -> list[GroupRow]:
         if lag.since_ms is not None and (known.since_ms is None or lag.since_ms < known.since_ms):
             known.since_ms = lag.since_ms
     rows = []
-    for name, row in figures.groups.items():
+    for name, row in (figures.groups or {}).items():
         found = sums.get(name)
         age = None
         if found is not None:
@@ -177,8 +174,11 @@ def group_rows(node: Node) -> list[GroupRow]:
 
 def groups(node: Node, asked: GroupsAsked) -> Groups:
     """No request of its own: the shared figures have all."""
+    figures = node.figures()
+    if figures.groups is None:
+        raise node.silent("the coordinator")
     text = asked.q.lower()
-    rows = [row for row in group_rows(node) if text in row.name.lower()]
+    rows = [row for row in group_rows(figures) if text in row.name.lower()]
     if asked.show == "behind":
         rows = [row for row in rows if row.lag_messages]
     elif asked.show == "no_members":
@@ -190,8 +190,7 @@ def groups(node: Node, asked: GroupsAsked) -> Groups:
         rows.sort(key=lambda row: -(row.lag_s or 0))
     first = (asked.page - 1) * PAGE
     pages = max(1, -(-len(rows) // PAGE))
-    left_out = node.figures().positions_left_out
-    return Groups(rows[first : first + PAGE], asked.page, pages, len(rows), left_out)
+    return Groups(rows[first : first + PAGE], asked.page, pages, len(rows), figures.positions_left_out)
 
 
 def group(node: Node, asked: GroupAsked) -> Group:

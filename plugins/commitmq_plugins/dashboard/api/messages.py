@@ -167,16 +167,16 @@ def _onwards(
             begin = place.get(one.queue, one.max)
         ranges[one.queue] = (min(max(begin, one.min), one.max), one.max)
     look = Look(node, asked.topic, ranges)
-    rows: list[MessageRow] = []
+    found: list[Message] = []
     for message in look:
         if wanted.fits(message):
-            rows.append(row_of(message))
-            if len(rows) == asked.limit:
+            found.append(message)
+            if len(found) == asked.limit:
                 look.ended_by = "rows"
                 break
     left = {queue: at for queue, at in look.positions.items() if at < ranges[queue][1]}
-    rows.sort(key=attrgetter("store_ms", "queue", "offset"))
-    return _page(look, rows, total, left)
+    found.sort(key=attrgetter("store_timestamp", "physical_offset", "queue_offset"))
+    return _page(look, [row_of(one) for one in found], total, left)
 
 
 def _newest(
@@ -196,7 +196,7 @@ def _newest(
         ranges[one.queue] = (max(one.min, end - window), max(one.min, end))
     look = Look(node, asked.topic, ranges)
     found = [message for message in look if wanted.fits(message)]
-    found.sort(key=attrgetter("store_timestamp", "queue_id", "queue_offset"), reverse=True)
+    found.sort(key=attrgetter("store_timestamp", "physical_offset", "queue_offset"), reverse=True)
     kept, rest = found[: asked.limit], found[asked.limit :]
     left = {queue: begin for queue, (begin, _) in ranges.items()}
     if look.ended_by == "queues":

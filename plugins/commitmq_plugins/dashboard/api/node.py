@@ -39,7 +39,7 @@ class Node:
         self._own = threading.local()
         self._admins: list[Admin] = []
         self._lock = threading.Lock()
-        self._gathering = Gathering(context)
+        self._gathering = Gathering(context, self.deadline_s)
         self._figures: Figures | None = None
         self._figures_at_s = 0.0
         self._written: list[tuple[float, int]] = []

@@ -51,7 +51,7 @@ class Overview:
 
 
 def overview(node: Node, _: Nothing) -> Overview:
-    """Two requests at most: the shared figures, and the processes."""
+    """The shared figures, and one request."""
     figures = node.figures()
     words, config = figures.words, node.context.config
     unknown = []
@@ -65,7 +65,7 @@ def overview(node: Node, _: Nothing) -> Overview:
         warnings = [*status["disk_warnings"], *status["node"]["insecure"]]
     except CommitMQError as error:
         unknown.append(f"the supervisor did not say how the processes are: {error}")
-    behind = [row for row in group_rows(node) if row.lag_messages]
+    behind = [row for row in group_rows(figures) if row.lag_messages]
     behind.sort(key=lambda row: -(row.lag_messages or 0))
     problems = node.health.reasons()
     return Overview(

@@ -42,7 +42,7 @@ def send_message(node: Node, asked: NewMessage) -> Sent:
     line = command("produce", asked.topic, *options)
     return Sent(
         asked.topic,
-        result.queue_id,
+        result.queue,
         result.queue_offset,
         result.msg_id,
         result.unique_id,
