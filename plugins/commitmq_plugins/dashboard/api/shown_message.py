@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def body_of(message: Message) -> bytes:
 def row_of(message: Message) -> MessageRow:
     """The row of a message."""
     body = body_of(message)
-    text = _text(body[: PREVIEW_BYTES + 4])
+    text = _text(body, PREVIEW_BYTES)
     return MessageRow(
         message.topic,
         message.queue_id,
@@ -101,7 +102,7 @@ def row_of(message: Message) -> MessageRow:
         message.store_timestamp,
         message.born_timestamp,
         len(body),
-        body[:PREVIEW_BYTES].hex(" ") if text is None else text[:PREVIEW_BYTES],
+        body[:PREVIEW_BYTES].hex(" ") if text is None else text,
         text is not None,
     )
 
@@ -127,13 +128,13 @@ def whole(message: Message) -> WholeMessage:
 
 
 def _shown(body: bytes) -> tuple[str, str]:
-    text = _text(body[: BODY_BYTES + 4])
+    text = _text(body, BODY_BYTES)
     if text is None:
         return body[:_HEX_BYTES].hex(" "), "hex"
     if len(body) <= BODY_BYTES and text[:1] in ("{", "["):
         with contextlib.suppress(ValueError, RecursionError):
             return _pretty(json.loads(text)), "json"
-    return text[:BODY_BYTES], "text"
+    return text, "text"
 
 
 def _pretty(value: object) -> str:
@@ -147,12 +148,10 @@ def _pretty(value: object) -> str:
     return "".join(parts)
 
 
-def _text(body: bytes) -> str | None:
-    """The beginning of a text in UTF-8, whose last character may be cut; None for other bytes."""
-    for cut in range(4):
-        try:
-            return body[: len(body) - cut].decode()
-        except UnicodeDecodeError as error:
-            if error.end < len(body) - cut or error.start + 4 <= len(body) - cut:
-                return None
-    return None
+def _text(body: bytes, most: int) -> str | None:
+    """The first ``most`` bytes as UTF-8, without a character that is cut there; None for other bytes."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        return decoder.decode(body[:most], final=len(body) <= most)
+    except UnicodeDecodeError:
+        return None
