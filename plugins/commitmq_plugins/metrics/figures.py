@@ -116,6 +116,11 @@ class Gathering:
         figures.dispatchers = self._status.get("dispatchers", [])
         return figures
 
+    def topics(self) -> dict[str, Row] | None:
+        """The topics alone, by name: one question, and only when they have changed. None when they are not known."""
+        self._is_late = False
+        return self._topics_now()
+
     def _tried(self, work: Callable[[], _Found]) -> _Found | None:
         if self._is_late:
             return None  # one silence is enough for one answer

@@ -1,4 +1,4 @@
-"""Goal: no client can make a server of pages or metrics large, slow or silent. Method: sockets that misbehave, on a listener."""
+"""Goal: no client can make a server of pages or metrics large, slow or silent. Method: sockets that misbehave, a listener."""
 
 from __future__ import annotations
 

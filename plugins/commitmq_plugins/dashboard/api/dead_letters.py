@@ -109,16 +109,14 @@ class Resend:
 
 def dead_groups(node: Node, asked: DeadGroupsAsked) -> DeadGroups:
     """No request of its own: the shared figures have the topics and what is dealt with."""
-    figures = node.figures()
-    if figures.topics is None:
-        raise node.silent("the coordinator")
+    figures, topics = node.figures(), node.topics()
     text = asked.q.lower()
-    names = sorted(name.removeprefix(DLQ_PREFIX) for name in figures.topics if name.startswith(DLQ_PREFIX))
+    names = sorted(name.removeprefix(DLQ_PREFIX) for name in topics if name.startswith(DLQ_PREFIX))
     names = [name for name in names if text in name.lower() and name > asked.after]
     rows = []
     for name in names[:_MOST_GROUPS]:
         topic = DLQ_PREFIX + name
-        bounds = node.bounds([(topic, queue) for queue in range(int(figures.topics[topic]["read_queues"]))][:16])
+        bounds = node.bounds([(topic, queue) for queue in range(int(topics[topic]["read_queues"]))][:16])
         messages = None if None in bounds else sum(end - begin for begin, end in filter(None, bounds))
         lag = figures.group_lags.get((DEAD_LETTER_GROUP, topic))
         waiting = messages if lag is None else lag.messages

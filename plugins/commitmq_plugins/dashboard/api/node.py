@@ -22,6 +22,7 @@ from commitmq.security.live_access import LiveAccess
 from commitmq_plugins.dashboard.settings import DashboardSettings
 from commitmq_plugins.metrics.figures import Figures, Gathering
 from commitmq_plugins.metrics.health import Health
+from commitmq_plugins.metrics.lags import Lags
 
 _LEAST_RATE_S: Final = 1.0
 _MOST_RATE_S: Final = 60.0
@@ -42,6 +43,9 @@ class Node:
         self._gathering = Gathering(context, self.deadline_s)
         self._figures: Figures | None = None
         self._figures_at_s = 0.0
+        self._topics: dict[str, Any] | None = None
+        self._bounds_lock = threading.Lock()
+        self._lags = Lags(context)
         self._written: list[tuple[float, int]] = []
 
     def close(self) -> None:
@@ -49,6 +53,7 @@ class Node:
         for admin in self._admins:
             admin.close()
         self._gathering.close()
+        self._lags.close()
 
     @property
     def admin(self) -> Admin:
@@ -67,8 +72,14 @@ class Node:
             yield found
 
     def figures(self) -> Figures:
-        """All figures, ``age_ms`` old at most. Raises NodeUnavailableError when another thread still waits for them."""
-        if not self._lock.acquire(timeout=self.deadline_s):
+        """All figures, ``age_ms`` old at most; while another thread gathers them, the ones before.
+
+        Raises NodeUnavailableError when there are none yet, and the other thread still waits for them.
+        """
+        before = self._figures
+        if not self._lock.acquire(timeout=self.deadline_s if before is None else 0):
+            if before is not None:
+                return before
             raise NodeUnavailableError(f"the node's figures were not there within {self.deadline_s:g} s")
         try:
             now_s = time.monotonic()
@@ -80,13 +91,23 @@ class Node:
         finally:
             self._lock.release()
 
+    def topics(self) -> dict[str, Any]:
+        """All topics by name; while another thread asks for them, as they were. Raises NodeUnavailableError."""
+        if self._lock.acquire(timeout=self.deadline_s if self._topics is None else 0):
+            try:
+                self._topics = self._gathering.topics()
+            finally:
+                self._lock.release()
+        if self._topics is None:
+            raise self.silent("the coordinator")
+        return self._topics
+
     def bounds(self, queues: list[tuple[str, int]]) -> list[tuple[int, int] | None]:
         """First offset and end of each queue, read from the ConsumeQueues as a reader does; None while not known."""
-        with self._lock:
-            lags = self._gathering.lags
-            if self._figures is not None:
-                lags.begin(self._figures.topics or {})
-            return [lags.bounds(topic, queue) for topic, queue in queues]
+        topics = self.topics()
+        with self._bounds_lock:
+            self._lags.begin(topics)
+            return [self._lags.bounds(topic, queue) for topic, queue in queues]
 
     def bytes_in_per_s(self) -> float | None:
         """Of the last minute; None until the dashboard has looked twice."""

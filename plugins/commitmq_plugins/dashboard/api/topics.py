@@ -132,10 +132,8 @@ def perm_text(perm: int) -> str:
 
 
 def topics(node: Node, asked: TopicsAsked) -> Topics:
-    """No request while the topics stay: the shared figures have them. Messages are counted for one page only."""
-    found = node.figures().topics
-    if found is None:
-        raise node.silent("the coordinator")
+    """No request while the topics stay. Messages are counted for one page only."""
+    found = node.topics()
     text = asked.q.lower()
     fitting = [row for name, row in found.items() if text in name.lower()]
     shown = fitting if asked.all else [row for row in fitting if _is_plain(row)]

@@ -1,6 +1,6 @@
 """Goal: OpenAPI document, documentation and settings say what the server has; without its extra it says so.
 
-Method: the document's references are followed; the tables of docs/dashboard.md are compared with routes and settings; a process
+Method: the references of the document; the tables of docs/dashboard.md beside routes and settings; a process
 in which jinja2 cannot be found.
 """
 
