@@ -7,7 +7,9 @@ a visitor asks, in a few threads; without visitors it does nothing but its heart
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 from commitmq.errors import CommitMQError
 from commitmq.plugin import WorkerContext, run_async
@@ -15,6 +17,9 @@ from commitmq_plugins.dashboard.api.node import Node
 from commitmq_plugins.dashboard.app import App
 from commitmq_plugins.dashboard.settings import DashboardSettings
 from commitmq_plugins.http_server import HttpLimits, HttpServer
+
+
+_DRAIN_S: Final = 3.0  # a resend of dead letters may take longer: it goes on with the next one
 
 
 def run(context: WorkerContext) -> None:
@@ -48,5 +53,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         await server.close()
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-    await asyncio.get_running_loop().run_in_executor(None, threads.shutdown)
-    node.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_S):
+            await asyncio.get_running_loop().run_in_executor(None, threads.shutdown)
+            node.close()

@@ -96,7 +96,7 @@ def test_no_value_becomes_markup(page: Page) -> None:
 @pytest.mark.parametrize("page", [one for one in PAGES if one.needs], ids=lambda page: page.path)
 def test_a_form_alone(page: Page) -> None:
     asked = {one.name: "" for one in dataclasses.fields(page.asks)}
-    values = {"token": "t", "problems": [], "asked": asked, "data": None}
+    values: dict[str, Any] = {"token": "t", "problems": [], "asked": asked, "data": None}
     assert "<form" in render.Renderer().page(page.template, values).decode()
 
 

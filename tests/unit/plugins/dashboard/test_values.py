@@ -28,7 +28,14 @@ class Asked:
 
 def test_values_have_the_types_of_their_fields() -> None:
     assert take(Asked, {"name": ["x"]}) == Asked("x", "a", (), None, None, False)
-    given = {"name": ["y", "x"], "kind": ["b"], "many": ["1", 2], "number": ["9"], "text": ["t"], "flag": ["1"]}
+    given: dict[str, list[Any]] = {
+        "name": ["y", "x"],
+        "kind": ["b"],
+        "many": ["1", 2],
+        "number": ["9"],
+        "text": ["t"],
+        "flag": ["1"],
+    }
     assert take(Asked, given) == Asked("x", "b", (1, 2), 9, "t", True)
     assert take(Asked, {"name": ["x"], "number": [""], "text": [""], "flag": [False]}) == Asked("x")
 
