@@ -6,13 +6,13 @@ import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import parse_qs, unquote
 
 import orjson
@@ -48,6 +48,7 @@ from commitmq_plugins.http_server import Request, Response
 _JSON: Final = "application/json"
 _HTML: Final = "text/html; charset=utf-8"
 _MOST_VALUES: Final = 200
+_Made = TypeVar("_Made")
 # No script at all, nothing of another origin, no frame around it. A referrer stays within: without one a browser would not say
 # the origin of a form either.
 HEADERS: Final = (
@@ -86,6 +87,8 @@ class App:
         self._sessions = Sessions(node.settings.max_sessions)
         self._logins = Logins(folder)
         self._renderer = Renderer()
+        self.working = 0
+        """Functions that threads run, or will."""
         self._openapi = json.dumps(document(ROUTES)).encode()
 
     async def answer(self, request: Request) -> Response:
@@ -174,7 +177,19 @@ class App:
     async def _work(self, route: Route | Page, asked: Any) -> Any:
         if route.method == "POST":
             self._node.context.log.info("a change from the dashboard", what=route.work.__name__, values=_shown(asked))
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(route.work, self._node, asked))
+        return await self._in_thread(partial(route.work, self._node, asked))
+
+    async def _in_thread(self, work: Callable[[], _Made]) -> _Made:
+        done = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        self.working += 1
+        done.add_done_callback(self._count_down)
+        # A visitor who has gone ends this coroutine, and not the thread.
+        return await asyncio.shield(done)
+
+    def _count_down(self, done: asyncio.Future[Any]) -> None:
+        self.working -= 1
+        if not done.cancelled():
+            done.exception()  # seen, also where the visitor has gone
 
     def _check_change(self, request: Request, visitor: Visitor, token: str) -> None:
         check_origin(request, visitor.host)
@@ -202,8 +217,7 @@ class App:
             asked = take(page.asks, given)
             data = await self._work(page, asked)
             shown = {"data": data, "asked": _first(page.asks, given)}
-            work = partial(self._page, page.template, visitor, shown)
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await self._in_thread(partial(self._page, page.template, visitor, shown))
         raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no page {request.path[:100]}")
 
     async def _download(self, request: Request) -> Response:
@@ -211,7 +225,7 @@ class App:
         given: dict[str, Sequence[Any]] = {"id": [name]}
         _add(given, _query_values(request.query))
         asked = take(MessageAsked, given)
-        data = await asyncio.get_running_loop().run_in_executor(self._threads, partial(body, self._node, asked))
+        data = await self._in_thread(partial(body, self._node, asked))
         save = ("Content-Disposition", 'attachment; filename="message.bin"')
         return Response(data, "application/octet-stream", headers=(save,))
 

@@ -7,7 +7,7 @@ a visitor asks, in a few threads; without visitors it does nothing but its heart
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -18,7 +18,7 @@ from commitmq_plugins.dashboard.app import App
 from commitmq_plugins.dashboard.settings import DashboardSettings
 from commitmq_plugins.http_server import HttpLimits, HttpServer
 
-
+_LOOK_S: Final = 0.05
 _DRAIN_S: Final = 3.0  # a resend of dead letters may take longer: it goes on with the next one
 
 
@@ -53,7 +53,8 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         await server.close()
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_DRAIN_S):
-            await asyncio.get_running_loop().run_in_executor(None, threads.shutdown)
-            node.close()
+    until_s = time.monotonic() + _DRAIN_S
+    while app.working and time.monotonic() < until_s:
+        await asyncio.sleep(_LOOK_S)
+    if not app.working:
+        node.close()
