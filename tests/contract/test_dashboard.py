@@ -78,6 +78,10 @@ def test_create_send_browse_and_query_by_key(node: Node, visitor: Visitor) -> No
     [row] = visitor.read("/topics/orders/messages")["messages"]
     assert (row["preview"], row["tag"], row["keys"]) == ("one espresso", "hot", ["k-1", "k-2"])
     eventually(lambda: visitor.read("/search?topic=orders&key=k-2")["messages"] == [row], "the key is found")
+    for query in (f"id={row['message_id']}", f"id={row['unique_id']}&topic=orders"):
+        assert visitor.read(f"/search?{query}")["messages"] == [row]
+    for query, status in (("topic=orders", 400), (f"id={row['unique_id']}", 409), ("id=x&topic=orders", 404)):
+        assert visitor.get(f"/api/v1/search?{query}").status == status, query
     page = texts(visitor.get("/search?topic=orders&key=k-2").text)
     assert "one espresso" in page
     whole = visitor.read(f"/messages/{row['message_id']}")

@@ -64,7 +64,7 @@ ROUTES: Final = (
         "GET", f"{ROOT}/messages/{{id}}", search.message, search.MessageAsked, search.MessagePage,
         "A message by its id, or with its topic by its unique id",
     ),
-    Route("GET", f"{ROOT}/search", search.search, search.SearchAsked, search.Found, "Messages of a topic by key"),
+    Route("GET", f"{ROOT}/search", search.search, search.SearchAsked, search.Found, "Messages by key, or one by its id"),
     Route("GET", f"{ROOT}/groups", groups.groups, groups.GroupsAsked, groups.Groups, "Groups, 50 a page"),
     Route("GET", f"{ROOT}/groups/{{group}}", groups.group, groups.GroupAsked, groups.Group, "A group by queues"),
     Route(

@@ -52,10 +52,11 @@ class MessagePage:
 
 @dataclass(frozen=True, slots=True)
 class SearchAsked:
-    """Messages of a topic with a key, the newest."""
+    """Messages of a topic with a key, the newest; or with ``id`` one message."""
 
-    topic: str = value(doc="The topic's name.", longest=255)
-    key: str = value(doc="One of the message's keys.", longest=255)
+    topic: str | None = value(None, "The topic's name.", longest=255)
+    key: str | None = value(None, "One of the message's keys.", longest=255)
+    id: str | None = value(None, "An offset message id, or with topic a unique id.", longest=255)
     begin: str | None = value(None, "Stored at this time or later.", longest=64)
     end: str | None = value(None, "Stored at this time or earlier.", longest=64)
     limit: int = value(64, "Rows.", low=1, high=_MOST)
@@ -121,7 +122,12 @@ def _groups(node: Node, found: Message) -> list[GroupState]:
 
 
 def search(node: Node, asked: SearchAsked) -> Found:
-    """A query of the index, which bounds its own work."""
+    """A query of the index, which bounds its own work; one by ``id`` has a result, or NotThereError."""
+    if asked.id is not None:
+        found, others = _found(node, MessageAsked(asked.id, asked.topic))
+        return Found([row_of(one) for one in (found, *others)], True, None)
+    if asked.topic is None or asked.key is None:
+        raise BadValueError("a search needs an id, or topic and key")
     begin = None if asked.begin is None else moment("begin", asked.begin)
     end = None if asked.end is None else moment("end", asked.end)
     result = node.admin.query(

@@ -13,14 +13,14 @@ from commitmq_plugins.dashboard.api.routes import match
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page at ``path``. Without one of the values ``needs`` it is a form to give them, and asks the node nothing."""
+    """A page at ``path``. ``needs`` has sets of values: without all of one of them it is a form, and asks the node nothing."""
 
     method: str
     path: str
     template: str
     work: Callable[[Node, Any], Any]
     asks: type[Any]
-    needs: tuple[str, ...] = ()
+    needs: tuple[tuple[str, ...], ...] = ()
 
     def matches(self, path: str) -> dict[str, str] | None:
         """The values in a request's path, None for another path."""
@@ -28,7 +28,9 @@ class Page:
 
     def is_only_a_form(self, given: Mapping[str, Sequence[Any]]) -> bool:
         """Whether a value is missing that a person gives next."""
-        return any(not any(given.get(name, ())) for name in self.needs)
+        if not self.needs:
+            return False
+        return not any(all(any(given.get(name, ())) for name in names) for names in self.needs)
 
 
 PAGES: Final = (
@@ -39,10 +41,10 @@ PAGES: Final = (
     Page("GET", "/topics/{topic}/messages", "messages.html", messages.messages, messages.MessagesAsked),
     Page("POST", "/topics/{topic}/messages", "sent.html", sending.send_message, sending.NewMessage),
     Page("GET", "/messages/{id}", "message.html", search.message, search.MessageAsked),
-    Page("GET", "/search", "search.html", search.search, search.SearchAsked, ("topic", "key")),
+    Page("GET", "/search", "search.html", search.search, search.SearchAsked, (("id",), ("topic", "key"))),
     Page("GET", "/groups", "groups.html", groups.groups, groups.GroupsAsked),
     Page("GET", "/groups/{group}", "group.html", groups.group, groups.GroupAsked),
-    Page("GET", "/groups/{group}/reset", "reset.html", groups.preview_reset, groups.ResetAsked, ("to",)),
+    Page("GET", "/groups/{group}/reset", "reset.html", groups.preview_reset, groups.ResetAsked, (("to",),)),
     Page("POST", "/groups/{group}/reset", "reset.html", groups.reset, groups.ResetWanted),
     Page("GET", "/dlq", "dead_groups.html", dead_letters.dead_groups, dead_letters.DeadGroupsAsked),
     Page("GET", "/dlq/{group}", "dead_letters.html", dead_letters.dead_letters, dead_letters.DeadLettersAsked),
