@@ -61,9 +61,14 @@ VERBS = {
 BUILT_IN_VERBS = {
     "pipeline": "Spark jobs over stores and nodes.",
     "rocketmq": "Examine a cluster of RocketMQ's protocol.",
+    "dashboard": "Show the address of a node's dashboard.",
 }
 
-VERB_PLUGINS = {"pipeline": "commitmq_plugins.spark", "rocketmq": "commitmq_plugins.rocketmq"}
+VERB_PLUGINS = {
+    "pipeline": "commitmq_plugins.spark",
+    "rocketmq": "commitmq_plugins.rocketmq",
+    "dashboard": "commitmq_plugins.dashboard",
+}
 
 # The same values as in commitmq.plugin.loading, which is too heavy to import here.
 ENTRY_POINT_GROUP = "commitmq"

@@ -34,6 +34,7 @@ BUILT_IN = (
     "commitmq_plugins.sql92",
     "commitmq_plugins.rocketmq",
     "commitmq_plugins.metrics",
+    "commitmq_plugins.dashboard",
     "commitmq_plugins.spark",
 )
 ENTRY_POINT_GROUP = "commitmq"

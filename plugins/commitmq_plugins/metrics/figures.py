@@ -15,7 +15,7 @@ from commitmq.errors import CommitMQError, NodeUnavailableError
 from commitmq.plugin import WorkerContext
 from commitmq_plugins.metrics.counted import Counted, CountFiles
 from commitmq_plugins.metrics.lags import Lags, Position, QueueLag
-from commitmq_plugins.metrics.node_line import NodeLine
+from commitmq_plugins.metrics.node_line import DEADLINE_S, NodeLine
 from commitmq_plugins.metrics.processes import Processes, ProcessFigures
 
 _STATUS_EVERY_S: Final = 15.0
@@ -77,10 +77,11 @@ class Figures:
 class Gathering:
     """Gathers. For one thread; nothing of it is used between two calls, so without a scrape it costs nothing."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, deadline_s: float = DEADLINE_S) -> None:
+        """``deadline_s``: of each question to a process of the node."""
         self._context, self._control = context, context.control
         self._settings = context.config.metrics
-        self.line = NodeLine(context)
+        self.line = NodeLine(context, deadline_s)
         self.lags = Lags(context)
         self._files = CountFiles(context.layout.run, self._settings.idle_after_s)
         self._processes = Processes(context.control)
@@ -114,6 +115,11 @@ class Gathering:
         figures.processes = self._processes.measure(self._status.get("processes", []))
         figures.dispatchers = self._status.get("dispatchers", [])
         return figures
+
+    def topics(self) -> dict[str, Row] | None:
+        """The topics alone, by name: one question, and only when they have changed. None when they are not known."""
+        self._is_late = False
+        return self._topics_now()
 
     def _tried(self, work: Callable[[], _Found]) -> _Found | None:
         if self._is_late:

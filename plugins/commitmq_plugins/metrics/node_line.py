@@ -13,14 +13,14 @@ from commitmq.plugin import WorkerContext
 from commitmq.protocol import wire
 from commitmq.protocol.channel import new_routing_id
 
-_DEADLINE_S: Final = 2.0
+DEADLINE_S: Final = 2.0
 
 
 class NodeLine:
     """A connection to each process that was asked. For one thread."""
 
-    def __init__(self, context: WorkerContext) -> None:
-        self._context = context
+    def __init__(self, context: WorkerContext, deadline_s: float = DEADLINE_S) -> None:
+        self._context, self._deadline_s = context, deadline_s
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._number = 0
 
@@ -40,7 +40,7 @@ class NodeLine:
         if sock is None:
             sock = self._sockets[endpoint] = self._opened(endpoint)
         self._number += 1
-        deadline = time.monotonic() + _DEADLINE_S
+        deadline = time.monotonic() + self._deadline_s
         try:
             sock.send(wire.pack({"op": op, "id": self._number, **fields}), zmq.NOBLOCK)
             while (left_ms := (deadline - time.monotonic()) * 1000) > 0 and sock.poll(max(1, int(left_ms))):
@@ -53,7 +53,7 @@ class NodeLine:
             self._drop(endpoint)
             raise NodeUnavailableError(f"{role} takes no requests at present: {error}") from error
         self._drop(endpoint)
-        raise NodeUnavailableError(f"{role} did not answer {op} within {_DEADLINE_S:.0f} s")
+        raise NodeUnavailableError(f"{role} did not answer {op} within {self._deadline_s:g} s")
 
     def pages(self, role: str, op: str, name: str, most: int) -> Iterator[Any]:
         """The entries of the list ``name`` on all pages, up to ``most``. Raises as :meth:`ask`."""

@@ -16,9 +16,9 @@ from urllib.parse import parse_qs
 
 from commitmq.errors import CommitMQError
 from commitmq.plugin import WorkerContext, run_async
+from commitmq_plugins.http_server import HttpLimits, HttpServer, Request, Response
 from commitmq_plugins.metrics.collector import KINDS, NORMAL, Collector
 from commitmq_plugins.metrics.health import Health
-from commitmq_plugins.metrics.http_server import HttpLimits, HttpServer, Request, Response
 from commitmq_plugins.metrics.page import OPENMETRICS_TYPE, TEXT_TYPE
 
 _JSON: Final = "application/json"

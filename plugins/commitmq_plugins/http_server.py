@@ -1,9 +1,9 @@
-"""A small HTTP/1.1 server for GET and HEAD, in an asyncio loop, that no client can make large or slow.
+"""A small HTTP/1.1 server for GET, HEAD and, on request, POST, in an asyncio loop, that no client can make large or slow.
 
-Bounds: connections; bytes of a request's head; the time until it is there; the time until its answer is taken. An answer is
-one object for all clients that get it, and is handed over in pieces: a client that does not read holds a piece, and loses its
-connection when its time is over. A client that sends a body, or anything that is no request, gets an answer and loses its
-connection.
+Bounds: connections; bytes of a request's head and of its body; the time until it is there; the time until its answer is taken.
+An answer is one object for all clients that get it, and is handed over in pieces: a client that does not read holds a piece,
+and loses its connection when its time is over. A client that sends a longer body, or anything that is no request, gets an
+answer and loses its connection.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Final
 
@@ -20,23 +20,34 @@ from commitmq.log import Log
 _PIECE_BYTES: Final = 64 * 1024
 _METHODS: Final = ("GET", "HEAD")
 _END: Final = b"\r\n\r\n"
+# Two of one of these would let two readers of one request see different ones.
+_ONCE: Final = ("host", "content-length", "transfer-encoding", "origin")
+_LENGTH_DIGITS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``headers`` have lower-case names; of a repeated one the last counts."""
+    """``headers`` have lower-case names; of a repeated one the last counts. ``body`` is that of a POST."""
 
     method: str
     path: str
     query: str
     headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
+    """``headers`` are those beside the ones that every answer has. Raises ValueError for one that ends its line."""
+
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     status: HTTPStatus = HTTPStatus.OK
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(not one.isascii() or not one.isprintable() for pair in self.headers for one in pair):
+            raise ValueError("a header of an answer is printable ASCII")
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -44,11 +55,12 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """See the module; ``timeout_s`` for a request, and for its answer."""
+    """See the module; ``timeout_s`` for a request, and for its answer. ``max_body_bytes``: 0 for no POST at all."""
 
     max_connections: int
     max_request_bytes: int
     timeout_s: float
+    max_body_bytes: int = 0
 
 
 class BadRequestError(Exception):
@@ -121,7 +133,9 @@ class HttpServer:
         try:
             async with asyncio.timeout(timeout_s):
                 head = await self._head(reader)
-            request, keeps = parse(head)
+                request, keeps = parse(head, self._limits.max_body_bytes)
+                if size := int(request.headers.get("content-length", "0")):
+                    request = replace(request, body=await reader.readexactly(size))
         except BadRequestError as error:
             response, keeps, method = Response(f"{error}\n".encode(), status=error.status), False, "GET"
         else:
@@ -146,9 +160,10 @@ class HttpServer:
     @staticmethod
     async def _send(writer: asyncio.StreamWriter, response: Response, *, keeps: bool, with_body: bool) -> None:
         status = response.status
+        more = "".join(f"{name}: {value}\r\n" for name, value in response.headers)
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {response.content_type}\r\n"
-            f"Content-Length: {len(response.body)}\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+            f"Content-Length: {len(response.body)}\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n{more}"
             f"Connection: {'keep-alive' if keeps else 'close'}\r\n\r\n"
         )
         writer.write(head.encode("ascii"))
@@ -159,8 +174,8 @@ class HttpServer:
         await writer.drain()
 
 
-def parse(head: bytes) -> tuple[Request, bool]:
-    """The request of a head, and whether the client keeps the connection. Raises BadRequestError."""
+def parse(head: bytes, max_body_bytes: int = 0) -> tuple[Request, bool]:
+    """The request of a head, without its body, and whether the client keeps the connection. Raises BadRequestError."""
     with contextlib.suppress(UnicodeDecodeError, ValueError):
         first, *lines = head.removesuffix(_END).decode("ascii").split("\r\n")
         method, target, version = first.split(" ")
@@ -169,14 +184,26 @@ def parse(head: bytes) -> tuple[Request, bool]:
             name, colon, value = line.partition(":")
             if not colon or not name or name != name.strip():
                 raise BadRequestError(HTTPStatus.BAD_REQUEST, "a header line has no name")
+            if name.lower() in _ONCE and name.lower() in headers:
+                raise BadRequestError(HTTPStatus.BAD_REQUEST, f"a request has one {name.lower()}")
             headers[name.lower()] = value.strip()
         if not target.startswith("/") or version not in ("HTTP/1.1", "HTTP/1.0"):
             raise BadRequestError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
-        if method not in _METHODS:
-            raise BadRequestError(HTTPStatus.METHOD_NOT_ALLOWED, "this server takes GET and HEAD")
-        if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
-            raise BadRequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "this server takes no bodies")
+        if method not in _METHODS and not (method == "POST" and max_body_bytes):
+            taken = " and ".join([*_METHODS, *(["POST"] if max_body_bytes else [])])
+            raise BadRequestError(HTTPStatus.METHOD_NOT_ALLOWED, f"this server takes {taken}")
+        _check_body(method, headers, max_body_bytes)
         path, _, query = target.partition("?")
         keeps = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
         return Request(method, path, query, headers), keeps
     raise BadRequestError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
+
+
+def _check_body(method: str, headers: dict[str, str], max_body_bytes: int) -> None:
+    length = headers.get("content-length", "0")
+    if "transfer-encoding" in headers or not (length.isascii() and length.isdecimal()):
+        raise BadRequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "this server takes bodies of a known length only")
+    most = max_body_bytes if method == "POST" else 0
+    if len(length) > _LENGTH_DIGITS or int(length) > most:
+        why = f"a body has {most} bytes at most" if most else "this server takes no bodies"
+        raise BadRequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)

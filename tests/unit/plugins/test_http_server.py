@@ -1,4 +1,4 @@
-"""Goal: no client can make the metrics server large, slow or silent. Method: sockets that misbehave, on a real listener."""
+"""Goal: no client can make a server of pages or metrics large, slow or silent. Method: sockets that misbehave, a listener."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http import HTTPStatus
 import pytest
 
 from commitmq.log import get_log
-from commitmq_plugins.metrics.http_server import BadRequestError, HttpLimits, HttpServer, Request, Response, parse
+from commitmq_plugins.http_server import BadRequestError, HttpLimits, HttpServer, Request, Response, parse
 
 BODY = b"x" * 30_000_000
 LIMITS = HttpLimits(max_connections=4, max_request_bytes=1_024, timeout_s=0.4)
@@ -144,3 +144,53 @@ def test_a_head_is_taken_apart() -> None:
     with pytest.raises(BadRequestError) as raised:
         parse(b"GET /a HTTP/1.1\r\nno colon\r\n\r\n")
     assert raised.value.status is HTTPStatus.BAD_REQUEST
+
+
+def test_a_server_that_takes_posts_gives_their_bodies() -> None:
+    limits = HttpLimits(max_connections=4, max_request_bytes=1_024, timeout_s=0.4, max_body_bytes=2_000)
+    bodies: list[bytes] = []
+
+    async def take(request: Request) -> Response:
+        bodies.append(request.body)
+        return Response(b"taken", headers=(("X-One", "1"),))
+
+    async def talk(server: HttpServer, port: int) -> None:
+        body = b"x" * 2_000  # longer than a head may be
+        found = await ask(
+            port,
+            b"POST / HTTP/1.1\r\nContent-Length: 2000\r\n\r\n" + body + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n",
+        )
+        assert found.count(b"HTTP/1.1 200 OK") == 2
+        assert b"\r\nX-One: 1\r\n" in found
+        assert bodies == [body, b""]
+        for head, status in (
+            (b"POST / HTTP/1.1\r\nContent-Length: 2001\r\n\r\n", 413),
+            (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 413),
+            (b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 500 + b"\r\n\r\n", 413),
+            (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 413),
+            (b"GET / HTTP/1.1\r\nContent-Length: 1\r\n\r\nx", 413),
+            (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx", 400),
+            (b"GET / HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n", 400),
+            (b"PUT / HTTP/1.1\r\n\r\n", 405),
+        ):
+            assert (await ask(port, head)).startswith(f"HTTP/1.1 {status} ".encode()), head
+        began = time.monotonic()
+        assert await ask(port, b"POST / HTTP/1.1\r\nContent-Length: 2000\r\n\r\n" + b"x" * 1_999) == b""
+        assert time.monotonic() - began < 1.4, "a body that does not come ends the connection"
+        assert len(bodies) == 2
+
+    async def run() -> None:
+        server = HttpServer(take, limits, get_log("test"))
+        _, port = await server.listen("127.0.0.1", 0)
+        try:
+            await asyncio.wait_for(talk(server, port), 30)
+        finally:
+            await server.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("header", [("X", "a\r\nSet-Cookie: b"), ("X\n", "a"), ("X", "ü")])
+def test_a_header_of_an_answer_cannot_begin_another(header: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="printable ASCII"):
+        Response(b"", headers=(header,))

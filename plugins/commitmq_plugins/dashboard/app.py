@@ -1,0 +1,315 @@
+"""The answers of the dashboard: JSON under ``/api/v1``, pages beside it, and what both refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+from urllib.parse import parse_qs, unquote
+
+import orjson
+
+from commitmq.errors import (
+    CommitMQError,
+    GroupNotFoundError,
+    InvalidMessageError,
+    NodeUnavailableError,
+    RequestError,
+    RequestTimeoutError,
+    TopicNotFoundError,
+)
+from commitmq_plugins.dashboard.api.node import Node
+from commitmq_plugins.dashboard.api.openapi import document
+from commitmq_plugins.dashboard.api.routes import ROOT, ROUTES, Route
+from commitmq_plugins.dashboard.api.search import MessageAsked, NotThereError, body
+from commitmq_plugins.dashboard.api.values import BadValueError, take
+from commitmq_plugins.dashboard.guard import (
+    TOKEN_HEADER,
+    Logins,
+    RefusedError,
+    Sessions,
+    check_host,
+    check_origin,
+    cookie_of,
+    set_cookie,
+)
+from commitmq_plugins.dashboard.pages.render import STYLE, Renderer
+from commitmq_plugins.dashboard.pages.views import PAGES, Page
+from commitmq_plugins.http_server import Request, Response
+
+_JSON: Final = "application/json"
+_HTML: Final = "text/html; charset=utf-8"
+_MOST_VALUES: Final = 200
+_Made = TypeVar("_Made")
+# No script at all, nothing of another origin, no frame around it. A referrer stays within: without one a browser would not say
+# the origin of a form either.
+HEADERS: Final = (
+    (
+        "Content-Security-Policy",
+        "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    ),
+    ("Referrer-Policy", "same-origin"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+)
+_ICON: Final = (
+    b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><path fill="#0b6bcb" '
+    b'd="M1 2h14v3H1zm0 4.5h14v3H1zM1 11h9v3H1z"/></svg>'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who asks: the session of the cookie, empty without one. ``may_begin``: a page may give a new one.
+
+    A browser that follows a link of another site leaves the cookie out. A new one would replace it, and with it the login.
+    """
+
+    session: str
+    host: str
+    may_begin: bool
+
+
+class App:
+    """Answers requests; work for the node is done in ``threads``."""
+
+    def __init__(self, node: Node, threads: Executor, folder: Path) -> None:
+        self._node, self._threads = node, threads
+        self._names = node.settings.host_names()
+        self._sessions = Sessions(node.settings.max_sessions)
+        self._logins = Logins(folder)
+        self._renderer = Renderer()
+        self.working = 0
+        """Functions that threads run, or will."""
+        self._openapi = json.dumps(document(ROUTES)).encode()
+
+    async def answer(self, request: Request) -> Response:
+        """The answer to one request."""
+        is_api = request.path.startswith(f"{ROOT}/") or request.path.startswith("/health")
+        visitor = Visitor("", "", may_begin=False)
+        try:
+            host = check_host(request, self._names)
+            is_own = request.headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+            visitor = Visitor(cookie_of(request.headers), host, may_begin=is_own and request.method != "POST")
+            response = await self._answer(request, visitor)
+        except Exception as error:
+            status, text = _refusal(error)
+            if status is HTTPStatus.INTERNAL_SERVER_ERROR:
+                self._node.context.log.exception("a page failed", path=request.path[:100], error=repr(error))
+            if is_api:
+                response = _json({"error": text}, status)
+            else:
+                response = self._page("error.html", visitor, {"text": text, "status": status}, status)
+        return dataclasses.replace(response, headers=(*HEADERS, *response.headers))
+
+    async def _answer(self, request: Request, visitor: Visitor) -> Response:
+        fixed = self._fixed(request)
+        if fixed is not None:
+            return fixed
+        if request.path == "/login" and request.method != "POST":
+            return self._log_in(request)
+        if self._node.asks_for_login and not self._sessions.is_logged_in(visitor.session):
+            raise RefusedError(
+                HTTPStatus.UNAUTHORIZED, "this node has users: `commitmq dashboard` prints a link to log in"
+            )
+        if request.path == f"{ROOT}/session":
+            session = visitor.session or self._sessions.new()
+            answer = _json({"token": self._sessions.token(session)})
+            return dataclasses.replace(answer, headers=(set_cookie(session),))
+        if request.path.startswith(f"{ROOT}/"):
+            return await self._api(request, visitor)
+        return await self._html(request, visitor)
+
+    def _fixed(self, request: Request) -> Response | None:
+        """What needs neither login nor the node."""
+        if request.path == "/health/live":
+            return _json({"live": True})
+        if request.path == "/health/ready":
+            reasons = self._node.health.reasons()
+            status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+            return _json({"ready": not reasons, "reasons": reasons}, status)
+        if request.path == "/style.css":
+            return Response(STYLE, "text/css; charset=utf-8")
+        if request.path in ("/icon.svg", "/favicon.ico"):
+            return Response(_ICON, "image/svg+xml")
+        if request.path == f"{ROOT}/openapi.json":
+            return Response(self._openapi, _JSON)
+        return None
+
+    def _log_in(self, request: Request) -> Response:
+        [link] = parse_qs(request.query).get("link", [""])[-1:]
+        self._logins.use(link, time.time())
+        session = self._sessions.new()
+        self._sessions.log_in(session)
+        return Response(b"", status=HTTPStatus.SEE_OTHER, headers=(("Location", "/"), set_cookie(session)))
+
+    # ------------------------------------------------------------ JSON
+
+    async def _api(self, request: Request, visitor: Visitor) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        methods = []
+        for route in ROUTES:
+            values = route.matches(request.path)
+            if values is None:
+                continue
+            methods.append(route.method)
+            if route.method != method:
+                continue
+            given: dict[str, Sequence[Any]] = {name: [one] for name, one in values.items()}
+            if method == "POST":
+                self._check_change(request, visitor, request.headers.get(TOKEN_HEADER, ""))
+                _add(given, _json_values(request))
+            else:
+                _add(given, _query_values(request.query))
+            return _json(await self._work(route, take(route.asks, given)))
+        if methods:
+            raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, f"this path takes {' and '.join(methods)}")
+        raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no {request.path[:100]}; {ROOT}/openapi.json has all paths")
+
+    async def _work(self, route: Route | Page, asked: Any) -> Any:
+        if route.method == "POST":
+            self._node.context.log.info("a change from the dashboard", what=route.work.__name__, values=_shown(asked))
+        return await self._in_thread(partial(route.work, self._node, asked))
+
+    async def _in_thread(self, work: Callable[[], _Made]) -> _Made:
+        done = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        self.working += 1
+        done.add_done_callback(self._count_down)
+        # A visitor who has gone ends this coroutine, and not the thread.
+        return await asyncio.shield(done)
+
+    def _count_down(self, done: asyncio.Future[Any]) -> None:
+        self.working -= 1
+        if not done.cancelled():
+            done.exception()  # seen, also where the visitor has gone
+
+    def _check_change(self, request: Request, visitor: Visitor, token: str) -> None:
+        check_origin(request, visitor.host)
+        self._sessions.check_token(visitor.session, token)
+
+    # ------------------------------------------------------------ pages
+
+    async def _html(self, request: Request, visitor: Visitor) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        if request.path.startswith("/messages/") and request.path.endswith("/body") and method == "GET":
+            return await self._download(request)
+        for page in PAGES:
+            values = page.matches(request.path)
+            if values is None or page.method != method:
+                continue
+            given: dict[str, Sequence[Any]] = {name: [one] for name, one in values.items()}
+            if method == "POST":
+                form = _form_values(request)
+                self._check_change(request, visitor, str(form.pop("token", [""])[-1]))
+                _add(given, form)
+            else:
+                _add(given, _query_values(request.query))
+            if page.is_only_a_form(given):
+                return self._page(page.template, visitor, {"data": None, "asked": _first(page.asks, given)})
+            asked = take(page.asks, given)
+            data = await self._work(page, asked)
+            shown = {"data": data, "asked": _first(page.asks, given)}
+            return await self._in_thread(partial(self._page, page.template, visitor, shown))
+        raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no page {request.path[:100]}")
+
+    async def _download(self, request: Request) -> Response:
+        name = unquote(request.path.removeprefix("/messages/").removesuffix("/body"), errors="strict")
+        given: dict[str, Sequence[Any]] = {"id": [name]}
+        _add(given, _query_values(request.query))
+        asked = take(MessageAsked, given)
+        data = await self._in_thread(partial(body, self._node, asked))
+        save = ("Content-Disposition", 'attachment; filename="message.bin"')
+        return Response(data, "application/octet-stream", headers=(save,))
+
+    def _page(
+        self, template: str, visitor: Visitor, values: dict[str, Any], status: HTTPStatus = HTTPStatus.OK
+    ) -> Response:
+        begins = not visitor.session and visitor.may_begin and status is HTTPStatus.OK
+        session = self._sessions.new() if begins else visitor.session
+        common = {"token": self._sessions.token(session), "problems": self._node.health.reasons()}
+        html = self._renderer.page(template, {**common, **values})
+        headers = (set_cookie(session),) if begins else ()
+        return Response(html, _HTML, status, headers)
+
+
+def _refusal(error: Exception) -> tuple[HTTPStatus, str]:
+    """Status and sentence of an answer about a failure."""
+    kinds: tuple[tuple[type[Exception], HTTPStatus], ...] = (
+        (BadValueError, HTTPStatus.BAD_REQUEST),
+        (TopicNotFoundError, HTTPStatus.NOT_FOUND),
+        (GroupNotFoundError, HTTPStatus.NOT_FOUND),
+        (NotThereError, HTTPStatus.NOT_FOUND),
+        (NodeUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE),
+        (RequestTimeoutError, HTTPStatus.SERVICE_UNAVAILABLE),
+        (InvalidMessageError, HTTPStatus.BAD_REQUEST),
+        (UnicodeDecodeError, HTTPStatus.BAD_REQUEST),
+        (ValueError, HTTPStatus.BAD_REQUEST),
+        (RequestError, HTTPStatus.CONFLICT),
+        (CommitMQError, HTTPStatus.BAD_GATEWAY),
+    )
+    if isinstance(error, RefusedError):
+        return error.status, str(error)
+    for kind, status in kinds:
+        if isinstance(error, kind):
+            return status, str(error)[:2_000]
+    return HTTPStatus.INTERNAL_SERVER_ERROR, "the dashboard failed on this request; the node's log says why"
+
+
+def _json(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    return Response(orjson.dumps(value, default=_not_text) + b"\n", _JSON, status)
+
+
+def _not_text(value: Any) -> NoReturn:
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _query_values(query: str) -> dict[str, list[str]]:
+    return parse_qs(query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_VALUES)
+
+
+def _form_values(request: Request) -> dict[str, list[str]]:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a page takes forms")
+    return _query_values(request.body.decode("ascii"))
+
+
+def _json_values(request: Request) -> dict[str, list[Any]]:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != _JSON:
+        raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{ROOT} takes {_JSON}")
+    try:
+        found = orjson.loads(request.body)
+    except ValueError as error:
+        raise BadValueError(f"the body is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadValueError("the body is a JSON object")
+    return {name: one if isinstance(one, list) else [one] for name, one in found.items()}
+
+
+def _add(given: dict[str, Sequence[Any]], more: dict[str, Any]) -> None:
+    """What a path names counts."""
+    for name, one in more.items():
+        if name in given:
+            raise BadValueError(f"{name} is in the path already")
+        given[name] = one
+
+
+def _first(schema: type[Any], given: dict[str, Sequence[Any]]) -> dict[str, Any]:
+    """What a form shows again: texts, empty for values that were not given."""
+    none = {one.name: "" for one in dataclasses.fields(schema)}
+    return none | {name: one[-1] if one else "" for name, one in given.items()}
+
+
+def _shown(asked: Any) -> str:
+    """A change for the log, without bodies."""
+    values = {one.name: getattr(asked, one.name) for one in dataclasses.fields(asked) if one.name != "body"}
+    return json.dumps(values)[:500]

@@ -1,0 +1,159 @@
+"""Who may ask: the names of this server, the origin and the token of a change, and the login of a node with users.
+
+A page of another origin can make a browser send requests to loopback, and with a name of its own that resolves to 127.0.0.1
+even read the answers. So a request must be for one of this server's names, a change must come from a page of this server or
+carry a header that other origins cannot send, and its token must be that of the visitor's cookie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from commitmq.errors import CommitMQError, StoreError
+from commitmq.files import atomic_file
+from commitmq_plugins.http_server import Request
+
+COOKIE: Final = "commitmq_session"
+TOKEN_HEADER: Final = "x-commitmq-token"
+LINK_LIFE_S: Final = 60
+SESSION_LIFE_S: Final = 12 * 3_600
+KEY_FILE: Final = "login.key"
+_ID_LENGTH: Final = 32
+
+
+class RefusedError(CommitMQError):
+    """The request is not answered. ``status`` is the answer's."""
+
+    def __init__(self, status: HTTPStatus, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def check_host(request: Request, names: frozenset[str]) -> str:
+    """The request's ``Host``. Raises RefusedError for another name than those of this server."""
+    host = request.headers.get("host", "").lower()
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    if name not in names:
+        raise RefusedError(
+            HTTPStatus.MISDIRECTED_REQUEST,
+            f"this server is not {name[:100]!r}: name it in plugins.dashboard.names, or use one of its names",
+        )
+    return host
+
+
+def check_origin(request: Request, host: str) -> None:
+    """For a change. Raises RefusedError when it comes from a page of another origin, or from nowhere without the header."""
+    origin = request.headers.get("origin")
+    if origin is None:
+        if TOKEN_HEADER not in request.headers:
+            raise RefusedError(HTTPStatus.FORBIDDEN, "a change needs an Origin, or the token as a header")
+        return
+    parts = urlsplit(origin)
+    if parts.scheme not in ("http", "https") or parts.netloc.lower() != host:
+        raise RefusedError(HTTPStatus.FORBIDDEN, f"a page of {origin[:100]!r} cannot change anything here")
+
+
+def cookie_of(headers: Mapping[str, str]) -> str:
+    """The session's id; empty without one."""
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    value = "" if found is None else found.value
+    is_ours = len(value) == _ID_LENGTH and all(one in "0123456789abcdef" for one in value)
+    return value if is_ours else ""
+
+
+def set_cookie(session: str) -> tuple[str, str]:
+    """The header that gives a browser its session."""
+    return "Set-Cookie", f"{COOKIE}={session}; Path=/; HttpOnly; SameSite=Strict"
+
+
+class Sessions:
+    """Sessions need no table: the token of a change is a MAC of the cookie. Only those that are logged in are kept.
+    Thread-safe.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._secret = secrets.token_bytes(32)
+        self._most = most
+        self._lock = threading.Lock()
+        self._until_s: dict[str, float] = {}
+
+    @staticmethod
+    def new() -> str:
+        """A session's id."""
+        return secrets.token_hex(_ID_LENGTH // 2)
+
+    def token(self, session: str) -> str:
+        """What a change of this session must carry."""
+        return hmac.new(self._secret, session.encode(), hashlib.sha256).hexdigest()
+
+    def check_token(self, session: str, token: str) -> None:
+        """Raises RefusedError."""
+        if not session or not hmac.compare_digest(self.token(session).encode(), token.encode()):
+            raise RefusedError(HTTPStatus.FORBIDDEN, "the token is not that of this session: load the page again")
+
+    def log_in(self, session: str) -> None:
+        """The oldest login ends when there are too many."""
+        with self._lock:
+            while len(self._until_s) >= self._most:
+                del self._until_s[next(iter(self._until_s))]
+            self._until_s[session] = time.monotonic() + SESSION_LIFE_S
+
+    def is_logged_in(self, session: str) -> bool:
+        """Whether it has logged in, within its life."""
+        with self._lock:
+            return self._until_s.get(session, 0.0) > time.monotonic()
+
+
+class Logins:
+    """One-time links. They are made with a key in a file that only the node's own account can read, and serve a minute."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes a new key, so that links of a former process are void. Raises OSError, StoreError."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._key = secrets.token_hex(32)
+        atomic_file.replace(folder / KEY_FILE, self._key.encode(), "the dashboard's key", durable=False, mode=0o600)
+        self._used: dict[str, int] = {}
+
+    def use(self, link: str, now_s: float) -> None:
+        """Raises RefusedError for a link that is false, old or used."""
+        text, _, mac = link.partition(".")
+        wrong = RefusedError(
+            HTTPStatus.FORBIDDEN, "this link is not valid any more: `commitmq dashboard` prints a new one"
+        )
+        number, _, made = text.partition("-")
+        if not (made.isascii() and made.isdecimal() and len(made) < 12 and len(number) < 40):
+            raise wrong
+        if not hmac.compare_digest(_mac(self._key, text).encode(), mac.encode()):
+            raise wrong
+        self._used = {one: at for one, at in self._used.items() if abs(now_s - at) <= LINK_LIFE_S}
+        if abs(now_s - int(made)) > LINK_LIFE_S or text in self._used:
+            raise wrong
+        self._used[text] = int(made)
+
+
+def make_link(folder: Path) -> str:
+    """A link's text, for the owner of the store. Raises StoreError."""
+    path = folder / KEY_FILE
+    try:
+        key = path.read_text(encoding="ascii")
+    except OSError as error:
+        raise StoreError(f"cannot read the dashboard's key: {error.strerror}", path=path) from error
+    text = f"{secrets.token_hex(16)}-{int(time.time())}"
+    return f"{text}.{_mac(key, text)}"
+
+
+def _mac(key: str, text: str) -> str:
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()

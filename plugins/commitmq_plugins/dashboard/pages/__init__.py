@@ -1,0 +1,1 @@
+"""How the dashboard looks: templates without a script, made on the server."""

@@ -1,0 +1,137 @@
+"""Goal: only this server's names, its own pages, its own tokens and fresh links are let in.
+
+Method: requests that differ from a good one in one thing; a clock that is handed in.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from commitmq.errors import StoreError
+from commitmq_plugins.dashboard.guard import (
+    LINK_LIFE_S,
+    TOKEN_HEADER,
+    Logins,
+    RefusedError,
+    Sessions,
+    check_host,
+    check_origin,
+    cookie_of,
+    make_link,
+    set_cookie,
+)
+from commitmq_plugins.dashboard.settings import DashboardSettings
+from commitmq_plugins.http_server import Request
+
+NAMES = DashboardSettings(host="192.0.2.7", names="mq.example; MQ2.example,x").host_names()
+
+
+def request(**headers: str) -> Request:
+    return Request("POST", "/topics", "", {name.replace("_", "-"): one for name, one in headers.items()})
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "localhost:1",
+        "127.0.0.1:7380",
+        "[::1]:7380",
+        "[::1]",
+        "192.0.2.7",
+        "Mq.Example:80",
+        "mq2.example",
+        "x",
+    ],
+)
+def test_our_names(host: str) -> None:
+    assert check_host(request(host=host), NAMES) == host.lower()
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "evil.example", "localhost.evil.example", "evil.example:localhost", ":", "::1", "127.0.0.1:1:1", "localhost "],
+)
+def test_other_names(host: str) -> None:
+    with pytest.raises(RefusedError) as raised:
+        check_host(request(host=host), NAMES)
+    assert raised.value.status == 421
+
+
+def test_an_origin_is_the_servers_own() -> None:
+    check_origin(request(origin="http://localhost:1"), "localhost:1")
+    check_origin(request(origin="https://mq.example"), "mq.example")
+    check_origin(request(**{TOKEN_HEADER: ""}), "localhost:1")
+    for origin in (
+        "http://localhost",
+        "http://localhost:2",
+        "null",
+        "",
+        "ftp://localhost:1",
+        "http://localhost:1.evil",
+    ):
+        with pytest.raises(RefusedError):
+            check_origin(request(origin=origin, **{TOKEN_HEADER: ""}), "localhost:1")
+    with pytest.raises(RefusedError):
+        check_origin(request(), "localhost:1")
+
+
+def test_a_token_belongs_to_its_session_and_to_its_server() -> None:
+    sessions = Sessions(10)
+    mine, other = sessions.new(), sessions.new()
+    sessions.check_token(mine, sessions.token(mine))
+    for session, token in ((mine, sessions.token(other)), (mine, ""), (mine, "é"), ("", sessions.token(""))):
+        with pytest.raises(RefusedError):
+            sessions.check_token(session, token)
+    with pytest.raises(RefusedError):
+        Sessions(10).check_token(mine, sessions.token(mine))
+
+
+def test_cookies() -> None:
+    session = Sessions.new()
+    name, text = set_cookie(session)
+    assert (name, text.count(";")) == ("Set-Cookie", 3)
+    assert cookie_of({"cookie": f"a=b; {text.partition(';')[0]}; c=d"}) == session
+    for wrong in (
+        "",
+        "commitmq_session=",
+        "commitmq_session=x",
+        f"commitmq_session={session}0",
+        "=;=",
+        "commitmq_session=" + "G" * 32,
+    ):
+        assert cookie_of({"cookie": wrong}) == ""
+
+
+def test_logins_are_bounded() -> None:
+    sessions = Sessions(3)
+    logged_in = [sessions.new() for _ in range(5)]
+    for one in logged_in:
+        sessions.log_in(one)
+    assert [sessions.is_logged_in(one) for one in logged_in] == [False, False, True, True, True]
+    assert not sessions.is_logged_in("")
+
+
+def test_a_link_serves_once_for_a_minute_and_for_one_life(tmp_path: Path) -> None:
+    folder = tmp_path / "workers" / "dashboard"
+    with pytest.raises(StoreError, match="cannot read the dashboard's key"):
+        make_link(folder)
+    logins = Logins(folder)
+    link, now = make_link(folder), time.time()
+    for wrong in ("", ".", "x", link + "0", link[:-1], "a" + link, link.replace("-", "-1"), "é.é"):
+        with pytest.raises(RefusedError):
+            logins.use(wrong, now)
+    with pytest.raises(RefusedError):
+        logins.use(link, now + LINK_LIFE_S + 2)
+    logins.use(link, now)
+    for at in (now, now + LINK_LIFE_S - 2, now + LINK_LIFE_S + 2):
+        with pytest.raises(RefusedError):
+            logins.use(link, at)
+    second = make_link(folder)
+    with pytest.raises(RefusedError):
+        Logins(folder).use(second, now)
+    assert (folder / "login.key").stat().st_mode & 0o777 == 0o600
+    assert (folder / "login.key").read_text() not in link

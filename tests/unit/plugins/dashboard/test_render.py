@@ -1,0 +1,124 @@
+"""Goal: whatever a name or a body holds, a page shows it as text, and shows what is not known as a dash.
+
+Method: the filters by themselves; every template with hostile values in every place, read by an HTML parser.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from html.parser import HTMLParser
+from types import UnionType
+from typing import Any
+
+import pytest
+
+from commitmq_plugins.dashboard.api.routes import ROUTES
+from commitmq_plugins.dashboard.pages import render
+from commitmq_plugins.dashboard.pages.views import PAGES, Page
+
+HOSTILE = "<script>x()</script>\"' onload=x {{ 7*7 }} {% raw %} \u202e\x00\x1b[31m javascript:x </textarea></title>"
+
+
+def test_figures() -> None:
+    assert [render.size(one) for one in (None, 0, 1023, 1024, 1536, 5 << 40)] == [
+        "–", "0 B", "1,023 B", "1.0 KiB", "1.5 KiB", "5.0 TiB",
+    ]  # fmt: skip
+    assert [render.age(one) for one in (None, 0.0, 2.5, 90, 300, 7_200, 400_000)] == [
+        "–", "0 s", "2.5 s", "90 s", "5 min", "2 h", "5 d",
+    ]  # fmt: skip
+    assert [render.number(one) for one in (None, 0, 1_234_567)] == ["–", "0", "1,234,567"]
+    assert render.time_of(1_780_315_200_007) == "2026-06-01 12:00:00.007"
+    assert render.time_of(1 << 62) == f"{1 << 62} ms"
+    assert [render.time_of(one) for one in (None, 0, -1)] == ["–"] * 3
+    assert [render.maybe(one) for one in (None, "", 0, "x")] == ["–", "–", 0, "x"]
+
+
+def test_characters_that_hide_are_named() -> None:
+    assert render.visible("a\u202eb\x00c\nd") == "a\\u202eb\\x00c\\nd"
+    assert render.visible("küche 厨房") == "küche 厨房"
+    assert str(render.body("a\n<b>\u202e\r\n")) == "a\n&lt;b&gt;\\u202e\\r\n"
+    assert render.part("%DLQ%a/b?c") == "%25DLQ%25a%2Fb%3Fc"
+    assert render.query({"a": "x&y", "b": "", "c": None}, page=2) == "a=x%26y&page=2"
+
+
+def made(annotation: Any, depth: int = 0) -> Any:
+    """A value of a type, hostile where it is a text; lists have two entries."""
+    if isinstance(annotation, UnionType):
+        return made(typing.get_args(annotation)[0], depth)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is list:
+        return [made(arguments[0], depth + 1) for _ in range(2)]
+    if origin is dict:
+        return {made(arguments[0]): made(arguments[1])}
+    if dataclasses.is_dataclass(annotation):
+        assert isinstance(annotation, type)
+        hints = typing.get_type_hints(annotation)
+        return annotation(**{one.name: made(hints[one.name], depth + 1) for one in dataclasses.fields(annotation)})
+    return {str: HOSTILE, int: 7, float: 7.5, bool: True}[annotation]
+
+
+class Elements(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+
+def elements(html: str) -> Elements:
+    parser = Elements()
+    parser.feed(html)
+    return parser
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.method} {page.path}")
+def test_no_value_becomes_markup(page: Page) -> None:
+    [answers] = [one.answers for one in ROUTES if one.work is page.work]
+    asked = {one.name: HOSTILE for one in dataclasses.fields(page.asks)}
+    common = {"token": "t", "problems": [HOSTILE], "asked": asked}
+    html = render.Renderer().page(page.template, {**common, "data": made(answers)}).decode()
+    found = elements(html)
+    assert not {"script", "img", "iframe", "object", "style", "svg"} & set(found.tags)
+    assert found.tags.count("title") == found.tags.count("h1") == found.tags.count("main") == 1
+    assert found.tags.count("table") == found.tags.count("caption")
+    assert not [name for name, _ in found.attributes if name.startswith("on") or name in ("style", "srcdoc")]
+    places = [value for name, value in found.attributes if name in ("href", "action", "src")]
+    assert [one for one in places if one[:1] not in ("/", "#")] == []
+    assert "\u202e" not in html
+    assert "\x00" not in html
+    assert ">49<" not in html
+
+
+@pytest.mark.parametrize("page", [one for one in PAGES if one.needs], ids=lambda page: page.path)
+def test_a_form_alone(page: Page) -> None:
+    asked = {one.name: "" for one in dataclasses.fields(page.asks)}
+    values: dict[str, Any] = {"token": "t", "problems": [], "asked": asked, "data": None}
+    assert "<form" in render.Renderer().page(page.template, values).decode()
+
+
+def test_nothing_is_unknown_in_a_sparse_answer() -> None:
+    """Every value that may be null is null: a dash, never 0, and no template fails."""
+
+    def sparse(annotation: Any) -> Any:
+        if isinstance(annotation, UnionType):
+            return None
+        if dataclasses.is_dataclass(annotation):
+            assert isinstance(annotation, type)
+            hints = typing.get_type_hints(annotation)
+            return annotation(**{one.name: sparse(hints[one.name]) for one in dataclasses.fields(annotation)})
+        if typing.get_origin(annotation) is list:
+            return [sparse(typing.get_args(annotation)[0])]
+        if typing.get_origin(annotation) is dict:
+            return {}
+        return {str: "x", int: 0, float: 0.0, bool: False}[annotation]
+
+    for page in PAGES:
+        [answers] = [one.answers for one in ROUTES if one.work is page.work]
+        asked = {one.name: "" for one in dataclasses.fields(page.asks)}
+        values = {"token": "t", "problems": [], "asked": asked, "data": sparse(answers)}
+        html = render.Renderer().page(page.template, values).decode()
+        assert "None" not in html, page.path
