@@ -11,6 +11,7 @@ import csv
 import gzip
 import hashlib
 import io
+import itertools
 import os
 import re
 import subprocess
@@ -370,6 +371,12 @@ def test_every_test_module_says_its_goal_and_its_method() -> None:
     assert len(docstrings) > 200
     wrong = [path for path, text in docstrings.items() if not text.startswith("Goal: ") or "Method: " not in text]
     assert [str(path.relative_to(PROJECT)) for path in wrong] == []
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    """The folders of the tests are no packages, so two modules of one name are one to pytest."""
+    names = sorted(path.name for path in (PROJECT / "tests").rglob("test_*.py") if "fixtures" not in path.parts)
+    assert [one for one, next_one in itertools.pairwise(names) if one == next_one] == []
 
 
 def test_scripts_can_be_executed() -> None:
