@@ -103,8 +103,8 @@ def test_three_flows(page: Any, origin: str) -> None:
     # A message by its key: 3 clicks.
     page.goto("/")
     page.get_by_role("navigation").get_by_role("link", name="Search").click()
-    page.get_by_label("Topic").fill("orders")
-    page.get_by_label("Key").fill("k2")
+    page.get_by_label("Topic", exact=True).fill("orders")
+    page.get_by_label("Key", exact=True).fill("k2")
     page.get_by_role("button", name="Search").click()
     page.locator("tbody a").first.click()
     assert page.locator("pre").inner_text() == "cup 2"

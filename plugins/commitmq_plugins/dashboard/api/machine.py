@@ -161,13 +161,13 @@ def _process(row: Mapping[str, Any]) -> ProcessRow:
 
 
 def processes(node: Node, _: object) -> Processes:
-    """One request."""
-    return Processes(process_rows(node.admin.status()))
+    """What all pages share."""
+    return Processes(process_rows(node.status()))
 
 
 def plugins(node: Node, _: object) -> Plugins:
-    """One request."""
-    status = node.admin.status()
+    """What all pages share."""
+    status = node.status()
     rows = [
         PluginRow(
             one["name"],

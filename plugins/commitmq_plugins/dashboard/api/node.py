@@ -1,12 +1,13 @@
 """The node behind the dashboard, as a client sees it: an administrator's client for each thread, and the figures that all
-share.
+pages share.
 
-A silent process of the node costs a page the deadline, once: what asks next for the same moment gets the error at once.
+A process of the node that does not answer costs a page the deadline, and then the page's error or a figure that is not known.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -44,6 +45,9 @@ class Node:
         self._figures: Figures | None = None
         self._figures_at_s = 0.0
         self._topics: dict[str, Any] | None = None
+        self._status_lock = threading.Lock()
+        self._status: dict[str, Any] = {}
+        self._status_at_s = -math.inf
         self._bounds_lock = threading.Lock()
         self._lags = Lags(context)
         self._written: list[tuple[float, int]] = []
@@ -101,6 +105,21 @@ class Node:
         if self._topics is None:
             raise self.silent("the coordinator")
         return self._topics
+
+    def status(self) -> dict[str, Any]:
+        """The supervisor's, ``age_ms`` old at most: it measures the memory of all processes for it.
+
+        Raises NodeUnavailableError.
+        """
+        if not self._status_lock.acquire(timeout=self.deadline_s):
+            raise self.silent("the supervisor")
+        try:
+            if time.monotonic() - self._status_at_s >= self.settings.age_ms / 1000:
+                self._status = self.admin.status()
+                self._status_at_s = time.monotonic()
+            return self._status
+        finally:
+            self._status_lock.release()
 
     def bounds(self, queues: list[tuple[str, int]]) -> list[tuple[int, int] | None]:
         """First offset and end of each queue, read from the ConsumeQueues as a reader does; None while not known."""

@@ -51,7 +51,7 @@ class Overview:
 
 
 def overview(node: Node, _: Nothing) -> Overview:
-    """The shared figures, and one request."""
+    """Nothing but what all pages share."""
     figures = node.figures()
     words, config = figures.words, node.context.config
     unknown = []
@@ -60,7 +60,7 @@ def overview(node: Node, _: Nothing) -> Overview:
     rows: list[ProcessRow] = []
     warnings: list[str] = []
     try:
-        status = node.admin.status()
+        status = node.status()
         rows = [row for row in process_rows(status) if not row.is_well]
         warnings = [*status["disk_warnings"], *status["node"]["insecure"]]
     except CommitMQError as error:
