@@ -117,7 +117,12 @@ class Connection:
         """Duplicate the descriptor, which libzmq has just accepted; returns the new descriptor. Raises OSError: the
         connection is closed again, or no descriptor is left.
         """
-        found = socket.socket(fileno=os.dup(self.descriptor))
+        copy = os.dup(self.descriptor)
+        try:
+            found = socket.socket(fileno=copy)
+        except BaseException:
+            os.close(copy)  # the connection has gone, and its number belongs to a file of this process
+            raise
         try:
             self._is_unix = found.family == socket.AF_UNIX
             if self._is_unix:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict
 from multiprocessing.synchronize import Barrier
-from typing import Any
 
 from bench.drivers import commitmq_delays as delays
 from bench.drivers import commitmq_following as following
@@ -117,9 +116,8 @@ def batch(job: Job) -> Result:
     with Target(job) as target, target.timed() as times:
         method = multiprocessing.get_context("spawn")
         barrier = method.Barrier(job.clients + 1)
-        errors = method.Value("q", 0)
         clients = [
-            method.Process(target=_batches, args=(job, number, barrier, errors), daemon=True)
+            method.Process(target=_batches, args=(job, number, barrier), daemon=True)
             for number in range(job.clients if job.clients > 1 else 0)
         ]
         if clients:
@@ -129,10 +127,7 @@ def batch(job: Job) -> Result:
             before = target.wait_visible_all()
             times.begin()
             barrier.wait(job.timeout_s)
-            for client in clients:
-                client.join()
-            if any(client.exitcode for client in clients):
-                raise RuntimeError("a client process failed")
+            barrier.wait()  # all is acknowledged: the end of the processes is not part of their work
         else:
             with _batch_sender(job, 0) as send_all:
                 before = target.wait_visible_all()
@@ -143,6 +138,8 @@ def batch(job: Job) -> Result:
         times.visible()
         target.wait_indexed()
         times.indexed()
+        for client in clients:
+            client.join(job.timeout_s)
         return {"messages": job.messages, **times.result(), "errors": 0}
 
 
@@ -172,11 +169,16 @@ def _batch_sender(job: Job, number: int) -> Iterator[Callable[[], None]]:
         yield send_all
 
 
-def _batches(job: Job, number: int, barrier: Barrier, _errors: Any) -> None:
+def _batches(job: Job, number: int, barrier: Barrier) -> None:
     with _batch_sender(job, number) as send_all:
         barrier.wait(job.timeout_s)
         barrier.wait(job.timeout_s)
-        send_all()
+        try:
+            send_all()
+        except BaseException:
+            barrier.abort()  # or the others would wait for ever
+            raise
+        barrier.wait()
 
 
 def floor(job: Job) -> Result:

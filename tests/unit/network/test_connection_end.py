@@ -63,6 +63,18 @@ def test_without_a_descriptor_it_is_refused_over_libzmqs(pair: tuple[socket.sock
     os.fstat(number)  # it stays libzmq's to close
 
 
+def test_a_number_that_belongs_to_a_file_by_now_costs_no_descriptor() -> None:
+    """A client may connect and leave before its arrival is handled, and the process open a file meanwhile."""
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(OSError, match="socket"):
+            Connection(writing).open()
+    finally:
+        os.close(writing)
+    with open(reading, "rb") as pipe:
+        assert pipe.read() == b"", "nobody else has its other end"
+
+
 def test_what_comes_is_counted_once_while_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
     """An offset that is set while somebody reads is lost now and then, and what was counted so far comes again."""
     ours, theirs = pair

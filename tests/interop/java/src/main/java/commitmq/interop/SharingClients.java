@@ -54,6 +54,9 @@ final class SharingClients {
             case "recall":
                 return producer.recallMessage(words[1], words[2]);
             case "request":
+                // A broker finds the requester by its heartbeats. On a busy machine the one at its connection may fail, and
+                // the next one is half a minute away.
+                producer.getDefaultMQProducerImpl().getMqClientFactory().sendHeartbeatToAllBrokerWithLock();
                 Message request = new Message(words[1], words[2].getBytes(StandardCharsets.UTF_8));
                 return text(producer.request(request, Long.parseLong(words[3])));
             case "answer":
