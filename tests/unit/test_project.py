@@ -104,7 +104,7 @@ RULES: dict[str, set[str]] = {
     "format": {"errors"},
     "files": {"errors", "failpoints", "format", "log"},
     "semantics": {"errors", "format"},
-    "security": {"errors", "failpoints", "files", "log"},
+    "security": {"errors", "failpoints", "files", "format.constants", "log"},
     "kernels": {"extras", "format.constants"},
     "store": {"errors", "failpoints", "files", "format", "kernels", "log", "semantics"},
     "config": {"errors", "format", "store"},

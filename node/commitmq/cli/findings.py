@@ -74,6 +74,8 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Finding]:
         )
     for sentence in node.get("insecure") or ():
         yield Finding(WARNING, "listener", str(sentence), "listen on loopback, or have authentication and encryption")
+    for sentence in node.get("audit_faults") or ():
+        yield Finding(ERROR, "audit log", str(sentence), "free space; give the store's owner its folder commitmq/audit")
     if node["cuts_kept"]:
         yield Finding(
             NOTE,

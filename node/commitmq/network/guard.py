@@ -173,8 +173,8 @@ class Guard:
         audit = self._audit
         if audit is None or type(name) is not str or not audit.is_first(caller.name, header["op"], name):
             return
-        if header["op"] in CHANGES:
-            return
+        if header["op"] in CHANGES or header.get("reset"):
+            return  # its process writes it
         resource = f"{'Group' if topic is None else 'Topic'}:{name}"
         audit.write(Event(_actor(caller), header["op"], resource, request=header["id"]))
 

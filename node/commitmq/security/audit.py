@@ -73,7 +73,7 @@ class AuditLog:
         self._file = (-1, -1)  # device and inode
         self._size = self._number = self._first = self._junk = 0
         self._previous = ""
-        self._is_resumed = self._ends_open = False
+        self._is_resumed = self._is_closed = self._ends_open = False
         self._lost = 0
         self._faults: dict[str, str] = {}
         self._second = self._refused = self._untold = 0
@@ -150,25 +150,26 @@ class AuditLog:
         return False
 
     def close(self) -> None:
-        """Write what waits, and sync."""
+        """Write what waits, and sync. Nothing is written any more: another process may take the file over."""
         with self._lock:
             self._sum_up()
+            self._is_closed = True
         if self._thread is not None:
             self._ends.set()
             self._dirty.set()
             self._thread.join()
-            self._thread = None
-            self._ends.clear()
         self._sync()
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)
-                self._fd, self._is_resumed = -1, False
+                self._fd = -1
 
     # ------------------------------------------------------------ the file; all with the lock
 
     def _append(self, members: dict[str, Any]) -> None:
         """Write one line with one system call, if the disk lets it."""
+        if self._is_closed:
+            return
         try:
             self._open()
             if self._size >= self.limits.max_file_bytes and not self._junk and not self._ends_open:
@@ -183,8 +184,10 @@ class AuditLog:
         if self._syncs_at_once:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="audit", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread is left; the next line tries again
+                thread.start()
+                self._thread = thread
         self._wake()
 
     def _put(self, members: dict[str, Any]) -> None:
@@ -334,12 +337,13 @@ class AuditLog:
         """Bring to the device what was written, and delete the files that are too many."""
         with self._lock:
             files, self._full_files = self._full_files, []
-            if self._fd >= 0:
-                files.append(os.dup(self._fd))
             gone, self._to_remove = self._to_remove, []
             has_new_name, self._has_new_name = self._has_new_name, False
         sentence = ""
         try:
+            with self._lock:
+                if self._fd >= 0:
+                    files.append(os.dup(self._fd))
             for fd in files:
                 disk.sync(fd, "audit")
             if has_new_name or gone:

@@ -9,34 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-from commitmq.security.policy import Action
+from commitmq.security.needs import (
+    ALL_NAMES,
+    CREATE,
+    DELETE,
+    GET,
+    LIST,
+    PUB,
+    PUB_SUB,
+    SEEN,
+    SUB,
+    SUB_GET,
+    SUB_UPDATE,
+    UPDATE,
+    Actions,
+    Need,
+    topic_need,
+)
 from commitmq.security.resource import Resource, ResourceType
 
-Actions: TypeAlias = frozenset[Action]
-Need: TypeAlias = tuple[Resource, Actions]
 Header: TypeAlias = dict[str, Any]
 Needs: TypeAlias = Callable[[Header, str], Iterator[Need]]
 
-ALL_NAMES: Final = "*"
-"""The name of a resource that only patterns of a whole type match."""
 SUPER: Final = None
 """Stands for operations that only super users may ask for."""
-_RETRY_PREFIX: Final = "%RETRY%"
 _DISPATCHED: Final = "INNER_MULTI_DISPATCH"
 _OF_GATEWAYS: Final = ("moved", "forwarded", "client")
 """Fields with which a process of the node speaks for others."""
-
-_PUB: Final = frozenset((Action.PUB,))
-_SUB: Final = frozenset((Action.SUB,))
-_GET: Final = frozenset((Action.GET,))
-_CREATE: Final = frozenset((Action.CREATE,))
-_UPDATE: Final = frozenset((Action.UPDATE,))
-_DELETE: Final = frozenset((Action.DELETE,))
-_PUB_SUB: Final = _PUB | _SUB
-_SUB_GET: Final = _SUB | _GET
-_SUB_UPDATE: Final = _SUB | _UPDATE
-_LIST: Final = frozenset((Action.LIST, Action.GET))
-_SEEN: Final = _PUB | _SUB | _GET
 
 
 def needs_of(kind: str, header: Header, cluster: str) -> list[Need] | None:
@@ -51,10 +50,7 @@ def topic_needs(name: object, actions: Actions) -> Iterator[Need]:
     """The need of a topic; for a group's retry topic that of the group."""
     if not isinstance(name, str) or not name:
         return
-    if name.startswith(_RETRY_PREFIX):
-        yield Resource(ResourceType.GROUP, name.removeprefix(_RETRY_PREFIX)), _SUB
-    else:
-        yield Resource(ResourceType.TOPIC, name), actions
+    yield topic_need(name, actions)
 
 
 def _topics(names: object, actions: Actions) -> Iterator[Need]:
@@ -98,74 +94,74 @@ def _all(kind: ResourceType, actions: Actions) -> Needs:
 
 
 def _send(header: Header, cluster: str) -> Iterator[Need]:
-    yield from topic_needs(header.get("topic"), _PUB)
+    yield from topic_needs(header.get("topic"), PUB)
     properties = header.get("properties")
     further = properties.get(_DISPATCHED) if isinstance(properties, dict) else None
     if isinstance(further, str):
-        yield from _topics(further.split(","), _PUB)
+        yield from _topics(further.split(","), PUB)
 
 
 def _memory_use(header: Header, cluster: str) -> Iterator[Need]:
-    yield from topic_needs(header.get("topic"), _SUB_GET) if header.get("topic") else _cluster(_GET)(header, cluster)
+    yield from topic_needs(header.get("topic"), SUB_GET) if header.get("topic") else _cluster(GET)(header, cluster)
 
 
 def _pull(header: Header, cluster: str) -> Iterator[Need]:
     grouped = header.get("group")
-    yield from topic_needs(header.get("topic"), _SUB if grouped else _SUB_GET)
-    yield from _group(grouped, _SUB)
+    yield from topic_needs(header.get("topic"), SUB if grouped else SUB_GET)
+    yield from _group(grouped, SUB)
 
 
 def _create(header: Header, cluster: str) -> Iterator[Need]:
-    yield from topic_needs(header.get("topic"), _UPDATE | _CREATE if header.get("update") else _CREATE)
+    yield from topic_needs(header.get("topic"), UPDATE | CREATE if header.get("update") else CREATE)
 
 
 def _join(header: Header, cluster: str) -> Iterator[Need]:
-    yield from _group(header.get("group"), _SUB)
-    yield from _topics(header.get("topics"), _SUB)
+    yield from _group(header.get("group"), SUB)
+    yield from _topics(header.get("topics"), SUB)
 
 
 def _heartbeats(header: Header, cluster: str) -> Iterator[Need]:
     members = header.get("members")
     groups = [one.get("group") for one in members if isinstance(one, dict)] if isinstance(members, list) else []
     for one in dict.fromkeys(one for one in groups if isinstance(one, str)):
-        yield from _group(one, _SUB)
+        yield from _group(one, SUB)
 
 
 def _group_config(header: Header, cluster: str) -> Iterator[Need]:
-    yield from _group(header.get("group"), _SUB_GET if header.get("set") is None else _CREATE | _UPDATE)
+    yield from _group(header.get("group"), SUB_GET if header.get("set") is None else CREATE | UPDATE)
 
 
 def _commit(header: Header, cluster: str) -> Iterator[Need]:
     by_hand = bool(header.get("reset")) and header.get("member") is None
-    yield from _group(header.get("group"), _UPDATE if by_hand else _SUB_UPDATE)
-    yield from _topics(header.get("offsets"), _SUB_UPDATE)
+    yield from _group(header.get("group"), UPDATE if by_hand else SUB_UPDATE)
+    yield from _topics(header.get("offsets"), SUB_UPDATE)
 
 
 def _fetch(header: Header, cluster: str) -> Iterator[Need]:
-    yield from _group(header.get("group"), _SUB_GET)
-    yield from _topics(header.get("queues"), _SUB_GET)
+    yield from _group(header.get("group"), SUB_GET)
+    yield from _topics(header.get("queues"), SUB_GET)
 
 
 def _settle(header: Header, cluster: str) -> Iterator[Need]:
-    yield from _group(header.get("group"), _SUB)
-    yield from _topics(header.get("receipts"), _SUB)
+    yield from _group(header.get("group"), SUB)
+    yield from _topics(header.get("receipts"), SUB)
 
 
 def _end(header: Header, cluster: str) -> Iterator[Need]:
     if header.get("by_person"):
-        yield from _cluster(_UPDATE)(header, cluster)
+        yield from _cluster(UPDATE)(header, cluster)
     else:
-        yield from _group(header.get("group"), _PUB_SUB)
+        yield from _group(header.get("group"), PUB_SUB)
 
 
 def _register(header: Header, cluster: str) -> Iterator[Need]:
-    yield from _group(header.get("group"), _PUB_SUB)
+    yield from _group(header.get("group"), PUB_SUB)
     for one in dict.fromkeys(_firsts(header.get("groups"))):
-        yield from _group(one, _PUB_SUB)
+        yield from _group(one, PUB_SUB)
 
 
-_OF_GROUP: Final = _fields(group=_SUB)
-_CHANGES_NODE: Final = _cluster(_UPDATE)
+_OF_GROUP: Final = _fields(group=SUB)
+_CHANGES_NODE: Final = _cluster(UPDATE)
 _SENDS: Final[dict[str, Needs | None]] = {"hello": _nothing, "send": _send, "append": _send}
 
 CHANGES: Final = frozenset(
@@ -192,59 +188,59 @@ NEEDS: Final[Mapping[str, Mapping[str, Needs | None]]] = {
     "admin": {
         "metadata": _nothing,
         "mover.start": _nothing,
-        "status": _cluster(_GET),
+        "status": _cluster(GET),
         "stop": _CHANGES_NODE,
-        "config.show": _cluster(_GET),
+        "config.show": _cluster(GET),
         "config.set": _CHANGES_NODE,
         "config.unset": _CHANGES_NODE,
     },
-    "writer": {**_SENDS, "batch": _send, "send_back": _OF_GROUP, "recall": _fields(topic=_PUB)},
+    "writer": {**_SENDS, "batch": _send, "send_back": _OF_GROUP, "recall": _fields(topic=PUB)},
     "memory": _SENDS,
     "reader": {
         "pull": _pull,
-        "offsets": _fields(topic=_SUB_GET),
-        "view": _all(ResourceType.TOPIC, _SUB_GET),  # a place does not tell its topic
-        "query": _fields(topic=_SUB_GET),
+        "offsets": _fields(topic=SUB_GET),
+        "view": _all(ResourceType.TOPIC, SUB_GET),  # a place does not tell its topic
+        "query": _fields(topic=SUB_GET),
         "memory": _memory_use,
     },
     "coordinator": {
-        "topic.route": _fields(topic=_SEEN),
+        "topic.route": _fields(topic=SEEN),
         "topic.create": _create,
         "topic.own": SUPER,
         "topic.reply": _nothing,
-        "topic.list": _all(ResourceType.TOPIC, _LIST),
-        "topic.describe": _fields(topic=_SEEN),
-        "topic.delete": _fields(topic=_DELETE),
+        "topic.list": _all(ResourceType.TOPIC, LIST),
+        "topic.describe": _fields(topic=SEEN),
+        "topic.delete": _fields(topic=DELETE),
         "group.join": _join,
         "group.heartbeat": _OF_GROUP,
         "group.heartbeats": _heartbeats,
         "group.leave": _OF_GROUP,
-        "group.list": _all(ResourceType.GROUP, _LIST),
-        "group.describe": _fields(group=_SUB_GET),
-        "group.positions": _cluster(_GET),
+        "group.list": _all(ResourceType.GROUP, LIST),
+        "group.describe": _fields(group=SUB_GET),
+        "group.positions": _cluster(GET),
         "group.retry_topics": _OF_GROUP,
         "group.config": _group_config,
-        "group.configs": _all(ResourceType.GROUP, _LIST),
-        "group.delete": _fields(group=_DELETE),
-        "group.forbid": _fields(topic=_UPDATE, group=_UPDATE),
+        "group.configs": _all(ResourceType.GROUP, LIST),
+        "group.delete": _fields(group=DELETE),
+        "group.forbid": _fields(topic=UPDATE, group=UPDATE),
         "group.broadcast": _OF_GROUP,
         "group.share": SUPER,
         "offset.commit": _commit,
         "offset.fetch": _fetch,
-        "offset.forget": _fields(group=_DELETE | _UPDATE),
+        "offset.forget": _fields(group=DELETE | UPDATE),
     },
     "pop": {
         "pop": _join,
         "ack": _settle,
         "nack": _settle,
         "extend": _settle,
-        "blocked": _fields(topic=_SUB, group=_SUB),
+        "blocked": _fields(topic=SUB, group=SUB),
     },
     "transaction": {
         "transaction.end": _end,
         "transaction.register": _register,
         "transaction.leave": _nothing,
-        "transaction.list": _cluster(_GET),
+        "transaction.list": _cluster(GET),
     },
     "cleanup": {"expire": _CHANGES_NODE},
     "dispatcher": dict.fromkeys(("query", "retry", "restart", "skip", "reset"), _CHANGES_NODE),

@@ -186,8 +186,6 @@ class AdminSocket:
             time.sleep(LAST_WORD_S)
         self.socket.close()
         self._context.destroy(linger=linger_ms)
-        if self._exposure is not None:
-            self._exposure.audit.close()
 
 
 def bind_admin(

@@ -322,6 +322,7 @@ class Supervisor:
         # way, and that for a moment only (see bind_admin).
         self._control.put_worker(self._slot, WorkerWord.STATE, WorkerState.STOPPED)
         self._control.close()
+        self._exposure.audit.close()  # the next node writes on
         store.leave()
         store.release()
         for peer, identity in self._stop_peers:

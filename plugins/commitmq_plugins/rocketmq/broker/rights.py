@@ -11,7 +11,21 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 from commitmq.format.constants import RETRY_PREFIX
-from commitmq.security.policy import Action
+from commitmq.security.needs import (
+    ALL_NAMES,
+    CREATE,
+    DELETE,
+    GET,
+    LIST,
+    PUB,
+    SUB,
+    SUB_GET,
+    SUB_UPDATE,
+    UPDATE,
+    Actions,
+    Need,
+    topic_need,
+)
 from commitmq.security.resource import Resource, ResourceType
 from commitmq_plugins.rocketmq.remoting.bodies.heartbeat import HeartbeatData
 from commitmq_plugins.rocketmq.remoting.bodies.locks import LockBatchRequestBody
@@ -20,22 +34,7 @@ from commitmq_plugins.rocketmq.remoting.codes import RequestCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.fastjson import as_text, load_object
 
-Actions: TypeAlias = frozenset[Action]
-Need: TypeAlias = tuple[Resource, Actions]
 Needs: TypeAlias = Callable[[Command, str], Iterator[Need]]
-
-ALL_NAMES: Final = "*"
-"""The name of a resource that only patterns of a whole type match."""
-
-_PUB: Final = frozenset((Action.PUB,))
-_SUB: Final = frozenset((Action.SUB,))
-_GET: Final = frozenset((Action.GET,))
-_CREATE: Final = frozenset((Action.CREATE,))
-_UPDATE: Final = frozenset((Action.UPDATE,))
-_DELETE: Final = frozenset((Action.DELETE,))
-_SUB_GET: Final = _SUB | _GET
-_SUB_UPDATE: Final = _SUB | _UPDATE
-_LIST: Final = frozenset((Action.LIST, Action.GET))
 
 
 def needs_of(command: Command, cluster: str) -> list[Need] | None:
@@ -49,10 +48,7 @@ def needs_of(command: Command, cluster: str) -> list[Need] | None:
 
 def topic_needs(name: str, actions: Actions) -> Iterator[Need]:
     """The need of a topic; for a group's retry topic that of the group."""
-    if name.startswith(RETRY_PREFIX):
-        yield Resource(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX)), _SUB
-    else:
-        yield Resource(ResourceType.TOPIC, name), actions
+    yield topic_need(name, actions)
 
 
 def _fields(topic: tuple[str, Actions] | None = None, group: tuple[str, Actions] | None = None) -> Needs:
@@ -73,45 +69,45 @@ def _popped(command: Command, cluster: str) -> Iterator[Need]:
     """A received message, which may be of a retry topic with the names of the group and of another topic in it."""
     topic = command.ext_fields.get("topic", "")
     if topic and not topic.startswith(RETRY_PREFIX):
-        yield Resource(ResourceType.TOPIC, topic), _SUB
-    yield Resource(ResourceType.GROUP, command.ext_fields.get("consumerGroup", "")), _SUB
+        yield Resource(ResourceType.TOPIC, topic), SUB
+    yield Resource(ResourceType.GROUP, command.ext_fields.get("consumerGroup", "")), SUB
 
 
 def _acks(command: Command, cluster: str) -> Iterator[Need]:
     for one in decode_batch_acks(command.body):
-        yield Resource(ResourceType.TOPIC, one.topic), _SUB
-        yield Resource(ResourceType.GROUP, one.consumer_group), _SUB
+        yield Resource(ResourceType.TOPIC, one.topic), SUB
+        yield Resource(ResourceType.GROUP, one.consumer_group), SUB
 
 
 def _heartbeat(command: Command, cluster: str) -> Iterator[Need]:
     for consumer in HeartbeatData.decode(command.body).consumers:
-        yield Resource(ResourceType.GROUP, consumer.group_name), _SUB
+        yield Resource(ResourceType.GROUP, consumer.group_name), SUB
         for one in consumer.subscriptions:
-            yield from topic_needs(one.topic, _SUB)
+            yield from topic_needs(one.topic, SUB)
 
 
 def _locks(command: Command, cluster: str) -> Iterator[Need]:
     body = LockBatchRequestBody.decode(command.body)
-    yield Resource(ResourceType.GROUP, body.consumer_group), _SUB
+    yield Resource(ResourceType.GROUP, body.consumer_group), SUB
     for one in body.queues:
-        yield from topic_needs(one.topic, _SUB)
+        yield from topic_needs(one.topic, SUB)
 
 
 def _assignment(command: Command, cluster: str) -> Iterator[Need]:
     body = QueryAssignmentRequestBody.decode(command.body)
-    yield Resource(ResourceType.GROUP, body.consumer_group), _SUB
-    yield from topic_needs(body.topic, _SUB)
+    yield Resource(ResourceType.GROUP, body.consumer_group), SUB
+    yield from topic_needs(body.topic, SUB)
 
 
 def _group_config(command: Command, cluster: str) -> Iterator[Need]:
     name = as_text(load_object(command.body).get("groupName"), "groupName")
-    yield Resource(ResourceType.GROUP, name), _CREATE | _UPDATE
+    yield Resource(ResourceType.GROUP, name), CREATE | UPDATE
 
 
 def _clone(command: Command, cluster: str) -> Iterator[Need]:
     fields = command.ext_fields
-    yield Resource(ResourceType.GROUP, fields.get("srcGroup", "")), _SUB_GET
-    yield Resource(ResourceType.GROUP, fields.get("destGroup", "")), _UPDATE
+    yield Resource(ResourceType.GROUP, fields.get("srcGroup", "")), SUB_GET
+    yield Resource(ResourceType.GROUP, fields.get("destGroup", "")), UPDATE
 
 
 def _nothing(command: Command, cluster: str) -> Iterator[Need]:
@@ -126,28 +122,28 @@ def _all(kind: ResourceType, actions: Actions) -> Needs:
     return lambda command, cluster: iter(((Resource(kind, ALL_NAMES), actions),))
 
 
-_READING: Final = _fields(("topic", _SUB_GET))
+_READING: Final = _fields(("topic", SUB_GET))
 _RC = RequestCode
 _TABLE: Final[dict[int, Needs]] = {
     # producers
-    _RC.SEND_MESSAGE: _fields(("topic", _PUB)),
-    _RC.SEND_MESSAGE_V2: _fields(("b", _PUB)),
-    _RC.SEND_BATCH_MESSAGE: _fields(("b", _PUB)),
-    _RC.RECALL_MESSAGE: _fields(("topic", _PUB)),
-    _RC.END_TRANSACTION: _fields(("topic", _PUB)),
+    _RC.SEND_MESSAGE: _fields(("topic", PUB)),
+    _RC.SEND_MESSAGE_V2: _fields(("b", PUB)),
+    _RC.SEND_BATCH_MESSAGE: _fields(("b", PUB)),
+    _RC.RECALL_MESSAGE: _fields(("topic", PUB)),
+    _RC.END_TRANSACTION: _fields(("topic", PUB)),
     _RC.SEND_REPLY_MESSAGE: _nothing,
     _RC.SEND_REPLY_MESSAGE_V2: _nothing,
     # consumers
     _RC.HEART_BEAT: _heartbeat,
-    _RC.UNREGISTER_CLIENT: _fields(group=("consumerGroup", _SUB)),
+    _RC.UNREGISTER_CLIENT: _fields(group=("consumerGroup", SUB)),
     _RC.CHECK_CLIENT_CONFIG: _nothing,
-    _RC.GET_ROUTEINFO_BY_TOPIC: _fields(("topic", _PUB | _SUB | _GET)),
-    _RC.PULL_MESSAGE: _fields(("topic", _SUB), ("consumerGroup", _SUB)),
-    _RC.LITE_PULL_MESSAGE: _fields(("topic", _SUB), ("consumerGroup", _SUB)),
-    _RC.CONSUMER_SEND_MSG_BACK: _fields(group=("group", _SUB)),
-    _RC.GET_CONSUMER_LIST_BY_GROUP: _fields(group=("consumerGroup", _SUB_GET)),
-    _RC.QUERY_CONSUMER_OFFSET: _fields(("topic", _SUB_GET), ("consumerGroup", _SUB_GET)),
-    _RC.UPDATE_CONSUMER_OFFSET: _fields(("topic", _SUB_UPDATE), ("consumerGroup", _SUB_UPDATE)),
+    _RC.GET_ROUTEINFO_BY_TOPIC: _fields(("topic", PUB | SUB | GET)),
+    _RC.PULL_MESSAGE: _fields(("topic", SUB), ("consumerGroup", SUB)),
+    _RC.LITE_PULL_MESSAGE: _fields(("topic", SUB), ("consumerGroup", SUB)),
+    _RC.CONSUMER_SEND_MSG_BACK: _fields(group=("group", SUB)),
+    _RC.GET_CONSUMER_LIST_BY_GROUP: _fields(group=("consumerGroup", SUB_GET)),
+    _RC.QUERY_CONSUMER_OFFSET: _fields(("topic", SUB_GET), ("consumerGroup", SUB_GET)),
+    _RC.UPDATE_CONSUMER_OFFSET: _fields(("topic", SUB_UPDATE), ("consumerGroup", SUB_UPDATE)),
     _RC.LOCK_BATCH_MQ: _locks,
     _RC.UNLOCK_BATCH_MQ: _locks,
     _RC.GET_MAX_OFFSET: _READING,
@@ -155,7 +151,7 @@ _TABLE: Final[dict[int, Needs]] = {
     _RC.SEARCH_OFFSET_BY_TIMESTAMP: _READING,
     _RC.GET_EARLIEST_MSG_STORETIME: _READING,
     _RC.QUERY_MESSAGE: _READING,
-    _RC.VIEW_MESSAGE_BY_ID: _all(ResourceType.TOPIC, _SUB_GET),
+    _RC.VIEW_MESSAGE_BY_ID: _all(ResourceType.TOPIC, SUB_GET),
     _RC.POP_MESSAGE: _popped,
     _RC.PEEK_MESSAGE: _popped,
     _RC.ACK_MESSAGE: _popped,
@@ -165,50 +161,50 @@ _TABLE: Final[dict[int, Needs]] = {
     _RC.POLLING_INFO: _popped,
     _RC.QUERY_ASSIGNMENT: _assignment,
     # topics
-    _RC.UPDATE_AND_CREATE_TOPIC: _fields(("topic", _CREATE)),
-    _RC.UPDATE_AND_CREATE_TOPIC_LIST: _all(ResourceType.TOPIC, _CREATE),
-    _RC.DELETE_TOPIC_IN_BROKER: _fields(("topic", _DELETE)),
-    _RC.GET_TOPIC_CONFIG: _fields(("topic", _GET)),
-    _RC.GET_TOPIC_STATS_INFO: _fields(("topic", _GET)),
-    _RC.GET_ALL_TOPIC_CONFIG: _all(ResourceType.TOPIC, _LIST),
-    _RC.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _all(ResourceType.TOPIC, _LIST),
-    _RC.QUERY_TOPIC_CONSUME_BY_WHO: _fields(("topic", _GET)),
-    _RC.QUERY_CONSUME_QUEUE: _fields(("topic", _GET), ("consumerGroup", _GET)),
-    _RC.RESUME_CHECK_HALF_MESSAGE: _all(ResourceType.TOPIC, _UPDATE),
+    _RC.UPDATE_AND_CREATE_TOPIC: _fields(("topic", CREATE)),
+    _RC.UPDATE_AND_CREATE_TOPIC_LIST: _all(ResourceType.TOPIC, CREATE),
+    _RC.DELETE_TOPIC_IN_BROKER: _fields(("topic", DELETE)),
+    _RC.GET_TOPIC_CONFIG: _fields(("topic", GET)),
+    _RC.GET_TOPIC_STATS_INFO: _fields(("topic", GET)),
+    _RC.GET_ALL_TOPIC_CONFIG: _all(ResourceType.TOPIC, LIST),
+    _RC.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _all(ResourceType.TOPIC, LIST),
+    _RC.QUERY_TOPIC_CONSUME_BY_WHO: _fields(("topic", GET)),
+    _RC.QUERY_CONSUME_QUEUE: _fields(("topic", GET), ("consumerGroup", GET)),
+    _RC.RESUME_CHECK_HALF_MESSAGE: _all(ResourceType.TOPIC, UPDATE),
     # groups
     _RC.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _group_config,
-    _RC.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _all(ResourceType.GROUP, _CREATE | _UPDATE),
-    _RC.DELETE_SUBSCRIPTIONGROUP: _fields(group=("groupName", _DELETE)),
-    _RC.GET_SUBSCRIPTIONGROUP_CONFIG: _fields(group=("group", _GET)),
-    _RC.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _all(ResourceType.GROUP, _LIST),
-    _RC.GET_CONSUME_STATS: _fields(("topic", _GET), ("consumerGroup", _GET)),
-    _RC.GET_CONSUMER_CONNECTION_LIST: _fields(group=("consumerGroup", _GET)),
-    _RC.GET_CONSUMER_RUNNING_INFO: _fields(group=("consumerGroup", _GET)),
-    _RC.QUERY_TOPICS_BY_CONSUMER: _fields(group=("group", _GET)),
-    _RC.QUERY_SUBSCRIPTION_BY_CONSUMER: _fields(("topic", _GET), ("group", _GET)),
-    _RC.QUERY_CONSUME_TIME_SPAN: _fields(("topic", _GET), ("group", _GET)),
-    _RC.QUERY_CORRECTION_OFFSET: _fields(("topic", _GET), ("compareGroup", _GET)),
-    _RC.INVOKE_BROKER_TO_RESET_OFFSET: _fields(("topic", _UPDATE), ("group", _UPDATE)),
-    _RC.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _fields(("topic", _GET), ("group", _GET)),
-    _RC.CONSUME_MESSAGE_DIRECTLY: _fields(("topic", _SUB), ("consumerGroup", _SUB)),
+    _RC.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _all(ResourceType.GROUP, CREATE | UPDATE),
+    _RC.DELETE_SUBSCRIPTIONGROUP: _fields(group=("groupName", DELETE)),
+    _RC.GET_SUBSCRIPTIONGROUP_CONFIG: _fields(group=("group", GET)),
+    _RC.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _all(ResourceType.GROUP, LIST),
+    _RC.GET_CONSUME_STATS: _fields(("topic", GET), ("consumerGroup", GET)),
+    _RC.GET_CONSUMER_CONNECTION_LIST: _fields(group=("consumerGroup", GET)),
+    _RC.GET_CONSUMER_RUNNING_INFO: _fields(group=("consumerGroup", GET)),
+    _RC.QUERY_TOPICS_BY_CONSUMER: _fields(group=("group", GET)),
+    _RC.QUERY_SUBSCRIPTION_BY_CONSUMER: _fields(("topic", GET), ("group", GET)),
+    _RC.QUERY_CONSUME_TIME_SPAN: _fields(("topic", GET), ("group", GET)),
+    _RC.QUERY_CORRECTION_OFFSET: _fields(("topic", GET), ("compareGroup", GET)),
+    _RC.INVOKE_BROKER_TO_RESET_OFFSET: _fields(("topic", UPDATE), ("group", UPDATE)),
+    _RC.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _fields(("topic", GET), ("group", GET)),
+    _RC.CONSUME_MESSAGE_DIRECTLY: _fields(("topic", SUB), ("consumerGroup", SUB)),
     _RC.CLONE_GROUP_OFFSET: _clone,
-    _RC.UPDATE_AND_GET_GROUP_FORBIDDEN: _fields(("topic", _UPDATE), ("group", _UPDATE)),
+    _RC.UPDATE_AND_GET_GROUP_FORBIDDEN: _fields(("topic", UPDATE), ("group", UPDATE)),
     # the node
-    _RC.GET_BROKER_CONFIG: _cluster(_GET),
-    _RC.GET_BROKER_RUNTIME_INFO: _cluster(_GET),
-    _RC.VIEW_BROKER_STATS_DATA: _cluster(_GET),
-    _RC.GET_BROKER_CONSUME_STATS: _cluster(_GET),
-    _RC.GET_ALL_PRODUCER_INFO: _cluster(_GET),
-    _RC.GET_PRODUCER_CONNECTION_LIST: _cluster(_GET),
-    _RC.GET_ALL_CONSUMER_OFFSET: _cluster(_GET),
-    _RC.GET_ALL_DELAY_OFFSET: _cluster(_GET),
-    _RC.GET_ALL_MESSAGE_REQUEST_MODE: _cluster(_GET),
-    _RC.GET_BROKER_HA_STATUS: _cluster(_GET),
-    _RC.GET_TIMER_CHECK_POINT: _cluster(_GET),
-    _RC.GET_TIMER_METRICS: _cluster(_GET),
-    _RC.SET_MESSAGE_REQUEST_MODE: _cluster(_UPDATE),
-    _RC.UPDATE_BROKER_CONFIG: _cluster(_UPDATE),
-    _RC.CLEAN_EXPIRED_CONSUMEQUEUE: _cluster(_UPDATE),
-    _RC.CLEAN_UNUSED_TOPIC: _cluster(_UPDATE),
-    _RC.DELETE_EXPIRED_COMMITLOG: _cluster(_UPDATE),
+    _RC.GET_BROKER_CONFIG: _cluster(GET),
+    _RC.GET_BROKER_RUNTIME_INFO: _cluster(GET),
+    _RC.VIEW_BROKER_STATS_DATA: _cluster(GET),
+    _RC.GET_BROKER_CONSUME_STATS: _cluster(GET),
+    _RC.GET_ALL_PRODUCER_INFO: _cluster(GET),
+    _RC.GET_PRODUCER_CONNECTION_LIST: _cluster(GET),
+    _RC.GET_ALL_CONSUMER_OFFSET: _cluster(GET),
+    _RC.GET_ALL_DELAY_OFFSET: _cluster(GET),
+    _RC.GET_ALL_MESSAGE_REQUEST_MODE: _cluster(GET),
+    _RC.GET_BROKER_HA_STATUS: _cluster(GET),
+    _RC.GET_TIMER_CHECK_POINT: _cluster(GET),
+    _RC.GET_TIMER_METRICS: _cluster(GET),
+    _RC.SET_MESSAGE_REQUEST_MODE: _cluster(UPDATE),
+    _RC.UPDATE_BROKER_CONFIG: _cluster(UPDATE),
+    _RC.CLEAN_EXPIRED_CONSUMEQUEUE: _cluster(UPDATE),
+    _RC.CLEAN_UNUSED_TOPIC: _cluster(UPDATE),
+    _RC.DELETE_EXPIRED_COMMITLOG: _cluster(UPDATE),
 }

@@ -7,6 +7,7 @@ property; then its files, byte by byte, and `commitmq audit`. Another node witho
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import stat
@@ -96,7 +97,7 @@ def use(audited: Audited) -> None:
         admin.topic_create("private", queues=1)
         with connection.producer() as producer:
             producer.send("orders", CANARY.encode(), keys=CANARY, properties={"p": CANARY})
-        admin.reset_offsets("billing", "orders", offset=0)
+        admin.reset_offsets("billing", "orders", 0)
         admin.topic_delete("private")
     with commitmq.connect(profile="shop") as connection:
         with connection.producer() as producer:
@@ -184,7 +185,7 @@ def test_refusals_and_first_uses(audited: Audited) -> None:
     }
     assert "no entry of user shop allows Pub" in only(refused, op="send")[0]["reason"]
     # Three sends, one line; the process that refuses is the one that was asked.
-    used = [one for one in only(lines, user="shop", resource="Topic:orders", decision="allowed", role="writer")]
+    used = only(lines, user="shop", resource="Topic:orders", decision="allowed", role="writer")
     assert len(used) == len({one["op"] for one in used}) >= 1
     assert len(only(lines, op="connect", user="shop", role="writer")) == 1
 
@@ -214,7 +215,10 @@ def test_no_secret_body_or_property_is_in_it(audited: Audited) -> None:
 
 def test_the_verb_filters(audited: Audited) -> None:
     assert {one["user"] for one in audited.lines("--user", "shop")} == {"shop"}
-    assert {one["op"] for one in audited.lines("--op", "topic")} == {"topic.create", "topic.delete"}
+    topics = {one["op"] for one in audited.lines("--op", "topic")}
+    assert (
+        {"topic.create", "topic.delete"} <= topics <= {"topic.create", "topic.delete", "topic.describe", "topic.route"}
+    )
     assert {one["decision"] for one in audited.lines("--refused")} == {"refused"}
     assert audited.lines("--since", "0s") == []
     assert len(audited.lines("--since", "1h")) == len(audited.lines())
@@ -266,7 +270,8 @@ def test_a_node_without_users_writes_changes_and_goes_on_without_its_folder(tmp_
         shown = command("audit", "--store", str(node.store), "--json")
         lines = [orjson.loads(line) for line in shown.stdout.splitlines()]
         assert [(one["op"], one["resource"], one["lost"]) for one in lines] == [("topic.create", "Topic:found", 1)]
-        assert lines[0]["address"] == "127.0.0.1"
+        # A client of this machine comes over the local socket, where the kernel knows its account.
+        assert (lines[0]["user"], lines[0]["address"]) == (f"uid {os.getuid()}", "local")
     # Lines that were there are not any more, and that is seen.
     assert command("audit", "--store", str(node.store), "--verify").returncode == CliExit.DAMAGE_FOUND
 

@@ -1,4 +1,4 @@
-"""Goal: the audit log hears of each change by a person, with what was before; of what consumers do as they run it hears nothing.
+"""Goal: the audit log hears of each change by a person, with what was before, and of nothing that consumers do as they run.
 
 Method: requests to a real service, as the coordinator asks about them: before they are handled.
 """

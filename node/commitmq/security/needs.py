@@ -1,0 +1,36 @@
+"""What a request needs: a resource, and actions of which one must be allowed. The words of the tables of rights, one of each
+protocol (:mod:`.native_rights`, and the RocketMQ server's).
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from commitmq.format.constants import RETRY_PREFIX
+from commitmq.security.policy import Action
+from commitmq.security.resource import Resource, ResourceType
+
+Actions: TypeAlias = frozenset[Action]
+Need: TypeAlias = tuple[Resource, Actions]
+
+ALL_NAMES: Final = "*"
+"""The name of a resource that only patterns of a whole type match."""
+
+PUB: Final = frozenset((Action.PUB,))
+SUB: Final = frozenset((Action.SUB,))
+GET: Final = frozenset((Action.GET,))
+CREATE: Final = frozenset((Action.CREATE,))
+UPDATE: Final = frozenset((Action.UPDATE,))
+DELETE: Final = frozenset((Action.DELETE,))
+PUB_SUB: Final = PUB | SUB
+SUB_GET: Final = SUB | GET
+SUB_UPDATE: Final = SUB | UPDATE
+LIST: Final = frozenset((Action.LIST, Action.GET))
+SEEN: Final = PUB | SUB | GET
+
+
+def topic_need(name: str, actions: Actions) -> Need:
+    """The need of a topic; for a group's retry topic that of the group."""
+    if name.startswith(RETRY_PREFIX):
+        return Resource(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX)), SUB
+    return Resource(ResourceType.TOPIC, name), actions
