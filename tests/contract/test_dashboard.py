@@ -175,7 +175,7 @@ def test_a_group_is_reset_after_a_preview(node: Node, visitor: Visitor) -> None:
         assert admin.group_lag("desk")[0].committed == 4
         rows = visitor.read("/groups?show=behind&sort=-lag")["groups"]
         assert [(row["name"], row["lag_messages"]) for row in rows] == [("desk", 6)]
-        assert rows[0]["lag_s"] > 0
+        assert rows[0]["lag_s"] >= 0, "known, and to a tenth of a second"
         assert visitor.read("/groups/desk")["lags"][0]["lag"] == 6
         assert visitor.read("/overview")["worst_lags"][0]["name"] == "desk"
         # The command line that the page gave does the same.

@@ -60,6 +60,7 @@ AT_EXPIRY = ("cleanup.before_publish", "cleanup.after_publish", "cleanup.before_
 AT_NEW_MINIMUM = ("min_offset.write", "min_offset.before_fsync")
 # Where the tests of these are: they need more than a node under load.
 ELSEWHERE = {
+    "audit.write": "tests/unit/security/test_audit.py",
     "supervisor.opened": "tests/crash/test_starts.py",
     "supervisor.before_ready": "tests/crash/test_starts.py",
     "recovery.done": "tests/crash/test_starts.py",
