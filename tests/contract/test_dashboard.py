@@ -6,6 +6,7 @@ the writer stands still, and is killed, meanwhile; names and bodies carry markup
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -322,19 +323,22 @@ def test_a_page_waits_for_no_process_longer_than_its_deadline(node: Node, visito
 
 def test_a_killed_writer_is_seen(node: Node, visitor: Visitor) -> None:
     before = {row["role"]: row["restarts"] for row in visitor.read("/processes")["processes"]}["writer"]
-    os.kill(pid_of(node, "writer"), signal.SIGKILL)
-    seen: list[str] = []
 
     def is_shown() -> bool:
+        """Kill it again and again: each time the supervisor waits longer, and the page has more time to see it."""
+        pid = node.pids().get("writer")
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         page = visitor.get("/")
         assert page.status == 200
-        seen.append(texts(page.text))
-        return "the process writer is not ready" in seen[-1] and visitor.get("/health/ready").status == 503
+        says = "the process writer is not ready" in texts(page.text)
+        return says and visitor.get("/health/ready").status == 503
 
     eventually(is_shown, "the page says that the writer is gone")
-    eventually(lambda: visitor.read("/overview")["ready"], "it is back")
+    eventually(lambda: visitor.read("/overview")["ready"], "it is back", 60)
     rows = {row["role"]: row for row in visitor.read("/processes")["processes"]}
-    assert rows["writer"]["restarts"] == before + 1
+    assert rows["writer"]["restarts"] > before
     assert "SIGKILL" in rows["writer"]["last_exit"]
 
 
