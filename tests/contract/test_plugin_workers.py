@@ -122,7 +122,10 @@ def test_it_stops_before_the_nodes_own_and_the_store_is_closed_in_order(tmp_path
         ("plugins.serving.step=0", "plugins.serving.step=0 is below the least allowed value 1"),
         ("plugins.serving.step=fast", "plugins.serving.step='fast' must be int, not str"),
         ("plugins.serving.stride=1", "there is no key plugins.serving.stride; keys are step, greeting"),
-        ("plugins.other.step=1", "no plugin has a section [plugins.other]; sections of plugins: rocketmq, dashboard, serving"),
+        (
+            "plugins.other.step=1",
+            "no plugin has a section [plugins.other]; sections of plugins: rocketmq, dashboard, serving",
+        ),
         ("plugins.serving.greeting=ahoy", "must be one of hello, bye"),
     ],
 )
