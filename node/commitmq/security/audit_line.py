@@ -72,7 +72,7 @@ class Event:
             "resource": _text(self.resource, _MAX_TEXT),
             "decision": str(self.decision),
             "reason": _text(self.reason, _MAX_TEXT),
-            "request": self.request,
+            "request": _bounded(self.request),
             "before": _bounded(self.before),
             "after": _bounded(self.after),
         }

@@ -117,6 +117,13 @@ def test_strange_texts_are_bounded_and_break_no_line(logs: Logs) -> None:
     assert logs.chain().faults == []
 
 
+def test_a_number_that_json_does_not_carry_costs_no_request(logs: Logs) -> None:
+    log = logs.log()
+    log.write(Event(Actor("ann"), "topic.create", request=1 << 80))
+    log.refused(Actor("ann"), "send", request=-(1 << 80))
+    assert [line["request"] for line in logs.lines()] == [{"cut": str(1 << 80)}, {"cut": str(-(1 << 80))}]
+
+
 def test_the_chain_goes_on_over_files_and_restarts(logs: Logs) -> None:
     for begin in range(0, 90, 30):
         log = logs.log(max_file_bytes=4_096, max_files=100)
