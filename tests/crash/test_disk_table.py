@@ -48,6 +48,7 @@ TABLE = {
         "sync_folder.folder": 1,
         "open.members": 1, "replace.members": 1, "open.subscriptions": 1, "replace.subscriptions": 1,
         "open.journal": 1, "sync.journal": 6, "replace.journal": 1, "sync_folder.journal": 1, "open.queue": 1,
+        "open.audit": 1, "sync.audit": 1, "sync_folder.audit": 1,
         **{f"{one}.{what}": 1 for one in PASSING_CONTENT for what in ("members", "subscriptions")},
     },
     "dispatcher-consume_queue": {
@@ -112,7 +113,7 @@ ELSEWHERE = {
     **{f"{one}.node_key": "tests/unit/security/test_node_key_file.py" for one in CONTENT},
     **{
         f"{one}.audit": "tests/unit/security/test_audit.py"
-        for one in ("open", "replace", "sync", "sync_folder", "unlink")
+        for one in ("replace", "unlink")
     },
     "open.acl_lock": "tests/unit/security/test_access_file.py",
     "open.acl_configured": "tests/unit/security/test_access_file.py",

@@ -2,8 +2,10 @@
 
 A deletion takes more than one file and more than one process. The steps, each durable before the next begins:
 
-1. The *ending*, ``{name: incarnation}`` in ``commitmq/deleting_topics.json``. From here on the topic is deleted: every
-   later failure is repaired by doing the rest again, never by restoring the topic. No topic of the name can be created.
+1. The *ending*, ``{name: incarnation}`` in ``commitmq/deleting_topics.json``. From the moment the file has it the topic
+   is deleted: every later failure is repaired by doing the rest again, never by restoring the topic. No topic of the
+   name can be created. This holds also while the file is not yet durable, because its folder's sync failed: a process
+   may have read it already, and have forgotten the topic's queue offsets. The file is written again before step 3.
 2. The other processes learn of the ending with the next TOPICS_VERSION. The processes that take sends (the writer, the
    process of memory topics) then take no more for this incarnation, forget its queue offsets, and store that version in
    their word of the control block. Only then the coordinator reads the log's end: this is where the topic ends. All its
@@ -43,6 +45,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from commitmq import failpoints
+from commitmq.errors import StoreError
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.deleted_topics import load_endings, load_tombstones
@@ -65,8 +68,7 @@ class Deletions:
         self.tombstones = tombstones
         self.endings = {name: Ending(incarnation) for name, incarnation in endings.items()}
         self.is_doubtful = False
-        """Whether the endings file may be ahead of :attr:`endings`: a write failed, and it is unknown how far it got.
-        """
+        """Whether the endings file may differ from :attr:`endings`, or go with the power: a write of it failed."""
         self._untold = set(tombstones)
         self._told: dict[str, int] = {}  # the version with which other processes learn of a tombstone
 
@@ -85,11 +87,27 @@ class Deletions:
         return len(self.tombstones) + sum(name not in self.tombstones for name in self.endings)
 
     def begin(self, name: str, incarnation: int) -> None:
-        """Step 1. After a StoreError the topic is not deleted, but :meth:`settle` must bring the disk in line."""
-        self._persist({**self._numbers(), name: incarnation})
+        """Step 1. After a StoreError the topic is not deleted.
+
+        A failure that left the ending where other processes may read it is none: the deletion is decided, and
+        :attr:`is_doubtful` until :meth:`settle` has made it durable.
+        """
+        try:
+            self._persist({**self._numbers(), name: incarnation})
+        except StoreError:
+            if not self._may_be_read(name):
+                self.is_doubtful = False
+                raise
         if failpoints.ACTIVE:
             failpoints.hit("deletion.decided")
         self.endings[name] = Ending(incarnation)
+
+    def _may_be_read(self, name: str) -> bool:
+        """Whether a process that reads the endings now may find one of ``name``."""
+        try:
+            return name in load_endings(self._layout)
+        except StoreError:
+            return True  # another process may have better luck
 
     def settle(self) -> None:
         """Write the endings as they are."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from commitmq import failpoints
 from commitmq.coordination.topic_rules import MAX_QUEUES
 from commitmq.coordination.topics import Topics
 from commitmq.errors import ProtocolError, StoreError
@@ -325,22 +326,50 @@ def test_a_crash_between_any_two_writes_leaves_the_topic_whole_or_gone(
     assert final.deletions.tombstones["t"] >= 1_000
 
 
-def test_a_decision_that_may_or_may_not_be_on_the_disk_is_settled(
-    layout: StoreLayout, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", ["disk.replace.json:after", "disk.sync_folder.json:before"])
+def test_a_decision_that_others_may_have_read_is_carried_out(
+    layout: StoreLayout, failing: Callable[[str], None], place: str
 ) -> None:
-    """The file is replaced, then the folder's sync fails: the request is refused, and the topic must not go later."""
+    """The file is replaced, and then the disk fails: a process that reads it forgets the topic, so it must not come back."""
+    topics = _load(layout)
+    topics.create("t", 2)
+    topics.create("other", 1)
+    topics.write()
+    made = topics.get("t").incarnation
+    failing(place)
+    assert topics.delete("t") == made
+    assert json_config.load(layout.endings) == {"t": made}
+    assert topics.deletions.is_doubtful, "a power cut may take it back"
+    assert topics.deletions.is_ending("t", made)
+    topics.deletions.settle()
+    assert not topics.deletions.is_doubtful
+    assert _load(layout).names() == ["other"]
+
+
+@pytest.mark.parametrize("place", ["json.write", "disk.sync.json:before", "disk.replace.json:before"])
+def test_a_decision_that_nobody_can_have_read_is_refused(
+    layout: StoreLayout, failing: Callable[[str], None], place: str
+) -> None:
     topics = _load(layout)
     topics.create("t", 2)
     topics.write()
-    with monkeypatch.context() as patch:
-        patch.setattr(disk, "sync_folder", _io_error)
-        with pytest.raises(StoreError):
-            topics.delete("t")
-    assert json_config.load(layout.endings) == {"t": topics.get("t").incarnation}
-    assert topics.deletions.is_doubtful
-    topics.deletions.settle()
+    failing(place)
+    with pytest.raises(StoreError):
+        topics.delete("t")
     assert not topics.deletions.is_doubtful
+    assert topics.names() == ["t"]
     assert _load(layout).names() == ["t"]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """``failing(place)``: the next time, the failpoint ``place`` errs."""
+
+    def fail(place: str) -> None:
+        monkeypatch.setattr(failpoints, "_points", failpoints.parse(f"{place}=errno:EIO@1"))
+        monkeypatch.setattr(failpoints, "ACTIVE", True)
+
+    return fail
 
 
 def _io_error(folder: Path, what: str = "") -> None:

@@ -97,8 +97,6 @@ class TopicViews:
         self._topics: dict[str, TopicView] = {}
         self._tombstones: dict[str, int] = {}
         self._endings: dict[str, int] = {}  # name -> incarnation
-        # the files' entries for ending topics: a deletion that failed restores them
-        self._hidden: dict[str, TopicView] = {}
         self._files = TopicReader(layout)
         self._endings_file = WatchedTable(layout.endings)
         self._tombstones_file = WatchedTable(layout.tombstones)
@@ -181,14 +179,9 @@ class TopicViews:
         self.ended = set()
         for name, incarnation in endings.items():
             if self._endings.get(name) != incarnation:
-                self._hide(name, incarnation)
+                self._end(name, incarnation)
                 changed.add(name)
-        for name in self._endings.keys() - endings.keys():
-            changed.add(name)
-            hidden = self._hidden.pop(name, None)
-            if hidden is not None and name not in self._topics:
-                self._topics[name] = hidden
-                self._gone.pop(name, None)
+        changed |= self._endings.keys() - endings.keys()
         for one in changes:
             if _is_folder(one.name) and self._take_one(one, endings):
                 changed.add(one.name)
@@ -200,14 +193,12 @@ class TopicViews:
         """Take over one change. False when it was known, or is older than the known state."""
         name, known = change.name, self._topics.get(change.name)
         if change.topic is None:
-            self._hidden.pop(name, None)
             if known is None or known.incarnation > change.incarnation:
                 return False
             self._end(name, known.incarnation)
             return True
         view = _view_of(change.topic)
         if view.incarnation <= endings.get(name, -1):
-            self._hidden[name] = view
             return False
         if known is not None and (known == view or known.incarnation > view.incarnation):
             return False
@@ -216,18 +207,13 @@ class TopicViews:
         self._topics[name] = view
         return True
 
-    def _hide(self, name: str, incarnation: int) -> None:
-        """Hide this incarnation: its deletion is decided, and may yet fail."""
-        known = self._topics.get(name)
-        if known is not None and known.incarnation <= incarnation:
-            self._hidden[name] = known
-        self._end(name, incarnation)
-
     def _take_all(self, table: TopicTable, endings: dict[str, int]) -> set[str]:
         """Take over the complete content of the files."""
-        there = {name: _view_of(one) for name, one in table.topics.items() if _is_folder(name)}
-        topics = {name: one for name, one in there.items() if one.incarnation > endings.get(name, -1)}
-        hidden = {name: there[name] for name in endings if name in there and name not in topics}
+        topics = {
+            name: _view_of(one)
+            for name, one in table.topics.items()
+            if _is_folder(name) and one.incarnation > endings.get(name, -1)
+        }
         # A topic that began since is a normal topic, although the older endings file still lists its name.
         endings = {name: incarnation for name, incarnation in endings.items() if name not in topics}
         changed = {name for name, _ in topics.items() ^ self._topics.items()}
@@ -240,7 +226,7 @@ class TopicViews:
             found = topics.get(name)
             if found is None or found.incarnation != known.incarnation:
                 self._end(name, known.incarnation)
-        self._topics, self._endings, self._hidden = topics, endings, hidden
+        self._topics, self._endings = topics, endings
         return changed
 
     def hear(self, frame: bytes) -> set[str]:
@@ -260,12 +246,11 @@ class TopicViews:
         changed = set()
         for name, incarnation in news.get("ending", ()):
             self._endings[name] = incarnation
-            self._hide(name, incarnation)
+            self._end(name, incarnation)
             changed.add(name)
         for name, offset, incarnation in news.get("deleted", ()):
             if self._endings.pop(name, None) is None and name in self._topics:
                 self._end(name, incarnation)
-            self._hidden.pop(name, None)
             if self._tombstones.get(name) != int(offset):
                 self._tombstones = {**self._tombstones, name: int(offset)}
             self._buried[name] = version
