@@ -312,7 +312,7 @@ class ProducerBase:
         """The outcome of a message that the pump has."""
         try:
             # The pump fails it at its deadline. The further 0.25 s are for a pump that waits for a connection.
-            return future.result(max(deadline - time.monotonic(), 0) + 0.25)
+            return future.result_by(deadline + 0.25)
         except FutureTimeoutError:
             if future.done():
                 return future.result(0)

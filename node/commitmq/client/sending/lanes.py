@@ -152,7 +152,8 @@ class Lanes:
     def in_pump(self) -> bool:
         """True in a pump's own thread. A wait for a send would never end there."""
         me = threading.current_thread()
-        return any(pump.thread is me for pump in self._pumps())
+        memory = self._memory
+        return self.writer.thread is me or (memory is not None and memory.thread is me)
 
     def flush(self, deadline: float) -> bool:
         """Wait until nothing is pending or in flight; False when ``deadline`` passed before that."""

@@ -155,10 +155,14 @@ class SendFuture(Future[SendResult]):
 
     def result(self, timeout: float | None = None) -> SendResult:
         """The result; raises SendError, CancelledError, or TimeoutError after ``timeout`` seconds (still pending)."""
+        return self.result_by(_deadline(timeout))
+
+    def result_by(self, deadline: float | None) -> SendResult:
+        """:meth:`result` with a time of ``time.monotonic()`` instead of seconds."""
         run = self._run
         if run is None:
             if self._state not in _DONE:
-                self._wait(timeout)
+                self._wait(deadline)
             run = self._run
         if run is not None:
             return run.result(self._index)
@@ -174,7 +178,7 @@ class SendFuture(Future[SendResult]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The error of a failed send, None for a stored one; raises as :meth:`result` for the other cases."""
         if self._state not in _DONE:
-            self._wait(timeout)
+            self._wait(_deadline(timeout))
         if self.cancelled():
             raise CancelledError
         return self._exception
@@ -187,7 +191,7 @@ class SendFuture(Future[SendResult]):
                 return
         _call(fn, self)
 
-    def _wait(self, timeout: float | None) -> None:
+    def _wait(self, deadline: float | None) -> None:
         ticket = _thread.allocate_lock()
         ticket.acquire()
 
@@ -196,7 +200,6 @@ class SendFuture(Future[SendResult]):
 
         sender = self.sender
         result_waiters = sender.result_waiters
-        deadline = None if timeout is None else time.monotonic() + timeout
         try:
             with sender.lock:
                 if self._state in _DONE:
@@ -220,7 +223,11 @@ class SendFuture(Future[SendResult]):
                 return
             if wake in callbacks:
                 callbacks.remove(wake)
-        raise FutureTimeoutError(f"the send is still pending after {timeout} s")
+        raise FutureTimeoutError("the send is still pending")
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
 
 
 def finish_run(futures: list[SendFuture], run: RunAck) -> tuple[list[SendFuture], list[SendFuture]]:
