@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from commitmq.log import get_log
 from commitmq.security.access_table import AccessTable
-from commitmq.security.audit import AuditLog
+from commitmq.security.audit import AuditLimits, AuditLog
 from commitmq.security.audit_line import Actor, Event
 from commitmq.security.user import User
 
@@ -27,7 +27,9 @@ def this_account() -> Actor:
 def written_down(root: Path, actor: Actor, before: AccessTable, after: AccessTable) -> Iterator[None]:
     """Write to the audit log of the store in ``root`` what the block is going to change; needs the lock of the users."""
     events = [*_users(actor, before, after), *_policies(actor, before, after)]
-    log = AuditLog(root / "commitmq" / "audit", ROLE, get_log(ROLE), syncs_at_once=True)
+    # Only the store's owner changes users, with a sync for each change, and every line counts.
+    limits = AuditLimits(changes_per_second=len(events))
+    log = AuditLog(root / "commitmq" / "audit", ROLE, get_log(ROLE), limits, syncs_at_once=True)
     try:
         for one in events:
             log.write(one)

@@ -27,6 +27,7 @@ from typing import Any, Final
 from commitmq import failpoints
 from commitmq.files import disk
 from commitmq.log import Log
+from commitmq.security.audit_bounds import ChangesBound
 from commitmq.security.audit_files import ENDING, first_of, last_line, older_files, older_name
 from commitmq.security.audit_line import Actor, Decision, Event, digest, encoded
 
@@ -45,6 +46,7 @@ class AuditLimits:
     max_file_bytes: int = 16 * 1024 * 1024
     max_files: int = 10
     refusals_per_second: int = 100
+    changes_per_second: int = 100
     uses_per_hour: int = 10_000
 
 
@@ -77,6 +79,7 @@ class AuditLog:
         self._lost = 0
         self._faults: dict[str, str] = {}
         self._second = self._refused = self._untold = 0
+        self._changes = ChangesBound(self.limits.changes_per_second)
         self._uses: set[tuple[str, str, str]] = set()
         self._hour_ends = 0.0
         self._is_full = False
@@ -99,10 +102,23 @@ class AuditLog:
             with self._lock:
                 self._append(event.members())
 
+    def change(self, event: Event) -> None:
+        """Write a change, before it is made; or that it failed. After ``changes_per_second`` lines of its user in a second
+        only the first of each kind is written, and of the others how many there were. Never raises.
+        """
+        if not self.limits.enable:
+            return
+        with self._lock:
+            self._begin_second()
+            if self._changes.admits(event):
+                self._append(event.members())
+            else:
+                self._wake()
+
     @contextlib.contextmanager
     def changing(self, event: Event) -> Iterator[None]:
-        """Write ``event`` before the change in the block, and that it failed when the block raises."""
-        self.write(event)
+        """:meth:`change` with ``event`` before the change in the block, and that it failed when the block raises."""
+        self.change(event)
         try:
             yield
         except BaseException as error:
@@ -110,8 +126,8 @@ class AuditLog:
             raise
 
     def failed(self, event: Event, reason: str) -> None:
-        """Write that a change, whose line is there, was not made."""
-        self.write(replace(event, decision=Decision.FAILED, reason=reason, before=None, after=None))
+        """Write that a change, which :meth:`change` was told of, was not made."""
+        self.change(replace(event, decision=Decision.FAILED, reason=reason, before=None, after=None))
 
     def refused(
         self, actor: Actor, operation: str, resource: str = "", reason: str = "", request: int | None = None
@@ -120,10 +136,7 @@ class AuditLog:
         if not self.limits.enable:
             return
         with self._lock:
-            second = time.monotonic_ns() // 1_000_000_000
-            if second != self._second:
-                self._sum_up()
-                self._second, self._refused = second, 0
+            self._begin_second()
             self._refused += 1
             if self._refused > self.limits.refusals_per_second:
                 self._untold += 1
@@ -294,6 +307,13 @@ class AuditLog:
             self._put({"op": REMOVED, "oldest": oldest})
             self._to_remove += gone
 
+    def _begin_second(self) -> None:
+        """Write what the last second left, if it is over."""
+        second = time.monotonic_ns() // 1_000_000_000
+        if second != self._second:
+            self._sum_up()
+            self._second, self._refused = second, 0
+
     def _sum_up(self) -> None:
         if self._untold:
             count, self._untold = self._untold, 0
@@ -301,6 +321,10 @@ class AuditLog:
             self._append(
                 {**Event(Actor(), SUMMARY, decision=Decision.REFUSED, reason=reason).members(), "count": count}
             )
+        for actor, untold in self._changes.take():
+            reason = f"{untold.total()} more changes of this user in a second"
+            event = Event(actor, SUMMARY, reason=reason, after=dict(untold))
+            self._append({**event.members(), "count": untold.total()})
 
     def _say(self, what: str, sentence: str) -> None:
         """Tell of a fault of ``what`` once, and once that it has passed."""
@@ -329,8 +353,9 @@ class AuditLog:
                 return
             self._dirty.clear()
             with self._lock:
-                if self._untold and time.monotonic_ns() // 1_000_000_000 != self._second:
-                    self._sum_up()
+                self._begin_second()
+                if self._untold or self._changes.has_untold:
+                    self._wake()  # they came in this second, which is not over
             self._sync()
 
     def _sync(self) -> None:

@@ -320,6 +320,41 @@ def test_refusals_of_a_second_are_bounded_and_counted(logs: Logs) -> None:
     assert 5 <= len(told) <= 15
 
 
+def test_changes_of_a_user_are_bounded_and_others_keep_their_lines(logs: Logs) -> None:
+    log = logs.log(changes_per_second=5)
+    cook = Actor("cook", "native", "10.1.2.4")
+    for number in range(1_000):
+        log.change(Event(SHOP, "topic.create", f"Topic:t{number}"))
+    log.change(Event(cook, "topic.create", "Topic:cooked"))
+    log.change(Event(SHOP, "topic.delete", "Topic:t1"))
+    with pytest.raises(ValueError), log.changing(Event(SHOP, "topic.delete", "Topic:t2")):
+        raise ValueError("it is not there")
+    eventually(lambda: sum(one.get("count", 1) for one in logs.lines()) == 1_004, "the summary", 10)
+    lines = logs.lines()
+    of_shop = [one for one in lines if one["user"] == "shop" and one["op"] != "audit.summary"]
+    # The thousand take a second or two.
+    assert 5 <= sum(one["op"] == "topic.create" for one in of_shop) <= 15
+    # The first of each kind is there, and that of another user.
+    assert next(one["resource"] for one in of_shop if one["op"] == "topic.delete") == "Topic:t1"
+    assert [one["reason"] for one in of_shop if one["decision"] == "failed"] == ["it is not there"]
+    assert [one["resource"] for one in lines if one["user"] == "cook"] == ["Topic:cooked"]
+    summed = [one for one in lines if one["op"] == "audit.summary"]
+    assert all(one["user"] == "shop" and sum(one["after"].values()) == one["count"] for one in summed)
+    assert sum(one["after"].get("topic.create", 0) for one in summed) >= 985
+    assert not logs.chain().faults
+
+
+def test_a_summary_comes_although_nothing_more_is_written(logs: Logs) -> None:
+    log = logs.log(changes_per_second=0)
+    for _ in range(3):
+        log.change(Event(SHOP, "topic.create", "Topic:a"))
+    eventually(lambda: [one.get("count") for one in logs.lines()] == [None, 2], "the summary", 10)
+    log.change(Event(SHOP, "topic.create", "Topic:a"))
+    log.change(Event(SHOP, "topic.create", "Topic:a"))
+    log.close()
+    assert [one.get("count") for one in logs.lines()] == [None, 2, None, 1]
+
+
 def test_uses_are_written_once_and_bounded(logs: Logs) -> None:
     log = logs.log(uses_per_hour=3)
     assert [log.is_first("shop", "send", "orders") for _ in range(3)] == [True, False, False]

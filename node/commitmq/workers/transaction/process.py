@@ -245,7 +245,7 @@ class Transactions:
                 end = parse_end(header)
                 if end.by_person:
                     self._by_hand[id(end)] = change = _by_hand(self._router.actor(peer), header)
-                    self._context.audit.write(change)
+                    self._context.audit.change(change)
                 self._waiting.append((peer, identity, end))
                 return None
             if op == "transaction.register":

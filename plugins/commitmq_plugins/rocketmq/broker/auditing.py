@@ -95,7 +95,7 @@ class Auditing:
 
         def handle(connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
             event = self._event(connection, command)
-            self._audit.write(event)
+            self._audit.change(event)
             try:
                 found = handler(connection, command)
             except Exception as error:
