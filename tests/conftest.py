@@ -60,6 +60,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note why a test failed in the file COMMITMQ_REASONS, for the end of a long log: its last lines tell most."""
+    file = os.environ.get("COMMITMQ_REASONS")
+    if not file or not report.failed or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    text = report.longreprtext.splitlines()
+    told = [line for line in text if line.startswith("E ")][-12:] or text[-12:]
+    with open(file, "a", encoding="utf-8") as reasons:
+        reasons.write("\n".join((f"{report.nodeid} ({report.when})", *(line[:600] for line in told), "")))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The order of the folders: those whose files take longest first, so that no process is left alone at the end."""

@@ -54,9 +54,18 @@ def spark() -> Iterator[SparkSession]:
             gateway.proc.wait(timeout=60)
         except subprocess.TimeoutExpired:
             gateway.proc.send_signal(signal.SIGQUIT)  # it prints what its threads do
-            raise AssertionError(f"the JVM does not end; its input is open in {holders(gateway.proc.pid)}") from None
+            jvm = gateway.proc.pid
+            raise AssertionError(
+                f"the JVM does not end; its threads: {threads(jvm)}; its input is open in {holders(jvm)}"
+            ) from None
         finally:
             gateway.proc.kill()
+
+
+def threads(pid: int) -> str:
+    """The names of the threads of ``pid``, but for those of its own garbage collector and compiler."""
+    names = [Path(f"/proc/{pid}/task/{one}/comm").read_text().strip() for one in os.listdir(f"/proc/{pid}/task")]
+    return ", ".join(sorted(one for one in names if not one.startswith(("GC", "G1", "C1", "C2"))))
 
 
 def holders(pid: int) -> list[str]:
