@@ -109,6 +109,16 @@ def use(audited: Audited) -> None:
             connection.admin().topic_delete("orders")
     audited.run("config", "set", "log.level", "DEBUG", "--node", f"ipc://{audited.node.store}")
     audited.run("config", "unset", "log.level", "--node", f"ipc://{audited.node.store}")
+    forge(audited.node)
+
+
+def forge(node: Node) -> None:
+    """The node's own account claims to ask on behalf of somebody, with proofs that it cannot know."""
+    told = {"user": "ann", "protocol": "dashboard", "address": "10.1.2.3", "proof": "0" * 64}
+    with commitmq.Admin(f"ipc://{node.store}") as admin:
+        admin._request("coordinator", "topic.create", {"topic": "forged", "queues": 1, "on_behalf_of": told})
+    with commitmq.connect(profile="shop") as connection, pytest.raises(ProtocolError, match="only super users"):
+        connection.admin()._request("coordinator", "topic.describe", {"topic": "orders", "on_behalf_of": told})
 
 
 def use_rocketmq(audited: Audited) -> None:
@@ -160,6 +170,12 @@ def test_changes_have_their_user_and_what_was_before(audited: Audited) -> None:
     assert re.fullmatch(r"uid \d+", changed["user"])
 
 
+def test_nobody_else_speaks_on_behalf_of_a_user(audited: Audited) -> None:
+    (forged,) = only(audited.lines(), resource="Topic:forged")
+    assert (forged["user"], forged["protocol"], forged["address"]) == (f"uid {os.getuid()}", "native", "local")
+    assert only(audited.lines(), user="ann", op="topic.create") == []
+
+
 def test_users_and_policies_have_no_secrets(audited: Audited) -> None:
     lines = only(audited.lines(), role="users")
     assert [(one["op"], one["resource"]) for one in lines] == [
@@ -179,7 +195,7 @@ def test_users_and_policies_have_no_secrets(audited: Audited) -> None:
 def test_refusals_and_first_uses(audited: Audited) -> None:
     lines = audited.lines()
     refused = only(lines, decision="refused", user="shop")
-    assert {(one["op"], one["resource"]) for one in refused} >= {
+    assert {(one["op"], one.get("resource")) for one in refused} >= {
         ("send", "Topic:secret"),
         ("topic.delete", "Topic:orders"),
     }

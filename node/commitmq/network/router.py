@@ -32,6 +32,7 @@ from commitmq.network.unsent import UnsentAnswers
 from commitmq.network.zap import LOCAL
 from commitmq.protocol import wire
 from commitmq.security.audit_line import Actor
+from commitmq.security.on_behalf import Vouching
 
 MAX_FRAMES: Final = 1_024
 _MOST_REFUSALS: Final = 1_000
@@ -51,6 +52,8 @@ class Router(zmq.Socket[bytes]):
     has_line: bool
     guard: Guard | None
     """Decides for each request whether its sender may ask for it; None on a node without keys."""
+    vouching: Vouching
+    """Knows the processes of the node that may name somebody else as the one who asks."""
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """The next request: routing id, header, payload. A request that is refused because of its sender's id is never
@@ -157,8 +160,11 @@ class Router(zmq.Socket[bytes]):
                 self.gate.end(connection, "permissions", f"{_MOST_REFUSALS} requests that its user may not ask for")
         return True
 
-    def actor(self, identity: bytes) -> Actor:
-        """Who sent the request that was just taken, for the audit log. ``identity``: its routing id."""
+    def actor(self, identity: bytes, header: dict[str, Any]) -> Actor:
+        """Who asked for what was just taken, for the audit log. ``identity``: its routing id."""
+        named = self.vouching.actor(header)
+        if named is not None:
+            return named
         if self.guard is not None:
             return self.guard.actor
         connection = self.gate.peers.get(identity)
@@ -244,6 +250,7 @@ def open_router(
     waiting_answers: int = 10_000,
     linger_ms: int = 500,
     guard: Guard | None = None,
+    vouching: Vouching | None = None,
 ) -> tuple[Router, list[str]]:
     """A ROUTER bound to ``ipc`` and to ``port`` of ``network.host`` (0: a free one). Returns it and its endpoints.
 
@@ -251,13 +258,15 @@ def open_router(
     that has gone are dropped. ``has_line``: requests with long headers wait for short ones, see :mod:`.long_requests`;
     the loop then wakes when one's time comes. ``max_header_bytes``: a header of more than twice this size ends its
     connection. ``waiting_answers``: further answers to a peer that reads none are dropped, which can only hurt that peer.
-    ``guard``: asks each peer who it is; the router closes it. Raises zmq.ZMQError when an address is taken.
+    ``guard``: asks each peer who it is; the router closes it. ``vouching``: believes the node's own processes on whose behalf
+    they ask. Raises zmq.ZMQError when an address is taken.
     """
     routing_ids.seed()
     router = cast(Router, context.socket(zmq.ROUTER, socket_class=Router))
     router.unsent = UnsentAnswers(config.max_unsent_bytes)
     router.line = LongRequests()
     router.only_answers, router.has_line, router.guard = only_answers, has_line, guard
+    router.vouching = vouching or Vouching("")
     option = router.setsockopt
     option(zmq.LINGER, linger_ms)
     frame_bytes = config.max_frame_bytes if takes_payload else min(config.max_frame_bytes, 2 * max_header_bytes)

@@ -26,6 +26,7 @@ from commitmq.security.needs import (
     Need,
     topic_need,
 )
+from commitmq.security.on_behalf import FIELD
 from commitmq.security.resource import Resource, ResourceType
 
 Header: TypeAlias = dict[str, Any]
@@ -34,7 +35,7 @@ Needs: TypeAlias = Callable[[Header, str], Iterator[Need]]
 SUPER: Final = None
 """Stands for operations that only super users may ask for."""
 _DISPATCHED: Final = "INNER_MULTI_DISPATCH"
-_OF_GATEWAYS: Final = ("moved", "forwarded", "client")
+_OF_GATEWAYS: Final = ("moved", "forwarded", "client", FIELD)
 """Fields with which a process of the node speaks for others."""
 
 

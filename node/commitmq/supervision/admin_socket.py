@@ -21,6 +21,7 @@ from commitmq.network.router import open_router
 from commitmq.network.share_of_time import ShareOfTime
 from commitmq.protocol import wire
 from commitmq.security.audit_line import Event
+from commitmq.security.on_behalf import Vouching
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.start_failed import StartFailed
@@ -83,6 +84,7 @@ class AdminSocket:
                 waiting_answers=_WAITING_ANSWERS,
                 linger_ms=1000,
                 guard=guard,
+                vouching=None if exposure is None else Vouching(exposure.vouching_key),
             )
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -166,7 +168,8 @@ class AdminSocket:
         resource = f"Setting:{key}" if isinstance(key, str) else ""
         after = {"value": header.get("value")} if header["op"] == "config.set" else None
         before = {"value": self.settings(key)} if self.settings is not None and isinstance(key, str) else None
-        return Event(self.socket.actor(peer), header["op"], resource, request=header["id"], before=before, after=after)
+        actor = self.socket.actor(peer, header)
+        return Event(actor, header["op"], resource, request=header["id"], before=before, after=after)
 
     def send(self, peer: bytes, answer: bytes) -> None:
         """Answer ``peer``. The answer is dropped when the peer has gone or takes nothing in."""

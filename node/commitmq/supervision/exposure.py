@@ -14,6 +14,7 @@ from commitmq.network.guard import Guard, make_guard
 from commitmq.security import start_rule
 from commitmq.security.access_file import AccessFile
 from commitmq.security.node_keys import load_node_keys
+from commitmq.security.on_behalf import Vouching
 from commitmq.security.start_rule import Listener
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.exit_codes import CliExit
@@ -23,6 +24,7 @@ from commitmq.supervision.start_failed import StartFailed
 class Exposure:
     """``has_keys``: whether the native protocol's tcp ports ask for keys. ``listeners``, ``warnings``: name and
     sentence of each listener that a network reaches without authentication or encryption. ``audit``: the supervisor's.
+    ``vouching_key``: of this start, for the node's processes.
     """
 
     def __init__(self, config: NodeConfig, store: Path) -> None:
@@ -30,6 +32,7 @@ class Exposure:
         self._allowed = start_rule.allowed_names(config.security.insecure_listeners)
         self.audit = audit_log(StoreLayout(store).audit, "supervisor", config, get_log("supervisor"))
         self.has_keys = False
+        self.vouching_key = Vouching.draw()
         self.listeners: list[str] = []
         self.warnings: list[str] = []
 

@@ -208,6 +208,7 @@ class Supervisor:
             log=self._log,
         )
         self._table.has_keys = self._exposure.has_keys
+        self._table.vouching_key = self._exposure.vouching_key
         self._movers = MoverWatch(self._table, self._control, self._log)
         self._answers = AdminAnswers(store, self._table, self._keeper, self._admin, self._exposure)
         self._settings.attach(self._table, self._admin, [self._take_settings, self._answers.configure])

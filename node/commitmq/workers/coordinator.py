@@ -226,7 +226,7 @@ class Coordinator:
         if change is None:
             return self._service.handle(header, monotonic_ms())
         event = Event(
-            self._router.actor(peer),
+            self._router.actor(peer, header),
             header["op"],
             change.resource,
             request=header["id"],

@@ -36,6 +36,7 @@ from commitmq.log import configure as configure_log
 from commitmq.network.auditing import audit_log
 from commitmq.network.guard import make_guard
 from commitmq.network.router import Router, open_router
+from commitmq.security.on_behalf import Vouching
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.node_files import read_node_file
 from commitmq.workers.runtime.doorbell import NAPPING, SLEEPING, Doorbell, Ringer
@@ -136,6 +137,7 @@ class WorkerContext:
     def __post_init__(self) -> None:
         self.slot = int(self.params["slot"]) if "slot" in self.params else role_slot(self.role)
         self.has_keys = bool(self.params.get("has_keys"))
+        self.vouching = Vouching(str(self.params.pop("vouching", "")))
         self.audit = audit_log(self.layout.audit, self.role, self.config, self.log, lambda why: self.tell(audit=why))
         self._lifeline_fd, self._doorbell_fd = self.lifeline.fileno(), self.doorbell.fileno()
         self._woken_ms = monotonic_ms()
@@ -191,14 +193,11 @@ class WorkerContext:
 
         ``params["port"]`` is the tcp port: 0 takes a free one, which the supervisor passes to every later incarnation.
         """
-        config, port = self.config, int(self.params.get("port", 0))
-        guard = make_guard(
-            self.zmq, config, self.layout.root, self.role, self.log, has_keys=self.has_keys, audit=self.audit
-        )
-        kind = {"takes_payload": takes_payload, "only_answers": only_answers}
-        router, endpoints = open_router(
-            self.zmq, config.network, self.log, self.layout.ipc(name), port, guard=guard, **kind
-        )
+        config, store, log = self.config, self.layout.root, self.log
+        guard = make_guard(self.zmq, config, store, self.role, log, has_keys=self.has_keys, audit=self.audit)
+        kind: dict[str, Any] = {"takes_payload": takes_payload, "only_answers": only_answers, "guard": guard}
+        place = self.zmq, config.network, log, self.layout.ipc(name), int(self.params.get("port", 0))
+        router, endpoints = open_router(*place, vouching=self.vouching, **kind)
         self._routers.append(router)
         return router, endpoints
 

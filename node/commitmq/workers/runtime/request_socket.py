@@ -74,4 +74,4 @@ class RequestSocket:
     def _change(self, client: bytes, header: dict[str, Any]) -> Event:
         role, op = self._context.role, header["op"]
         wanted = {name: header[name] for name in self._changes[op] if name in header}
-        return Event(self.router.actor(client), f"{role}.{op}", request=header["id"], after=wanted or None)
+        return Event(self.router.actor(client, header), f"{role}.{op}", request=header["id"], after=wanted or None)

@@ -244,7 +244,7 @@ class Transactions:
             if op == "transaction.end":
                 end = parse_end(header)
                 if end.by_person:
-                    self._by_hand[id(end)] = change = _by_hand(self._router.actor(peer), header)
+                    self._by_hand[id(end)] = change = _by_hand(self._router.actor(peer, header), header)
                     self._context.audit.change(change)
                 self._waiting.append((peer, identity, end))
                 return None
