@@ -8,6 +8,7 @@ their times, memory and lives of all processes, and the lines in the log.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -22,11 +23,12 @@ from typing import Any
 import pytest
 
 from commitmq import Admin, Producer
-from commitmq_plugins.rocketmq.remoting.codes import RequestCode
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import request
+from commitmq_plugins.rocketmq.remoting.fastjson import dumps
 from commitmq_plugins.rocketmq.remoting.frame import encode
 from nodes import Node, environment, eventually, halted
-from rocketmq_peer import LostError, connected, heartbeat, send, served_node
+from rocketmq_peer import LostError, connected, heartbeat, is_pulled, pull, send, served_node
 
 SCRIPT = Path(__file__).parents[1] / "support" / "mutated_frames.py"
 SEED = 17_05
@@ -38,10 +40,22 @@ SETTINGS = (
     "pop.max_wait_ms=200",
     "commit_log.flush_mode=async",
     "topics.max_topics=3000",
+    "plugins.rocketmq.max_new_names_per_second=0",
 )
+FEW = (
+    "plugins.rocketmq.max_new_names_per_second=1",
+    "plugins.rocketmq.max_memberships_per_connection=30",
+    "plugins.rocketmq.max_waiting_pulls_per_connection=4",
+    "plugins.rocketmq.max_waiting_pops_per_connection=4",
+    "plugins.rocketmq.max_connections_per_address=12",
+)
+ELSEWHERE = "127.0.0.2"
+"""The address of the greedy client."""
 SERVERS = ("worker-rocketmq_broker", "worker-rocketmq_namesrv")
 MOST_BYTES = 400_000_000
 QUIET_S = 2.0
+POP = {"consumerGroup": "waiters", "topic": "nothing", "queueId": "-1", "maxMsgNums": "8", "invisibleTime": "60000",
+       "pollTime": "1500", "initMode": "1", "order": "false"}  # fmt: skip
 FLOOR_S = 0.5
 """Times below this prove nothing on a machine that does other things as well."""
 
@@ -229,3 +243,69 @@ def test_a_server_that_starts_waits_for_an_absent_coordinator(tmp_path: Path) ->
 
         assert asyncio.run(talk()) == 0
         assert node.row("worker-rocketmq_broker")["restarts"] == 1
+
+
+def test_a_client_that_connects_again_and_again_takes_its_share(tmp_path: Path) -> None:
+    with served_node(tmp_path, *FEW) as (node, port, _):
+        with Admin(node.address) as admin:
+            admin.topic_create("calm", 1)
+            admin.topic_create("nothing", 1)
+        began = time.monotonic()
+        codes, good = asyncio.run(_flood_with_groups(port))
+        took_s = time.monotonic() - began
+        made = codes.count(ResponseCode.SUCCESS)
+        assert 60 <= made <= 62 + took_s
+        assert codes.count(ResponseCode.SYSTEM_BUSY) == len(codes) - made > 30
+        assert good == [0] * 10
+        with Admin(node.address) as admin:
+            names = {one.name for one in admin.topics()}
+        assert sum(name.startswith("%RETRY%greedy") for name in names) == made
+        assert asyncio.run(_too_many(port)) == {"memberships": 1, "left": True, "connections": 0}
+
+
+async def _flood_with_groups(port: int) -> tuple[list[int], list[int]]:
+    """The codes that heartbeats of a greedy client get, and those of a well-behaved one beside it."""
+    codes: list[int] = []
+    good: list[int] = []
+    async with connected(port) as other:
+        for number in range(100):
+            async with connected(port, source=ELSEWHERE) as greedy:
+                codes.append((await greedy.ask(heartbeat("greedy@1", f"greedy{number}", "calm"), 30)).code)
+            if number % 10 == 0:
+                good.append((await other.ask(heartbeat("good@1", f"good{number}", "calm"), 30)).code)
+    return codes, good
+
+
+async def _too_many(port: int) -> dict[str, Any]:
+    """What a greedy client gets beyond its share."""
+    found: dict[str, Any] = {}
+    async with connected(port, source=ELSEWHERE) as greedy:
+        names = [{"groupName": f"p{number}"} for number in range(31)]
+        body = dumps({"clientID": "greedy@1", "producerDataSet": names, "consumerDataSet": []})
+        found["memberships"] = (await greedy.ask(request(RequestCode.HEART_BEAT, {}, body), 30)).code
+        body = dumps({"clientID": "greedy@1", "producerDataSet": names[:30], "consumerDataSet": []})
+        assert (await greedy.ask(request(RequestCode.HEART_BEAT, {}, body), 30)).code == 0
+    async with asyncio.TaskGroup() as group, connected(port, source=ELSEWHERE) as greedy, connected(port) as other:
+        await greedy.ask(send("calm", b"x"))
+        await greedy.until(pull("g", "calm", 0), is_pulled)
+        pulls = [group.create_task(greedy.ask(pull("g", "calm", 1, suspendTimeoutMillis="3000"), 30)) for _ in range(9)]
+        fine = group.create_task(other.ask(pull("g", "calm", 1, suspendTimeoutMillis="3000"), 30))
+        done, waiting = await asyncio.wait(pulls, timeout=1.0)
+        assert [one.result().code for one in done] == [ResponseCode.FLOW_CONTROL] * 5
+        await greedy.ask(send("calm", b"y"))
+        assert [(await one).code for one in (*waiting, fine)] == [0] * 5
+        fields = {**POP, "bornTime": str(time.time_ns() // 1_000_000)}
+        pops = [group.create_task(greedy.ask(request(RequestCode.POP_MESSAGE, fields), 30)) for _ in range(9)]
+        done, waiting = await asyncio.wait(pops, timeout=1.0)
+        assert [one.result().code for one in done] == [ResponseCode.POLLING_FULL] * 5
+        assert {(await one).code for one in waiting} == {ResponseCode.POLLING_TIMEOUT}
+    async with contextlib.AsyncExitStack() as many:
+        for _ in range(12):
+            peer = await many.enter_async_context(connected(port, source=ELSEWHERE))
+            assert (await peer.ask(send("calm", b"x"))).code == 0
+        try:
+            await (await many.enter_async_context(connected(port, source=ELSEWHERE))).ask(send("calm", b"x"))
+        except LostError:
+            found["left"] = True
+        found["connections"] = (await (await many.enter_async_context(connected(port))).ask(send("calm", b"x"))).code
+    return found

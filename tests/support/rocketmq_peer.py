@@ -31,10 +31,14 @@ class LostError(Exception):
 
 
 class Peer:
-    """One client. ``on_request`` gets the server's requests, and returns the answer, if there is one."""
+    """One client. ``on_request`` gets the server's requests, and returns the answer, if there is one. ``source`` is the
+    address of this machine that it comes from.
+    """
 
-    def __init__(self, port: int, on_request: Callable[[Command], Command | None] | None = None) -> None:
-        self._port, self._on_request = port, on_request
+    def __init__(
+        self, port: int, on_request: Callable[[Command], Command | None] | None = None, source: str = "127.0.0.1"
+    ) -> None:
+        self._port, self._on_request, self._source = port, on_request, source
         self._opaque = 0
         self._asked: dict[int, asyncio.Future[Command]] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -79,7 +83,9 @@ class Peer:
     async def _connected(self) -> asyncio.StreamWriter:
         async with self._connecting:
             if self._writer is None or self._reading is None or self._reading.done():
-                reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+                reader, self._writer = await asyncio.open_connection(
+                    "127.0.0.1", self._port, local_addr=(self._source, 0)
+                )
                 self._reading = asyncio.create_task(self._read(reader, self._writer))
             return self._writer
 
@@ -110,9 +116,11 @@ class Peer:
 
 
 @asynccontextmanager
-async def connected(port: int, on_request: Callable[[Command], Command | None] | None = None) -> AsyncIterator[Peer]:
+async def connected(
+    port: int, on_request: Callable[[Command], Command | None] | None = None, source: str = "127.0.0.1"
+) -> AsyncIterator[Peer]:
     """A client, which is closed at the end."""
-    peer = Peer(port, on_request)
+    peer = Peer(port, on_request, source)
     try:
         yield peer
     finally:

@@ -1,8 +1,9 @@
 """Rates: token buckets that bound what one client, topic or group may send or read in a second.
 
-A bucket holds the tokens of :data:`BURST_S` seconds. A request passes while its buckets hold a token, whatever its size, and
-its cost is taken afterwards; so a bucket may go below zero, and one large run needs no large bucket. Later requests are
-refused until the debt is paid. RocketMQ has no such rates; its brokers bound the time in a queue instead.
+A bucket holds the tokens of ``burst_s`` seconds, by default :data:`BURST_S`. A request passes while its buckets hold a
+token, whatever its size, and its cost is taken afterwards; so a bucket may go below zero, and one large run needs no large
+bucket. Later requests are refused until the debt is paid. RocketMQ has no such rates; its brokers bound the time in a
+queue instead.
 
 The memory is bounded whatever names clients choose: ``limit`` buckets are kept. The least recently used one gives way, and
 a bucket in debt gives way only to others in debt.
@@ -32,9 +33,11 @@ class _Bucket:
 class Rates:
     """The buckets of one kind of name. A rate of 0 bounds nothing."""
 
-    def __init__(self, kind: str, messages_per_s: int, bytes_per_s: int, limit: int) -> None:
+    def __init__(
+        self, kind: str, messages_per_s: int, bytes_per_s: int, limit: int, *, burst_s: float = BURST_S
+    ) -> None:
         """``kind`` is the noun of the names, for the sentence of a refusal."""
-        self.kind = kind
+        self.kind, self._burst_s = kind, burst_s
         self._messages_per_s, self._bytes_per_s = messages_per_s, bytes_per_s
         self._limit = limit
         self._buckets: OrderedDict[object, _Bucket] = OrderedDict()
@@ -66,7 +69,7 @@ class Rates:
         if bucket is None:
             if len(self._buckets) >= self._limit:
                 self._evict(now_s)
-            bucket = _Bucket(self._messages_per_s * BURST_S, self._bytes_per_s * BURST_S, now_s)
+            bucket = _Bucket(self._messages_per_s * self._burst_s, self._bytes_per_s * self._burst_s, now_s)
             self._buckets[name] = bucket
         else:
             self._fill(bucket, now_s)
@@ -86,8 +89,9 @@ class Rates:
     def _fill(self, bucket: _Bucket, now_s: float) -> None:
         passed_s = max(0.0, now_s - bucket.at_s)
         bucket.at_s = now_s
-        bucket.messages = min(bucket.messages + passed_s * self._messages_per_s, self._messages_per_s * BURST_S)
-        bucket.size_bytes = min(bucket.size_bytes + passed_s * self._bytes_per_s, self._bytes_per_s * BURST_S)
+        most_s = self._burst_s
+        bucket.messages = min(bucket.messages + passed_s * self._messages_per_s, self._messages_per_s * most_s)
+        bucket.size_bytes = min(bucket.size_bytes + passed_s * self._bytes_per_s, self._bytes_per_s * most_s)
 
     def _evict(self, now_s: float) -> None:
         """Drop the least recently used bucket without a debt, of the first few; else the least recently used one."""

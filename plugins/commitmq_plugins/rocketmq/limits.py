@@ -16,6 +16,7 @@ def limits_of(settings: RocketMQSettings) -> ServerLimits:
     """The limits of a server's connections."""
     return ServerLimits(
         max_connections=settings.max_connections,
+        max_connections_per_address=settings.max_connections_per_address or settings.max_connections,
         max_frame_bytes=settings.max_frame_bytes,
         max_unsent_bytes=settings.max_unsent_bytes,
         idle_timeout_s=settings.idle_timeout_ms / 1_000,

@@ -18,7 +18,11 @@ class RocketMQSettings:
     ``namesrv``: other name servers with which the broker registers, ``host:port;host:port``. Broker and cluster have the
     names of ``network.broker_name`` and ``network.cluster_name``.
 
-    ``max_groups_per_connection`` and ``max_topics_per_connection`` bound what is new to the node and made by one connection.
+    ``max_groups_per_connection`` and ``max_topics_per_connection`` bound what is new to the node and made by one connection,
+    ``max_new_names_per_second`` what all connections of one address make of both. ``max_memberships_per_connection`` counts
+    the groups of consumers and of producers that one connection is in, known ones too; ``max_waiting_pulls_per_connection``
+    and ``max_waiting_pops_per_connection`` its requests that wait for messages; ``max_locks_per_address`` locks of ordered
+    queues. 0 means no limit for ``max_connections_per_address`` and ``max_new_names_per_second``.
 
     ``recall_message_enable``, ``store_reply_message_enable`` and ``trace_topic_enable`` are RocketMQ's recallMessageEnable,
     storeReplyMessageEnable and traceTopicEnable. ``tls_mode`` is its tlsMode: without ``tls_certificate`` and ``tls_key``
@@ -36,10 +40,16 @@ class RocketMQSettings:
     tls_certificate: str = setting("")
     tls_key: str = setting("")
     max_connections: int = setting(2_000, 1, 1_000_000)
+    max_connections_per_address: int = setting(0, 0, 1_000_000)
     max_frame_bytes: int = setting(16 * 1024 * 1024, 4_096, 1 << 30)
     max_unsent_bytes: int = setting(16 * 1024 * 1024, 65_536, 1 << 40)
     max_groups_per_connection: int = setting(256, 1, 1_000_000)
     max_topics_per_connection: int = setting(256, 1, 1_000_000)
+    max_new_names_per_second: int = setting(20, 0, 1_000_000)
+    max_memberships_per_connection: int = setting(2_048, 1, 1_000_000)
+    max_waiting_pulls_per_connection: int = setting(4_096, 1, 1_000_000)
+    max_waiting_pops_per_connection: int = setting(1_024, 1, 1_000_000)
+    max_locks_per_address: int = setting(50_000, 1, 200_000)
     idle_timeout_ms: int = setting(120_000, 1_000, 86_400_000)
     recall_message_enable: bool = setting(True)
     store_reply_message_enable: bool = setting(True)

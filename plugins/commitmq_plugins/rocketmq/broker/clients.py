@@ -101,7 +101,7 @@ class Clients:
         )
 
     def _check(self, connection: Connection, data: HeartbeatData) -> None:
-        """Raises ProtocolError for more new groups than a connection may make, or too many topics."""
+        """Raises ProtocolError for more groups than a connection may make or be in, or too many topics."""
         most = self._node.config.groups.max_topics_per_member
         for consumer in data.consumers:
             if len(consumer.subscriptions) > most:
@@ -110,10 +110,8 @@ class Clients:
                     f"group {consumer.group_name:.100} subscribes to {len(consumer.subscriptions)} topics, at most {most} are"
                     " allowed (groups.max_topics_per_member)",
                 )
-        producers = self.registry.producers
-        new = [one for one in data.producer_groups if one not in producers]
-        new += [one.group_name for one in data.consumers if self.is_new(one.group_name)]
-        self._allowances.groups(connection, new)
+        self._allowances.memberships(self.registry.memberships(connection, data))
+        self._allowances.groups(connection, [one.group_name for one in data.consumers if self.is_new(one.group_name)])
 
     def is_new(self, group: str) -> bool:
         """Whether nobody seems to have used the group yet."""

@@ -9,6 +9,7 @@ from commitmq_plugins.rocketmq.remoting.bodies.locks import LockBatchRequestBody
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.fastjson import MessageQueue
+from commitmq_plugins.rocketmq.remoting.places import place_of
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 
@@ -27,7 +28,7 @@ class LockRequests:
         body = LockBatchRequestBody.decode(command.body)
         wanted = [(one.topic, one.queue_id) for one in body.queues]
         now_ms = time.monotonic_ns() // 1_000_000
-        taken = self._locks.lock(body.consumer_group, body.client_id, wanted, now_ms)
+        taken = self._locks.lock(body.consumer_group, body.client_id, wanted, now_ms, place_of(connection.peer[0]))
         return command.answer(body=lock_answer(MessageQueue(topic, self._broker_name, queue) for topic, queue in taken))
 
     def unlock(self, connection: Connection, command: Command) -> Command:

@@ -1,46 +1,53 @@
 """Locks of ordered queues (remoting 6.4). Pure: no socket, no clock.
 
 A lock belongs to a client of a group and lasts ``lease_ms`` after its last renewal. Locks are memory only, as in RocketMQ:
-after a restart the first client that asks has the lock.
+after a restart the first client that asks has the lock. No place, as an address, holds more than ``max_of_place``: one client
+cannot keep all others from locking.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
 LEASE_MS: Final = 60_000
+_PAUSE_MS: Final = 1_000
+"""Between two looks at all locks: a client that has all it may have can ask as often as it wants."""
 
 Queue = tuple[str, int]
 
 
 class QueueLocks:
-    """Per group: queue, owner, time of the last renewal."""
+    """Per group: queue, owner, time of the last renewal, place that made it."""
 
-    def __init__(self, lease_ms: int = LEASE_MS, max_locks: int = 200_000) -> None:
-        self._lease_ms, self._max = lease_ms, max_locks
-        self._groups: dict[str, dict[Queue, tuple[str, int]]] = {}
+    def __init__(self, lease_ms: int = LEASE_MS, max_locks: int = 200_000, max_of_place: int = 200_000) -> None:
+        self._lease_ms, self._max, self._max_of_place = lease_ms, max_locks, max_of_place
+        self._groups: dict[str, dict[Queue, tuple[str, int, str]]] = {}
+        self._places: Counter[str] = Counter()
         self._count = 0
+        self._expired_ms = -_PAUSE_MS
 
     def __len__(self) -> int:
         return self._count
 
-    def lock(self, group: str, client_id: str, queues: Iterable[Queue], now_ms: int) -> list[Queue]:
+    def lock(self, group: str, client_id: str, queues: Iterable[Queue], now_ms: int, place: str = "") -> list[Queue]:
         """The queues of ``queues`` that ``client_id`` has now. No more than ``max_locks`` are kept in all."""
         table = self._groups.setdefault(group, {})
         taken = []
         for queue in queues:
-            owner, at = table.get(queue, ("", -self._lease_ms - 1))
+            owner, at, made_at = table.get(queue, ("", -self._lease_ms - 1, place))
             if owner and owner != client_id and now_ms - at <= self._lease_ms:
                 continue
             if not owner:
-                if self._count >= self._max:
+                if self._is_full(place) and now_ms - self._expired_ms >= _PAUSE_MS:
                     self.expire(now_ms)
-                    table = self._groups.setdefault(group, {})
-                    if self._count >= self._max:
-                        break
+                    table = self._groups.setdefault(group, table)
+                if self._is_full(place):
+                    break
                 self._count += 1
-            table[queue] = client_id, now_ms
+                self._places[place] += 1
+            table[queue] = client_id, now_ms, made_at
             taken.append(queue)
         if not table:
             self._groups.pop(group, None)
@@ -50,21 +57,30 @@ class QueueLocks:
         """Remove the locks of ``client_id``; those of others stay."""
         table = self._groups.get(group, {})
         for queue in queues:
-            if table.get(queue, ("", 0))[0] == client_id:
-                del table[queue]
-                self._count -= 1
+            if table.get(queue, ("",))[0] == client_id:
+                self._drop(table, queue)
         if not table:
             self._groups.pop(group, None)
 
     def is_held(self, group: str, now_ms: int) -> bool:
         """Whether any lock of ``group`` is alive: its consumers are ordered ones (remoting 3.6)."""
-        return any(now_ms - at <= self._lease_ms for _, at in self._groups.get(group, {}).values())
+        return any(now_ms - at <= self._lease_ms for _, at, _ in self._groups.get(group, {}).values())
 
     def expire(self, now_ms: int) -> None:
         """Drop the locks that are over."""
+        self._expired_ms = now_ms
         for group, table in list(self._groups.items()):
-            for queue in [queue for queue, (_, at) in table.items() if now_ms - at > self._lease_ms]:
-                del table[queue]
-                self._count -= 1
+            for queue in [queue for queue, (_, at, _) in table.items() if now_ms - at > self._lease_ms]:
+                self._drop(table, queue)
             if not table:
                 del self._groups[group]
+
+    def _is_full(self, place: str) -> bool:
+        return self._count >= self._max or self._places[place] >= self._max_of_place
+
+    def _drop(self, table: dict[Queue, tuple[str, int, str]], queue: Queue) -> None:
+        place = table.pop(queue)[2]
+        self._count -= 1
+        self._places[place] -= 1
+        if not self._places[place]:
+            del self._places[place]

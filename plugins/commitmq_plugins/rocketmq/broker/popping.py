@@ -53,14 +53,24 @@ class Pops:
     """See the module."""
 
     def __init__(
-        self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, log: Log, counting: Counting
+        self,
+        node: Node,
+        topics: Topics,
+        clients: Clients,
+        offsets: Offsets,
+        log: Log,
+        counting: Counting,
+        max_waiting: int,
     ) -> None:
+        """``max_waiting``: pops of one connection that wait for messages."""
         self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
         self._log, self._counting = log, counting
         config = node.config
         self._limits, self._timers = config.pop, config.timer.enable
         self._host = config.network.store_host
         self._waiting: Counter[tuple[str, str, int]] = Counter()
+        self._most_of_one = max_waiting
+        self._waiting_of: Counter[Connection] = Counter()
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.POP_MESSAGE: self.pop,
             RequestCode.POLLING_INFO: self.polling_info,
@@ -77,9 +87,14 @@ class Pops:
         self._take_resets(header)
         wait_ms = self.wait_ms(header.poll_time, header.born_time)
         key = header.consumer_group, header.topic, header.queue_id
-        if wait_ms and (self._waiting[key] >= _WAITING_OF_QUEUE or self._waiting.total() >= _WAITING):
+        if wait_ms and (
+            self._waiting[key] >= _WAITING_OF_QUEUE
+            or self._waiting.total() >= _WAITING
+            or self._waiting_of[connection] >= self._most_of_one
+        ):
             return self._empty(command, header, ResponseCode.POLLING_FULL, _NOTHING)
         self._waiting[key] += 1
+        self._waiting_of[connection] += 1
         try:
             answer, frames = await self._node.mover(
                 "pop",
@@ -94,6 +109,9 @@ class Pops:
             self._waiting[key] -= 1
             if not self._waiting[key]:
                 del self._waiting[key]
+            self._waiting_of[connection] -= 1
+            if not self._waiting_of[connection]:
+                del self._waiting_of[connection]
         if not answer["parts"]:
             return self._empty(command, header, ResponseCode.POLLING_TIMEOUT, _NOTHING)
         popped = Popped(answer, frames)

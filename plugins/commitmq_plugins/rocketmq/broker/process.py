@@ -86,7 +86,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     allowances = Allowances(settings)
     clients = Clients(node, topics, allowances, loop, log)
     offsets = Offsets(node, topics, clients, loop, log)
-    locks = QueueLocks()
+    locks = QueueLocks(max_of_place=settings.max_locks_per_address)
     own = [f"127.0.0.1:{settings.namesrv_port}"] if settings.namesrv_port else []
     address, name_servers = f"{host}:{port}", own + settings.name_servers()
     by_tls = own if settings.tls_mode == ENFORCING else []
@@ -105,12 +105,13 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         has_trace_topic=settings.trace_topic_enable,
     )
     groups, queues = AdminGroups(node, offsets), Queues(node, offsets)
-    pulls = Pulls(node, topics, clients, offsets, counting, groups, broker_config)
+    most_pulls, most_pops = settings.max_waiting_pulls_per_connection, settings.max_waiting_pops_per_connection
+    pulls = Pulls(node, topics, clients, offsets, counting, groups, broker_config, most_pulls)
     sends = Sends(node, topics, retries, allowances, loop, counting)
     stored_replies = StoredReplies(node, topics, clients, offsets, loop, log)
     sends.expects_reply = stored_replies.expect
     transactions = Transactions(node, clients, loop, log, counting)
-    pops = Pops(node, topics, clients, offsets, log, counting)
+    pops = Pops(node, topics, clients, offsets, log, counting, most_pops)
     parts: list[Part] = [
         sends,
         pulls,

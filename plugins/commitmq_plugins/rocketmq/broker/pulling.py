@@ -61,8 +61,11 @@ class Pulls:
 
     def __init__(
         self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, counting: Counting, groups: AdminGroups,
-        settings: BrokerConfig
+        settings: BrokerConfig, max_waiting: int
     ) -> None:  # fmt: skip
+        """``max_waiting``: pulls of one connection that wait for messages."""
+        self._most_waiting = max_waiting
+        self._waiting: dict[Connection, int] = {}
         self._counting, self._groups, self._settings = counting, groups, settings
         self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
         self._max_wait_ms = node.config.reader.max_wait_ms
@@ -126,6 +129,17 @@ class Pulls:
                 header.suspend_timeout_millis if self._settings.long_polling else self._settings.short_polling_ms
             )
             wait_ms = fields["wait_ms"] = max(0, min(wanted_ms, self._max_wait_ms))
+        if wait_ms:
+            waiting = self._waiting.get(connection, 0)
+            if waiting >= self._most_waiting:
+                remark = (
+                    f"{waiting} pulls of this connection wait for messages, which is the limit"
+                    " (plugins.rocketmq.max_waiting_pulls_per_connection)"
+                )
+                fields = _fields({"next_offset": header.queue_offset})
+                connection.send(command.answer(ResponseCode.FLOW_CONTROL, remark, ext_fields=fields))
+                return
+            self._waiting[connection] = waiting + 1
         if expression is not None:
             fields["filter"] = expression
             if kind != "TAG":
@@ -134,7 +148,7 @@ class Pulls:
         line.call(
             "pull",
             fields,
-            lambda answer: self._read(connection, command, header, answer),
+            lambda answer: self._read(connection, command, header, answer, waited=wait_ms > 0),
             timeout_s=wait_ms / 1_000 + _PATIENCE_S,
         )
 
@@ -177,9 +191,21 @@ class Pulls:
     # ------------------------------------------------------------ answers
 
     def _read(
-        self, connection: Connection, command: Command, header: PullMessageRequestHeader, found: Answer | LineLostError
+        self,
+        connection: Connection,
+        command: Command,
+        header: PullMessageRequestHeader,
+        found: Answer | LineLostError,
+        *,
+        waited: bool,
     ) -> None:
-        """Send the answer to a pull that the reader has answered."""
+        """Send the answer to a pull that the reader has answered. ``waited``: it was one of those that might wait."""
+        if waited:
+            left = self._waiting[connection] - 1
+            if left:
+                self._waiting[connection] = left
+            else:
+                del self._waiting[connection]
         if isinstance(found, LineLostError):
             connection.send(command.answer(ResponseCode.SYSTEM_ERROR, f"the reader does not answer: {found}",
                                            ext_fields=_fields({"next_offset": header.queue_offset})))  # fmt: skip

@@ -81,6 +81,7 @@ class Registry(Generic[Link]):
     ) -> Changes[Link]:
         """Take a heartbeat. It names all groups of the client that live."""
         changes: Changes[Link] = Changes()
+        self._rename(link, data.client_id, changes)
         for consumer in data.consumers:
             self._consumer(link, data, consumer, Member(data.client_id, language, version, now_ms), changes)
         for group in data.producer_groups:
@@ -92,6 +93,21 @@ class Registry(Generic[Link]):
             self._produces.setdefault(link, set()).add(group)
             self._clients[data.client_id] = link
         return changes
+
+    def _rename(self, link: Link, client_id: str, changes: Changes[Link]) -> None:
+        """A client with another id than before is another member: under its old id it leaves all groups."""
+        for name in self._consumes.get(link, ()):
+            member = self.groups[name].members[link]
+            if member.client_id != client_id:
+                changes.left.append((name, member.client_id, link))
+                changes.groups.add(name)
+                member.client_id = client_id
+        for name in self._produces.get(link, ()):
+            member = self.producers[name][link]
+            if member.client_id != client_id:
+                if self._clients.get(member.client_id) == link:
+                    del self._clients[member.client_id]
+                member.client_id = client_id
 
     def _consumer(
         self, link: Link, data: HeartbeatData, consumer: ConsumerData, member: Member, changes: Changes[Link]
@@ -181,6 +197,11 @@ class Registry(Generic[Link]):
             del table[link]
 
     # ------------------------------------------------------------ look-ups
+
+    def memberships(self, link: Link, data: HeartbeatData) -> int:
+        """In how many groups, of consumers and of producers, ``link`` will be after this heartbeat."""
+        consumes = {one.group_name for one in data.consumers} | self._consumes.get(link, set())
+        return len(consumes) + len(self._produces.get(link, set()).union(data.producer_groups))
 
     def producer(self, group: str) -> Link | None:
         """A connection of a producer of ``group``, another one each time."""

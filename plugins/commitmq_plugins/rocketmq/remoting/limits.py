@@ -16,11 +16,12 @@ class ServerLimits:
       have more than ``max_all_request_bytes``.
     * Nothing is read from a peer that has not read ``high_water_bytes`` of its answers. Its connection ends beyond
       ``max_unsent_bytes``, and when it reads nothing for ``send_timeout_s``.
-    * ``max_connections``; one without a byte from its peer in ``idle_timeout_s`` ends. A TLS handshake has
-      ``handshake_timeout_s``.
+    * ``max_connections``, and ``max_connections_per_address`` of them from one address; one without a byte
+      from its peer in ``idle_timeout_s`` ends. A TLS handshake has ``handshake_timeout_s``.
     """
 
     max_connections: int = 2_000
+    max_connections_per_address: int = 1_000_000
     max_frame_bytes: int = 16 << 20
     max_pending_bytes: int = 256 << 20
     max_unsent_bytes: int = 16 << 20

@@ -12,6 +12,7 @@ import errno
 import inspect
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from commitmq.log import Log
 from commitmq_plugins.rocketmq.remoting.connection import Body, Connection, Handler
 from commitmq_plugins.rocketmq.remoting.limits import ServerLimits
 from commitmq_plugins.rocketmq.remoting.owner import Owner
+from commitmq_plugins.rocketmq.remoting.places import place_of
 from commitmq_plugins.rocketmq.remoting.tls import Tls
 from commitmq_plugins.rocketmq.remoting.turn import Turn
 
@@ -60,6 +62,7 @@ class RemotingServer(Owner):
         self._behind = 0
         self._request_bytes = 0
         self._refused = 0
+        self._places: Counter[str] = Counter()
         self._scanner: asyncio.TimerHandle | None = None
 
     async def listen(self, host: str, port: int) -> int:
@@ -103,7 +106,9 @@ class RemotingServer(Owner):
                 loop.remove_reader(listening)
                 loop.call_later(_PAUSE_S, self._accept_again, listening)
                 return
-            if len(self.connections) >= self.limits.max_connections:
+            host = str(address[0]).removeprefix("::ffff:")
+            is_full = len(self.connections) >= self.limits.max_connections
+            if is_full or self._places[place_of(host)] >= self.limits.max_connections_per_address:
                 self._refused += 1
                 sock.close()
                 continue
@@ -116,8 +121,9 @@ class RemotingServer(Owner):
             except OSError:
                 sock.close()  # the peer is gone already
                 continue
-            connection = Connection(self, sock, (str(address[0]).removeprefix("::ffff:"), int(address[1])))
+            connection = Connection(self, sock, (host, int(address[1])))
             self.connections.add(connection)
+            self._places[place_of(host)] += 1
             connection.start()
 
     def _accept_again(self, listening: socket.socket) -> None:
@@ -148,6 +154,10 @@ class RemotingServer(Owner):
         self._pending_bytes -= pending_bytes
         if connection in self.connections:
             self.connections.discard(connection)
+            place = place_of(connection.peer[0])
+            self._places[place] -= 1
+            if not self._places[place]:
+                del self._places[place]
             self._closed(connection)
 
     def spawn(self, awaitable: Awaitable[None]) -> None:
@@ -191,7 +201,10 @@ class RemotingServer(Owner):
         self._scanner = asyncio.get_running_loop().call_later(_SCAN_S, self._scan)
         if self._refused:
             self.log.warning(
-                "connections were refused", count=self._refused, max_connections=self.limits.max_connections
+                "connections were refused",
+                count=self._refused,
+                max_connections=self.limits.max_connections,
+                max_connections_per_address=self.limits.max_connections_per_address,
             )
             self._refused = 0
         now_s = time.monotonic()

@@ -332,9 +332,11 @@ def test_a_wrong_frame_ends_the_connection_after_the_answers_before_it(tmp_path:
     run(main)
 
 
-def test_connections_are_limited_and_a_free_place_is_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", ["max_connections", "max_connections_per_address"])
+def test_connections_are_limited_and_a_free_place_is_used(tmp_path: Path, limit: str) -> None:
     async def main() -> None:
-        async with stage(tmp_path, max_connections=2) as at:
+        few: Any = {limit: 2}
+        async with stage(tmp_path, **few) as at:
             first, second = await at.connect(), await at.connect()
             await first.ask(Command(ECHO))
             await second.ask(Command(ECHO))

@@ -56,7 +56,7 @@ class SubscriptionData:
             [as_name(one, "a tag") for one in tags[0]],
             [as_int(one, "a tag's code") for one in tags[1]],
             as_int(members.get("subVersion", 0), "subVersion"),
-            as_text(members.get("expressionType") or "TAG", "expressionType"),
+            as_name(members.get("expressionType") or "TAG", "expressionType"),
             as_bool(members.get("classFilterMode"), "classFilterMode"),
         )
 
@@ -83,9 +83,9 @@ class ConsumerData:
             )
         return cls(
             as_name(members.get("groupName"), "groupName"),
-            as_text(members.get("consumeType") or "CONSUME_PASSIVELY", "consumeType"),
-            as_text(members.get("messageModel") or "CLUSTERING", "messageModel"),
-            as_text(members.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET", "consumeFromWhere"),
+            as_name(members.get("consumeType") or "CONSUME_PASSIVELY", "consumeType"),
+            as_name(members.get("messageModel") or "CLUSTERING", "messageModel"),
+            as_name(members.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET", "consumeFromWhere"),
             [SubscriptionData.from_json(one) for one in subscriptions],
             as_bool(members.get("unitMode"), "unitMode"),
         )
