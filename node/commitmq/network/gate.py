@@ -20,9 +20,12 @@ sockets that break one of these bounds:
 
 The threads: the I/O thread only reads and writes. The receiving thread publishes what it handled
 (``Connection.handled``, ``looks``, how often it found nothing left, and ``is_empty``, whether it found nothing the last
-time). The gate's thread does the rest. It sleeps while nothing comes, and looks every 25 ms while bytes come: each
-connection wakes it once, and that look arms it again (``EPOLLONESHOT``). A connection that libzmq has closed is looked
-at once more. (After 60 ms a request of empty frames has taken 400 MB.)
+time). The gate's thread does the rest. It sleeps while nothing comes, and looks every 25 ms while bytes come, at the
+connections to which bytes came since the last look (``EPOLLET``), whose count grew in it, or which hold bytes. A connection
+that libzmq has closed is looked at once more. (After 60 ms a request of empty frames has taken 400 MB.)
+
+Beside a busy receiving thread a call that gives up the interpreter's lock costs both threads more than all else in a look. So
+a look makes few of them.
 
 With a limit for the time that requests wait (:meth:`Gate.limit_waits`), the thread also wakes by itself, and looks at all
 connections while the receiving thread is behind: what libzmq reads at once makes no event.
@@ -54,6 +57,7 @@ from commitmq.network.endings import Ending, Endings
 from commitmq.network.growth import Growth
 
 _LOOK_S: Final = 0.025
+_SETTLE_S: Final = 0.1  # what the process grows by itself in this time does not matter
 # A look at thousands of connections must not use up the process's time. So the gate pauses for this many times the
 # processor time of the look, but not for long, because a client sends more than a gigabyte a second.
 _REST: Final = 20
@@ -63,7 +67,7 @@ _HEARD_AT_ONCE: Final = 32
 _HEARD_REST_S: Final = 0.002
 _LEFT_OF_CLIENT: Final = 4
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-_ARMED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
+_ARMED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _GONE: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _NEWCOMER_S: Final = 1.0
 _LOOKS_A_LIMIT: Final = 4
@@ -112,10 +116,12 @@ class Gate:
         self._unheard: dict[int, Connection] = {}
         self._meeting = threading.Lock()
         self._held: set[Connection] = set()
+        self._grew: set[Connection] = set()  # in the last look: libzmq may have read more since
         self._of_client: Counter[str] = Counter()
         self._silent: deque[Connection] = deque()
         self._accepted, self._seen_looks, self._counting_s = 0, -1, 0.0
         self._growth = Growth()
+        self._settle_at = 0.0
         address = f"inproc://gate-{id(self)}"
         router.monitor(address, _EVENTS)
         self._monitor: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
@@ -371,26 +377,25 @@ class Gate:
         while (ending := self.endings.due(now)) is not None:
             self._end_asked(ending)
         began = time.thread_time()
-        arrived = self._arrivals.poll(0, max(1, len(self._connections)))
-        active = {own: self._watched[own] for own, _ in arrived if own in self._watched}
-        for own, events in arrived:
-            with contextlib.suppress(OSError, KeyError):
-                connection = active[own]
-                connection.gone = bool(events & _GONE)
-                connection.look()
-                if not connection.gone:
-                    self._arrivals.modify(own, _ARMED)
+        active = self._grew
+        for own, events in self._arrivals.poll(0, max(1, len(self._connections))):
+            if (connection := self._watched.get(own)) is not None:
+                active.add(connection)
+                connection.gone = connection.gone or bool(events & _GONE)
         # Bytes that libzmq has read by now are no new arrival. For connections that hold bytes each byte counts.
-        for connection in self._held.difference(active.values()):
+        self._grew = set()
+        for connection in active | self._held:
             connection.grown = 0
             if connection.own is not None:
                 with contextlib.suppress(OSError):
                     connection.look()
+            if connection.grown:
+                self._grew.add(connection)
         self._counting_s = time.thread_time() - began
         looks = self.looks
         all_taken = looks != self._seen_looks or (self.is_empty and not self._signals.poll(0))
         self._seen_looks = looks
-        self._held.update(active.values())
+        self._held |= active
         for connection in self._held:
             connection.judge(now, all_taken=all_taken, wait_limit_s=self._wait_limit_s)
         self._held = {one for one in self._held if one.is_held}
@@ -441,7 +446,9 @@ class Gate:
     def _bound_growth(self, now: float) -> None:
         unfinished = [one for one in self._held if one.unfinished and not one.ended]
         if not self._held:
-            self._growth.settle(now)
+            if now >= self._settle_at:
+                self._settle_at = now + _SETTLE_S
+                self._growth.settle(now)
             return
         growth = self._growth.measure()
         if unfinished and growth - 2 * sum(one.pending for one in self._held) > self._config.max_growth_bytes:
