@@ -27,13 +27,16 @@ _LENGTH_DIGITS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``headers`` have lower-case names; of a repeated one the last counts. ``body`` is that of a POST."""
+    """``headers`` have lower-case names; of a repeated one the last counts. ``body`` is that of a POST, ``peer`` the address
+    at the other end.
+    """
 
     method: str
     path: str
     query: str
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +137,9 @@ class HttpServer:
             async with asyncio.timeout(timeout_s):
                 head = await self._head(reader)
                 request, keeps = parse(head, self._limits.max_body_bytes)
-                if size := int(request.headers.get("content-length", "0")):
-                    request = replace(request, body=await reader.readexactly(size))
+                size = int(request.headers.get("content-length", "0"))
+                body = await reader.readexactly(size) if size else b""
+                request = replace(request, body=body, peer=_peer(writer))
         except BadRequestError as error:
             response, keeps, method = Response(f"{error}\n".encode(), status=error.status), False, "GET"
         else:
@@ -172,6 +176,11 @@ class HttpServer:
             writer.write(view[start : start + _PIECE_BYTES])
             await writer.drain()
         await writer.drain()
+
+
+def _peer(writer: asyncio.StreamWriter) -> str:
+    name = writer.get_extra_info("peername")
+    return str(name[0]) if name else ""  # none: it has gone
 
 
 def parse(head: bytes, max_body_bytes: int = 0) -> tuple[Request, bool]:

@@ -20,12 +20,13 @@ import pytest
 
 import commitmq
 from commitmq import ProtocolError, SendError
-from commitmq.protocol.profile import Profile, load_profile
+from commitmq.protocol.profile import Profile
 from commitmq.security.signature import ACCESS_KEY, SIGNATURE, sign
 from commitmq.supervision.exit_codes import CliExit
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
-from nodes import Node, eventually, start_node, started
+from keyed_node import KeyedNode, keyed
+from nodes import Node, eventually, start_node
 from nodes import commitmq as command
 from rocketmq_client import ask, free_port
 
@@ -33,38 +34,23 @@ CANARY = "canary-4711-never-shown"
 SECRET = f"{CANARY}-of-root"
 
 
-class Audited:
-    """A node with keys that also serves RocketMQ's clients."""
+class Audited(KeyedNode):
+    """It also serves RocketMQ's clients."""
 
     def __init__(self, folder: Path) -> None:
-        self.home = folder / "home"
         self.profiles: dict[str, Profile] = {}
         self.secrets: list[str] = []
         self.port = free_port()
-        self.node = Node(
-            folder / "store",
+        super().__init__(
+            folder,
             "plugins.rocketmq.enable=true",
             "plugins.rocketmq.vip_port=false",
             f"plugins.rocketmq.namesrv_port={free_port()}",
             f"network.store_port={self.port}",
         )
 
-    def run(self, *arguments: str, code: int = 0) -> str:
-        ended = command(*arguments, XDG_CONFIG_HOME=str(self.home), COMMITMQ_NODE="")
-        assert ended.returncode == code, f"{arguments}: {ended.stdout} {ended.stderr}"
-        return ended.stdout
-
-    def store(self, *arguments: str, code: int = 0) -> str:
-        return self.run(*arguments, "--store", str(self.node.store), code=code)
-
     def lines(self, *options: str) -> list[dict[str, Any]]:
         return [orjson.loads(line) for line in self.store("audit", "--json", "--last", "0", *options).splitlines()]
-
-    def add(self, name: str, *options: str) -> Profile:
-        host_port = f"127.0.0.1:{self.node.address.rpartition(':')[2]}"
-        output = str(self.home / "commitmq" / f"{name}.toml")
-        self.store("user", "add", name, *options, "--profile-for", host_port, "--output", output)
-        return load_profile(name)
 
     def sign(self, name: str, secret: str, code: RequestCode, fields: dict[str, str], body: bytes = b"") -> Command:
         signed = {**fields, ACCESS_KEY: name}
@@ -77,18 +63,12 @@ class Audited:
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
-    found = Audited(tmp_path_factory.mktemp("audit"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CONFIG_HOME", str(found.home))
-        patch.delenv("COMMITMQ_NODE", raising=False)
-        found.node.store.joinpath("commitlog").mkdir(parents=True)
-        found.store("keys", "init")
-        with started(found.node):
-            found.profiles = {"root": found.add("root", "--super"), "shop": found.add("shop")}
-            found.store("acl", "allow", "shop", "Topic:orders", "Pub,Sub")
-            use(found)
-            use_rocketmq(found)
-            yield found
+    with keyed(Audited(tmp_path_factory.mktemp("audit"))) as found:
+        found.profiles = {"root": found.add("root", "--super"), "shop": found.add("shop")}
+        found.store("acl", "allow", "shop", "Topic:orders", "Pub,Sub")
+        use(found)
+        use_rocketmq(found)
+        yield found
 
 
 def use(audited: Audited) -> None:

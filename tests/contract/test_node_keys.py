@@ -24,35 +24,15 @@ from commitmq import AuthenticationError, ConfigError, NodeUnavailableError, Pro
 from commitmq.protocol.channel import Channel
 from commitmq.protocol.profile import Profile, load_profile
 from commitmq.supervision.exit_codes import CliExit
+from keyed_node import KeyedNode, keyed
 from nodes import Node, eventually, started
 from nodes import commitmq as command
 
 REVOKED_WITHIN_S = 2.0
 
 
-class Secured:
-    """A node with keys, and a folder of profiles."""
-
-    def __init__(self, folder: Path) -> None:
-        self.home = folder / "home"
-        self.node = Node(folder / "store")
-
-    def run(self, *arguments: str) -> str:
-        ended = command(*arguments, XDG_CONFIG_HOME=str(self.home), COMMITMQ_NODE="")
-        assert ended.returncode == 0, f"{arguments}: {ended.stderr}"
-        return ended.stdout
-
-    def store(self, *arguments: str) -> str:
-        return self.run(*arguments, "--store", str(self.node.store))
-
-    @property
-    def host_port(self) -> str:
-        return f"127.0.0.1:{self.node.address.rpartition(':')[2]}"
-
-    def add(self, name: str, *options: str) -> Profile:
-        output = str(self.home / "commitmq" / f"{name}.toml")
-        self.store("user", "add", name, *options, "--profile-for", self.host_port, "--output", output)
-        return load_profile(name)
+class Secured(KeyedNode):
+    """It can be asked without a client."""
 
     def client(self, profile: Profile, role: str = "admin") -> Channel:
         """A channel with the keys in ``profile``, to the process of ``role``."""
@@ -61,20 +41,14 @@ class Secured:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    found = Secured(tmp_path_factory.mktemp("keys"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CONFIG_HOME", str(found.home))
-        patch.delenv("COMMITMQ_NODE", raising=False)
-        found.node.store.joinpath("commitlog").mkdir(parents=True)
-        found.store("keys", "init")
-        # The start rule: with keys a node may listen for a network.
-        with started(found.node) as node:
-            assert node.report()["node"]["insecure_listeners"] == []
-            found.add("root", "--super")
-            found.add("shop")
-            found.store("acl", "allow", "shop", "Topic:orders", "Pub,Sub")
-            found.store("acl", "allow", "shop", "Group:billing", "Sub")
-            yield found
+    # The start rule: with keys a node may listen for a network.
+    with keyed(Secured(tmp_path_factory.mktemp("keys"))) as found:
+        assert found.node.report()["node"]["insecure_listeners"] == []
+        found.add("root", "--super")
+        found.add("shop")
+        found.store("acl", "allow", "shop", "Topic:orders", "Pub,Sub")
+        found.store("acl", "allow", "shop", "Group:billing", "Sub")
+        yield found
 
 
 def raw(

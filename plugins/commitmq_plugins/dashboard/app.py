@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -28,26 +27,28 @@ from commitmq.errors import (
 )
 from commitmq_plugins.dashboard.api.node import Node
 from commitmq_plugins.dashboard.api.openapi import document
+from commitmq_plugins.dashboard.api.rights import NotAllowedError, Rights
 from commitmq_plugins.dashboard.api.routes import ROOT, ROUTES, Route
 from commitmq_plugins.dashboard.api.search import MessageAsked, NotThereError, body
+from commitmq_plugins.dashboard.api.shared import Shared
 from commitmq_plugins.dashboard.api.values import BadValueError, take
+from commitmq_plugins.dashboard.entrance import Entrance
 from commitmq_plugins.dashboard.guard import (
     TOKEN_HEADER,
-    Logins,
     RefusedError,
-    Sessions,
     check_host,
     check_origin,
     cookie_of,
     set_cookie,
 )
-from commitmq_plugins.dashboard.pages.render import STYLE, Renderer
+from commitmq_plugins.dashboard.pages.render import STYLE, Renderer, navigation
 from commitmq_plugins.dashboard.pages.views import PAGES, Page
 from commitmq_plugins.http_server import Request, Response
 
 _JSON: Final = "application/json"
 _HTML: Final = "text/html; charset=utf-8"
 _MOST_VALUES: Final = 200
+_LOGIN: Final = "login.html"
 _Made = TypeVar("_Made")
 # No script at all, nothing of another origin, no frame around it. A referrer stays within: without one a browser would not say
 # the origin of a form either.
@@ -68,7 +69,8 @@ _ICON: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who asks: the session of the cookie, empty without one. ``may_begin``: a page may give a new one.
+    """Who asks: the session of the cookie, empty without one. ``may_begin``: a page may give a new one. ``rights`` is None
+    for a visitor who must log in first.
 
     A browser that follows a link of another site leaves the cookie out. A new one would replace it, and with it the login.
     """
@@ -76,16 +78,19 @@ class Visitor:
     session: str
     host: str
     may_begin: bool
+    rights: Rights | None = None
 
 
 class App:
     """Answers requests; work for the node is done in ``threads``."""
 
-    def __init__(self, node: Node, threads: Executor, folder: Path) -> None:
-        self._node, self._threads = node, threads
-        self._names = node.settings.host_names()
-        self._sessions = Sessions(node.settings.max_sessions)
-        self._logins = Logins(folder)
+    def __init__(self, shared: Shared, threads: Executor, folder: Path) -> None:
+        """``folder``: that of the key of links. Raises OSError, StoreError."""
+        self._shared, self._threads = shared, threads
+        self._log = shared.context.log
+        self._names = shared.settings.host_names()
+        self._entrance = Entrance(shared, folder)
+        self._sessions = self._entrance.sessions
         self._renderer = Renderer()
         self.working = 0
         """Functions that threads run, or will."""
@@ -98,42 +103,45 @@ class App:
         try:
             host = check_host(request, self._names)
             is_own = request.headers.get("sec-fetch-site", "none") in ("none", "same-origin")
-            visitor = Visitor(cookie_of(request.headers), host, may_begin=is_own and request.method != "POST")
+            session = cookie_of(request.headers)
+            rights = self._entrance.rights(session, request.peer)
+            visitor = Visitor(session, host, may_begin=is_own and request.method != "POST", rights=rights)
             response = await self._answer(request, visitor)
         except Exception as error:
             status, text = _refusal(error)
             if status is HTTPStatus.INTERNAL_SERVER_ERROR:
-                self._node.context.log.exception("a page failed", path=request.path[:100], error=repr(error))
+                self._log.exception("a page failed", path=request.path[:100], error=repr(error))
             if is_api:
                 response = _json({"error": text}, status)
             else:
-                response = self._page("error.html", visitor, {"text": text, "status": status}, status)
+                response = self._error_page(visitor, text, status)
         return dataclasses.replace(response, headers=(*HEADERS, *response.headers))
 
     async def _answer(self, request: Request, visitor: Visitor) -> Response:
         fixed = self._fixed(request)
         if fixed is not None:
             return fixed
-        if request.path == "/login" and request.method != "POST":
-            return self._log_in(request)
-        if self._node.asks_for_login and not self._sessions.is_logged_in(visitor.session):
+        if request.path in ("/login", "/logout"):
+            return self._log_in_or_out(request, visitor)
+        if visitor.rights is None:
             raise RefusedError(
                 HTTPStatus.UNAUTHORIZED, "this node has users: `commitmq dashboard` prints a link to log in"
             )
         if request.path == f"{ROOT}/session":
             session = visitor.session or self._sessions.new()
-            answer = _json({"token": self._sessions.token(session)})
+            answer = _json({"token": self._sessions.token(session), "user": visitor.rights.actor.name})
             return dataclasses.replace(answer, headers=(set_cookie(session),))
+        node = Node(self._shared, visitor.rights)
         if request.path.startswith(f"{ROOT}/"):
-            return await self._api(request, visitor)
-        return await self._html(request, visitor)
+            return await self._api(request, visitor, node)
+        return await self._html(request, visitor, node)
 
     def _fixed(self, request: Request) -> Response | None:
         """What needs neither login nor the node."""
         if request.path == "/health/live":
             return _json({"live": True})
         if request.path == "/health/ready":
-            reasons = self._node.health.reasons()
+            reasons = self._shared.health.reasons()
             status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
             return _json({"ready": not reasons, "reasons": reasons}, status)
         if request.path == "/style.css":
@@ -144,16 +152,23 @@ class App:
             return Response(self._openapi, _JSON)
         return None
 
-    def _log_in(self, request: Request) -> Response:
+    def _log_in_or_out(self, request: Request, visitor: Visitor) -> Response:
+        if request.method == "POST":
+            form = _form_values(request)
+            [token, name, secret] = ([*form.get(one, ()), ""][0] for one in ("token", "user", "secret"))
+            self._check_change(request, visitor, token)
+            if request.path == "/logout":
+                self._sessions.log_out(visitor.session)
+                return _see_other("/login")
+            return _see_other("/", self._entrance.by_secret(name, secret, request.peer))
         [link] = parse_qs(request.query).get("link", [""])[-1:]
-        self._logins.use(link, time.time())
-        session = self._sessions.new()
-        self._sessions.log_in(session)
-        return Response(b"", status=HTTPStatus.SEE_OTHER, headers=(("Location", "/"), set_cookie(session)))
+        if link and request.method == "GET" and request.path == "/login":
+            return _see_other("/", self._entrance.by_link(link, request.peer))
+        return self._login_page(visitor, "", HTTPStatus.OK)
 
     # ------------------------------------------------------------ JSON
 
-    async def _api(self, request: Request, visitor: Visitor) -> Response:
+    async def _api(self, request: Request, visitor: Visitor, node: Node) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
         methods = []
         for route in ROUTES:
@@ -169,15 +184,17 @@ class App:
                 _add(given, _json_values(request))
             else:
                 _add(given, _query_values(request.query))
-            return _json(await self._work(route, take(route.asks, given)))
+            return _json(await self._work(node, route, take(route.asks, given)))
         if methods:
             raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, f"this path takes {' and '.join(methods)}")
         raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no {request.path[:100]}; {ROOT}/openapi.json has all paths")
 
-    async def _work(self, route: Route | Page, asked: Any) -> Any:
+    async def _work(self, node: Node, route: Route | Page, asked: Any) -> Any:
         if route.method == "POST":
-            self._node.context.log.info("a change from the dashboard", what=route.work.__name__, values=_shown(asked))
-        return await self._in_thread(partial(route.work, self._node, asked))
+            who, what = node.rights.actor, route.work.__name__
+            shown = {"user": who.name, "address": who.address, "values": _shown(asked)}
+            self._log.info("a change from the dashboard", what=what, **shown)
+        return await self._in_thread(partial(route.work, node, asked))
 
     async def _in_thread(self, work: Callable[[], _Made]) -> _Made:
         done = asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -197,10 +214,12 @@ class App:
 
     # ------------------------------------------------------------ pages
 
-    async def _html(self, request: Request, visitor: Visitor) -> Response:
+    async def _html(self, request: Request, visitor: Visitor, node: Node) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
         if request.path.startswith("/messages/") and request.path.endswith("/body") and method == "GET":
-            return await self._download(request)
+            return await self._download(request, node)
+        if request.path == "/" and not node.rights.may("admin", "status"):
+            return _see_other("/topics")
         for page in PAGES:
             values = page.matches(request.path)
             if values is None or page.method != method:
@@ -215,35 +234,58 @@ class App:
             if page.is_only_a_form(given):
                 return self._page(page.template, visitor, {"data": None, "asked": _first(page.asks, given)})
             asked = take(page.asks, given)
-            data = await self._work(page, asked)
+            data = await self._work(node, page, asked)
             shown = {"data": data, "asked": _first(page.asks, given)}
             return await self._in_thread(partial(self._page, page.template, visitor, shown))
         raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no page {request.path[:100]}")
 
-    async def _download(self, request: Request) -> Response:
+    async def _download(self, request: Request, node: Node) -> Response:
         name = unquote(request.path.removeprefix("/messages/").removesuffix("/body"), errors="strict")
         given: dict[str, Sequence[Any]] = {"id": [name]}
         _add(given, _query_values(request.query))
         asked = take(MessageAsked, given)
-        data = await self._in_thread(partial(body, self._node, asked))
+        data = await self._in_thread(partial(body, node, asked))
         save = ("Content-Disposition", 'attachment; filename="message.bin"')
         return Response(data, "application/octet-stream", headers=(save,))
 
     def _page(
         self, template: str, visitor: Visitor, values: dict[str, Any], status: HTTPStatus = HTTPStatus.OK
     ) -> Response:
-        begins = not visitor.session and visitor.may_begin and status is HTTPStatus.OK
+        is_whole = status is HTTPStatus.OK or template == _LOGIN
+        begins = not visitor.session and visitor.may_begin and is_whole
         session = self._sessions.new() if begins else visitor.session
-        common = {"token": self._sessions.token(session), "problems": self._node.health.reasons()}
+        rights = visitor.rights
+        common = {
+            "token": self._sessions.token(session),
+            "problems": [] if rights is None else self._shared.health.reasons(),
+            "visitor": rights,
+            "navigation": () if rights is None else navigation(rights),
+            "can_log_out": self._sessions.login(session) is not None,
+        }
         html = self._renderer.page(template, {**common, **values})
         headers = (set_cookie(session),) if begins else ()
         return Response(html, _HTML, status, headers)
+
+    def _error_page(self, visitor: Visitor, text: str, status: HTTPStatus) -> Response:
+        if visitor.rights is None and visitor.host:
+            return self._login_page(visitor, text, status)
+        return self._page("error.html", visitor, {"text": text, "status": status}, status)
+
+    def _login_page(self, visitor: Visitor, text: str, status: HTTPStatus) -> Response:
+        takes_secret = self._shared.settings.secret_login and self._shared.asks_for_login
+        return self._page(_LOGIN, visitor, {"text": text, "takes_secret": takes_secret}, status)
+
+
+def _see_other(path: str, session: str = "") -> Response:
+    headers = (("Location", path), *((set_cookie(session),) if session else ()))
+    return Response(b"", status=HTTPStatus.SEE_OTHER, headers=headers)
 
 
 def _refusal(error: Exception) -> tuple[HTTPStatus, str]:
     """Status and sentence of an answer about a failure."""
     kinds: tuple[tuple[type[Exception], HTTPStatus], ...] = (
         (BadValueError, HTTPStatus.BAD_REQUEST),
+        (NotAllowedError, HTTPStatus.FORBIDDEN),
         (TopicNotFoundError, HTTPStatus.NOT_FOUND),
         (GroupNotFoundError, HTTPStatus.NOT_FOUND),
         (NotThereError, HTTPStatus.NOT_FOUND),

@@ -11,13 +11,15 @@ from commitmq.supervision.exit_codes import CliExit
 
 
 @click.command()
+@click.option("--user", metavar="NAME", default="", help="A link that logs in as this user of the node.")
 @json_option
 @node_option
-def dashboard(as_json: bool, node: str) -> None:
+def dashboard(user: str, as_json: bool, node: str) -> None:
     """Show the address of a node's dashboard.
 
     The node runs it with `commitmq start --set plugins.dashboard.enable=true`. For a node with users or keys the address is
-    a link that logs you in, once, within a minute; only the account that owns the store gets one.
+    a link that logs you in, once, within a minute; only the account that owns the store gets one. Whoever uses the link acts
+    as that account, which may do everything, or as the user that --user names.
 
     \b Example: commitmq dashboard --node tcp://127.0.0.1:7310
     """
@@ -38,11 +40,14 @@ def dashboard(as_json: bool, node: str) -> None:
         fail(f"this node has no dashboard: {why}", CliExit.FAILURE)
     [address, *_] = addresses
     store = Path(status["node"]["store"])
-    asks = bool(rows[0]["info"].get("has_keys")) or not AccessFile(store).load().is_open
+    table = AccessFile(store).load()
+    asks = bool(rows[0]["info"].get("has_keys")) or not table.is_open
+    if user and (user not in table.users or not table.users[user].is_enabled):
+        fail(f"there is no enabled user {user!r:.200}: `commitmq user list` shows all", CliExit.FAILURE)
     link = address
     if asks:
         folder = store / "commitmq" / "workers" / "dashboard"
-        link = f"{address}/login?link={make_link(folder)}"
+        link = f"{address}/login?link={make_link(folder, user)}"
     if as_json:
         print_json({"address": address, "asks_for_login": asks, "link": link})
         return

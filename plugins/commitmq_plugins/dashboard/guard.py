@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 
 from commitmq.errors import CommitMQError, StoreError
 from commitmq.files import atomic_file
+from commitmq.security.user import Secret
 from commitmq_plugins.http_server import Request
 
 COOKIE: Final = "commitmq_session"
@@ -79,6 +81,14 @@ def set_cookie(session: str) -> tuple[str, str]:
     return "Set-Cookie", f"{COOKIE}={session}; Path=/; HttpOnly; SameSite=Strict"
 
 
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Whom a session acts as: a user, who had this ``secret`` then; or, with an empty name, the store's account."""
+
+    user: str = ""
+    secret: Secret | None = None
+
+
 class Sessions:
     """Sessions need no table: the token of a change is a MAC of the cookie. Only those that are logged in are kept.
     Thread-safe.
@@ -88,7 +98,7 @@ class Sessions:
         self._secret = secrets.token_bytes(32)
         self._most = most
         self._lock = threading.Lock()
-        self._until_s: dict[str, float] = {}
+        self._logins: dict[str, tuple[float, Login]] = {}  # until when, the oldest first
 
     @staticmethod
     def new() -> str:
@@ -104,17 +114,25 @@ class Sessions:
         if not session or not hmac.compare_digest(self.token(session).encode(), token.encode()):
             raise RefusedError(HTTPStatus.FORBIDDEN, "the token is not that of this session: load the page again")
 
-    def log_in(self, session: str) -> None:
-        """The oldest login ends when there are too many."""
+    def log_in(self, login: Login) -> str:
+        """A new session for ``login``; the one before stays nobody's. The oldest login ends when there are too many."""
+        session = self.new()
         with self._lock:
-            while len(self._until_s) >= self._most:
-                del self._until_s[next(iter(self._until_s))]
-            self._until_s[session] = time.monotonic() + SESSION_LIFE_S
+            while len(self._logins) >= self._most:
+                del self._logins[next(iter(self._logins))]
+            self._logins[session] = time.monotonic() + SESSION_LIFE_S, login
+        return session
 
-    def is_logged_in(self, session: str) -> bool:
-        """Whether it has logged in, within its life."""
+    def log_out(self, session: str) -> None:
+        """It is nobody's from now on."""
         with self._lock:
-            return self._until_s.get(session, 0.0) > time.monotonic()
+            self._logins.pop(session, None)
+
+    def login(self, session: str) -> Login | None:
+        """Whom the session acts as, within its life; None for nobody."""
+        with self._lock:
+            until_s, login = self._logins.get(session, (0.0, None))
+        return login if until_s > time.monotonic() else None
 
 
 class Logins:
@@ -127,14 +145,17 @@ class Logins:
         atomic_file.replace(folder / KEY_FILE, self._key.encode(), "the dashboard's key", durable=False, mode=0o600)
         self._used: dict[str, int] = {}
 
-    def use(self, link: str, now_s: float) -> None:
-        """Raises RefusedError for a link that is false, old or used."""
-        text, _, mac = link.partition(".")
+    def use(self, link: str, now_s: float) -> str:
+        """The user for whom it was made; empty for the store's account. Raises RefusedError for a link that is false, old or
+        used.
+        """
+        text, _, mac = link.rpartition(".")
         wrong = RefusedError(
             HTTPStatus.FORBIDDEN, "this link is not valid any more: `commitmq dashboard` prints a new one"
         )
-        number, _, made = text.partition("-")
-        if not (made.isascii() and made.isdecimal() and len(made) < 12 and len(number) < 40):
+        number, _, rest = text.partition("-")
+        made, _, user = rest.partition("-")
+        if not (made.isascii() and made.isdecimal() and len(made) < 12 and len(number) < 40 and len(user) <= 128):
             raise wrong
         if not hmac.compare_digest(_mac(self._key, text).encode(), mac.encode()):
             raise wrong
@@ -142,16 +163,17 @@ class Logins:
         if abs(now_s - int(made)) > LINK_LIFE_S or text in self._used:
             raise wrong
         self._used[text] = int(made)
+        return user
 
 
-def make_link(folder: Path) -> str:
-    """A link's text, for the owner of the store. Raises StoreError."""
+def make_link(folder: Path, user: str = "") -> str:
+    """A link's text, made by the owner of the store: for a user, or for that account itself. Raises StoreError."""
     path = folder / KEY_FILE
     try:
         key = path.read_text(encoding="ascii")
     except OSError as error:
         raise StoreError(f"cannot read the dashboard's key: {error.strerror}", path=path) from error
-    text = f"{secrets.token_hex(16)}-{int(time.time())}"
+    text = f"{secrets.token_hex(16)}-{int(time.time())}-{user}"
     return f"{text}.{_mac(key, text)}"
 
 

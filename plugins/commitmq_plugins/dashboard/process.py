@@ -13,7 +13,7 @@ from typing import Final
 
 from commitmq.errors import CommitMQError
 from commitmq.plugin import WorkerContext, run_async
-from commitmq_plugins.dashboard.api.node import Node
+from commitmq_plugins.dashboard.api.shared import Shared
 from commitmq_plugins.dashboard.app import App
 from commitmq_plugins.dashboard.settings import DashboardSettings
 from commitmq_plugins.http_server import HttpLimits, HttpServer
@@ -29,9 +29,9 @@ def run(context: WorkerContext) -> None:
 
 async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     settings: DashboardSettings = context.params["settings"]
-    node = Node(context, settings)
+    shared = Shared(context, settings)
     threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="page")
-    app = App(node, threads, context.folder)
+    app = App(shared, threads, context.folder)
     limits = HttpLimits(
         settings.max_connections, settings.max_request_bytes, settings.timeout_ms / 1000, settings.max_body_bytes
     )
@@ -57,4 +57,4 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     while app.working and time.monotonic() < until_s:
         await asyncio.sleep(_LOOK_S)
     if not app.working:
-        node.close()
+        shared.close()

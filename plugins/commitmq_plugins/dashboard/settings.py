@@ -17,6 +17,8 @@ class DashboardSettings:
     ``names``: further host names under which browsers reach the dashboard, as behind a proxy: ``mq.example;mq2.example``.
     Requests for other names are refused.
 
+    ``secret_login``: users of the node may log in by name and secret; off, only by links.
+
     ``threads`` requests of a page or a program work at a time, and each waits ``deadline_ms`` for a process of the node.
     What all pages share is read again when it is older than ``age_ms``. A look at messages ends after ``scan_messages``,
     ``scan_bytes`` or ``scan_ms``, and says so. ``resend_ms`` bounds a resend of dead letters.
@@ -30,6 +32,7 @@ class DashboardSettings:
     max_request_bytes: int = setting(16_384, 1_024, 1 << 20)
     max_body_bytes: int = setting(262_144, 1_024, 1 << 24)
     max_sessions: int = setting(1_000, 1, 100_000)
+    secret_login: bool = setting(True)
     timeout_ms: int = setting(30_000, 100, 3_600_000)
     threads: int = setting(8, 1, 256)
     deadline_ms: int = setting(2_000, 50, 60_000)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from commitmq.client.admin import Admin
 from commitmq.client.dead_letters import DeadLetterFilter
 from commitmq.errors import ProtocolError
 from commitmq.format.constants import DEAD_LETTER_GROUP, DLQ_PREFIX
@@ -15,6 +14,7 @@ from commitmq_plugins.dashboard.api.shown_message import MessageRow, row_of
 from commitmq_plugins.dashboard.api.values import BadValueError, value
 
 if TYPE_CHECKING:
+    from commitmq.client.admin import Admin
     from commitmq.client.dead_letters import DeadLetter
 
 MOST_SELECTED: Final = 100
@@ -147,7 +147,7 @@ def resend(node: Node, asked: ResendWanted) -> Resend:
     if not offsets:
         raise BadValueError("no dead letter is selected")
     outcomes = {}
-    with Admin(node.context.address, timeout_s=node.settings.resend_ms / 1000) as admin:
+    with node.new_admin(node.settings.resend_ms / 1000) as admin:
         before = {offset: _look(admin, asked.group, offset) for offset in offsets}
         dead = [offset for offset, letter in before.items() if letter is not None and letter.state == "dead"]
         failures: dict[int, str] = {}

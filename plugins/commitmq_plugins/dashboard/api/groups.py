@@ -89,7 +89,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group: its members, and its lag by queue."""
+    """A group: its members, and its lag by queue. ``topics_not_allowed``: those of the page that the visitor may not read."""
 
     name: str
     state: str
@@ -100,6 +100,7 @@ class Group:
     page: int
     pages: int
     queues_left_out: int
+    topics_not_allowed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,8 @@ def group(node: Node, asked: GroupAsked) -> Group:
     names = sorted({topic for topic, _ in (*committed, *holders)})
     shown = names[(asked.page - 1) * _TOPICS : asked.page * _TOPICS]
     rows = []
-    for name in shown:
+    readable = [name for name in shown if node.rights.reads_topic(name)]
+    for name in readable:
         try:
             bounds = node.admin.offsets(name)
         except TopicNotFoundError:
@@ -225,6 +227,7 @@ def group(node: Node, asked: GroupAsked) -> Group:
         asked.page,
         max(1, -(-len(names) // _TOPICS)),
         max(0, len(rows) - _MOST_QUEUES),
+        len(shown) - len(readable),
     )
 
 

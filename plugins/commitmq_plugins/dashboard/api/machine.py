@@ -200,6 +200,7 @@ def _dispatcher(row: Mapping[str, Any]) -> DispatcherRow:
 
 def storage(node: Node, _: object) -> Storage:
     """Three requests at most."""
+    node.rights.check("admin", "status", {})
     figures, config = node.figures(), node.context.config
     words, unknown = figures.words, []
     plan: dict[str, Any] = {}

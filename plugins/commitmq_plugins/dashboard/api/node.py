@@ -1,153 +1,116 @@
-"""The node behind the dashboard, as a client sees it: an administrator's client for each thread, and the figures that all
-pages share.
-
-A process of the node that does not answer costs a page the deadline, and then the page's error or a figure that is not known.
-"""
+"""The node as one visitor sees it: what he may not see is not there, and what he may not ask for is refused."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-import threading
-import time
 from collections.abc import Iterator
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
-from commitmq.client.admin import Admin
 from commitmq.client.consumer import Reader
+from commitmq.client.producer import Producer
 from commitmq.errors import NodeUnavailableError
 from commitmq.plugin import WorkerContext
-from commitmq.security.access_file import AccessFile
 from commitmq.security.access_table import AccessTable
-from commitmq.security.live_access import LiveAccess
+from commitmq_plugins.dashboard.api.rights import ONLY_SUPER, Rights
+from commitmq_plugins.dashboard.api.shared import Shared
+from commitmq_plugins.dashboard.api.visitor_admin import VisitorAdmin
 from commitmq_plugins.dashboard.settings import DashboardSettings
-from commitmq_plugins.metrics.figures import Figures, Gathering
+from commitmq_plugins.metrics.figures import Figures
 from commitmq_plugins.metrics.health import Health
-from commitmq_plugins.metrics.lags import Lags
-
-_LEAST_RATE_S: Final = 1.0
-_MOST_RATE_S: Final = 60.0
 
 
 class Node:
-    """Thread-safe. Nothing of it works while nobody asks, so an idle dashboard costs nothing."""
+    """Made for each request of a visitor."""
 
-    def __init__(self, context: WorkerContext, settings: DashboardSettings) -> None:
-        self.context, self.settings = context, settings
-        self.deadline_s = settings.deadline_ms / 1000
-        self.health = Health(context)
-        self._access = LiveAccess(AccessFile(context.layout.root), context.log)
-        self._access_lock = threading.Lock()
-        self._own = threading.local()
-        self._admins: list[Admin] = []
-        self._lock = threading.Lock()
-        self._gathering = Gathering(context, self.deadline_s)
-        self._figures: Figures | None = None
-        self._figures_at_s = 0.0
-        self._topics: dict[str, Any] | None = None
-        self._status_lock = threading.Lock()
-        self._status: dict[str, Any] = {}
-        self._status_at_s = -math.inf
-        self._bounds_lock = threading.Lock()
-        self._lags = Lags(context)
-        self._written: list[tuple[float, int]] = []
-
-    def close(self) -> None:
-        """When no thread works any more."""
-        for admin in self._admins:
-            admin.close()
-        self._gathering.close()
-        self._lags.close()
+    def __init__(self, shared: Shared, rights: Rights) -> None:
+        self._shared, self.rights = shared, rights
 
     @property
-    def admin(self) -> Admin:
+    def context(self) -> WorkerContext:
+        return self._shared.context
+
+    @property
+    def settings(self) -> DashboardSettings:
+        return self._shared.settings
+
+    @property
+    def deadline_s(self) -> float:
+        return self._shared.deadline_s
+
+    @property
+    def health(self) -> Health:
+        return self._shared.health
+
+    @property
+    def admin(self) -> VisitorAdmin:
         """The calling thread's. Each of its requests ends after the deadline, with NodeUnavailableError."""
-        found = getattr(self._own, "admin", None)
-        if found is None:
-            found = self._own.admin = Admin(self.context.address, timeout_s=self.deadline_s)
-            self._admins.append(found)
-        return found
+        return self._shared.admin(self.rights)
+
+    def new_admin(self, timeout_s: float) -> VisitorAdmin:
+        """One with another deadline; the caller closes it."""
+        return self._shared.new_admin(self.rights, timeout_s)
 
     @contextlib.contextmanager
     def reader(self, queues: list[tuple[str, int]]) -> Iterator[Reader]:
-        """A reader without a group: nothing of it stays in the node."""
+        """A reader without a group: nothing of it stays in the node. Raises NotAllowedError."""
+        for topic in {topic for topic, _ in queues}:
+            self.rights.check("reader", "pull", {"topic": topic})
         options: Any = {"mode": "bytes", "start": "latest", "timeout_s": self.deadline_s, "max_pull_bytes": 1 << 20}
         with Reader(queues=queues, node=self.context.address, **options) as found:
             yield found
 
-    def figures(self) -> Figures:
-        """All figures, ``age_ms`` old at most; while another thread gathers them, the ones before.
+    @contextlib.contextmanager
+    def producer(self, topic: str) -> Iterator[Producer]:
+        """A producer for one message to ``topic``. Raises NotAllowedError."""
+        self.rights.check("writer", "send", {"topic": topic})
+        with Producer(self.context.address, timeout_s=self.deadline_s) as found:
+            yield found
 
-        Raises NodeUnavailableError when there are none yet, and the other thread still waits for them.
-        """
-        before = self._figures
-        if not self._lock.acquire(timeout=self.deadline_s if before is None else 0):
-            if before is not None:
-                return before
-            raise NodeUnavailableError(f"the node's figures were not there within {self.deadline_s:g} s")
-        try:
-            now_s = time.monotonic()
-            if self._figures is None or now_s - self._figures_at_s >= self.settings.age_ms / 1000:
-                self._figures = self._gathering.gather()
-                self._figures_at_s = time.monotonic()
-                self._note_written(self._figures_at_s, self._figures.words["written"])
-            return self._figures
-        finally:
-            self._lock.release()
+    def figures(self) -> Figures:
+        """The shared figures, with the topics and groups that the visitor may see. Raises NodeUnavailableError."""
+        found, rights = self._shared.figures(), self.rights
+        if rights.everything:
+            return found
+        topics, groups = found.topics, found.groups
+        return replace(
+            found,
+            topics=None if topics is None else {name: row for name, row in topics.items() if rights.sees_topic(name)},
+            groups=None if groups is None else {name: row for name, row in groups.items() if rights.sees_group(name)},
+        )
 
     def topics(self) -> dict[str, Any]:
-        """All topics by name; while another thread asks for them, as they were. Raises NodeUnavailableError."""
-        if self._lock.acquire(timeout=self.deadline_s if self._topics is None else 0):
-            try:
-                self._topics = self._gathering.topics()
-            finally:
-                self._lock.release()
-        if self._topics is None:
-            raise self.silent("the coordinator")
-        return self._topics
+        """The topics that the visitor may see, by name. Raises NodeUnavailableError."""
+        found, rights = self._shared.topics(), self.rights
+        return found if rights.everything else {name: row for name, row in found.items() if rights.sees_topic(name)}
 
     def status(self) -> dict[str, Any]:
-        """The supervisor's, ``age_ms`` old at most: it measures the memory of all processes for it.
-
-        Raises NodeUnavailableError.
-        """
-        if not self._status_lock.acquire(timeout=self.deadline_s):
-            raise self.silent("the supervisor")
-        try:
-            if time.monotonic() - self._status_at_s >= self.settings.age_ms / 1000:
-                self._status = self.admin.status()
-                self._status_at_s = time.monotonic()
-            return self._status
-        finally:
-            self._status_lock.release()
+        """The supervisor's, ``age_ms`` old at most. Raises NodeUnavailableError, NotAllowedError."""
+        self.rights.check("admin", "status", {})
+        return self._shared.status()
 
     def bounds(self, queues: list[tuple[str, int]]) -> list[tuple[int, int] | None]:
-        """First offset and end of each queue, read from the ConsumeQueues as a reader does; None while not known."""
-        topics = self.topics()
-        with self._bounds_lock:
-            self._lags.begin(topics)
-            return [self._lags.bounds(topic, queue) for topic, queue in queues]
+        """First offset and end of each queue; None while not known, and for topics that the visitor may not read."""
+        rights = self.rights
+        if rights.everything:
+            return self._shared.bounds(queues)
+        readable = {topic for topic in {topic for topic, _ in queues} if rights.reads_topic(topic)}
+        known = iter(self._shared.bounds([one for one in queues if one[0] in readable]))
+        return [next(known) if topic in readable else None for topic, _ in queues]
 
     def bytes_in_per_s(self) -> float | None:
         """Of the last minute; None until the dashboard has looked twice."""
-        if len(self._written) < 2:
-            return None
-        (began_s, first), (ended_s, last) = self._written[0], self._written[-1]
-        return (last - first) / (ended_s - began_s) if ended_s - began_s >= _LEAST_RATE_S else None
-
-    def _note_written(self, at_s: float, written: int) -> None:
-        self._written = [*(one for one in self._written if at_s - one[0] <= _MOST_RATE_S), (at_s, written)]
+        return self._shared.bytes_in_per_s()
 
     def access(self) -> AccessTable:
-        """Users and policies."""
-        with self._access_lock:
-            return self._access.table()
+        """Users and policies, for super users. Raises NotAllowedError."""
+        self.check_super()
+        return self._shared.access()
 
-    @property
-    def asks_for_login(self) -> bool:
-        """Whether the node has users or keys: then nobody else may act as the node's owner."""
-        return self.context.has_keys or not self.access().is_open
+    def check_super(self) -> None:
+        """Raises NotAllowedError for a visitor who may not do everything."""
+        self.rights.check(*ONLY_SUPER, {})
 
     def silent(self, who: str) -> NodeUnavailableError:
         """The error of a page that cannot do without ``who``."""
-        return NodeUnavailableError(f"{who} did not answer within {self.deadline_s:g} s")
+        return self._shared.silent(who)

@@ -52,6 +52,7 @@ class Overview:
 
 def overview(node: Node, _: Nothing) -> Overview:
     """Nothing but what all pages share."""
+    node.rights.check("admin", "status", {})
     figures = node.figures()
     words, config = figures.words, node.context.config
     unknown = []

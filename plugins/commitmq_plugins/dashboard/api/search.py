@@ -110,9 +110,10 @@ def _is_offset_id(text: str) -> bool:
 
 def _groups(node: Node, found: Message) -> list[GroupState]:
     try:
-        names = node.admin.topic(found.topic).groups[:_MOST_GROUPS]
+        described = node.admin.topic(found.topic)
     except TopicNotFoundError:
         return []
+    names = [name for name in described.groups if node.rights.sees_group(name)][:_MOST_GROUPS]
     place = (found.topic, found.queue_id)
     committed = {one.group: one.offset for one in node.figures().queue_lags if (one.topic, one.queue) == place}
     return [

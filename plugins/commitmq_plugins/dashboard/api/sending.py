@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from commitmq.client.producer import Producer
 from commitmq_plugins.dashboard.api.node import Node
 from commitmq_plugins.dashboard.api.shell import command
 from commitmq_plugins.dashboard.api.values import value
@@ -36,7 +35,7 @@ def send_message(node: Node, asked: NewMessage) -> Sent:
     """One send by a producer of its own. Raises SendError, InvalidMessageError."""
     node.admin.topic(asked.topic)  # a mistyped name creates no topic
     keys = (asked.keys or "").split() or None
-    with Producer(node.context.address, timeout_s=node.deadline_s) as producer:
+    with node.producer(asked.topic) as producer:
         result = producer.send(asked.topic, asked.body.encode(), tags=asked.tag, keys=keys)
     options = [*(["--tags", asked.tag] if asked.tag else []), *(["--keys", " ".join(keys)] if keys else [])]
     line = command("produce", asked.topic, *options)

@@ -78,7 +78,9 @@ class TopicGroup:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic, 200 of its queues at most, and the groups that read it."""
+    """A topic, 200 of its queues at most, and the groups that read it. ``messages`` is null, and there are no queues, for a
+    visitor who may not read it.
+    """
 
     name: str
     kind: str
@@ -86,7 +88,7 @@ class Topic:
     write_queues: int
     perm: str
     attributes: dict[str, str]
-    messages: int
+    messages: int | None
     queues: list[QueueRow]
     queues_next: int | None
     groups: list[TopicGroup]
@@ -180,13 +182,15 @@ def _messages(node: Node, rows: list[dict[str, Any]]) -> list[int | None]:
 def topic(node: Node, asked: TopicAsked) -> Topic:
     """Two requests, and the shared figures."""
     described = node.admin.topic(asked.topic)
-    bounds = node.admin.offsets(asked.topic)
+    is_readable = node.rights.reads_topic(asked.topic)
+    bounds = node.admin.offsets(asked.topic) if is_readable else []
     rows = [QueueRow(one.queue, one.min, one.max, one.max - one.min) for one in bounds]
     shown = [row for row in rows if row.queue >= asked.queues_from][:_MOST_QUEUES]
     left = [row.queue for row in rows if shown and row.queue > shown[-1].queue]
     figures = node.figures()
     groups = []
-    for name in described.groups[:_MOST_GROUPS]:
+    names = [name for name in described.groups if node.rights.sees_group(name)]
+    for name in names[:_MOST_GROUPS]:
         lag = figures.group_lags.get((name, asked.topic))
         since = None if lag is None else lag.since_ms
         age = 0.0 if lag is not None and not lag.messages else None
@@ -204,11 +208,11 @@ def topic(node: Node, asked: TopicAsked) -> Topic:
         described.write_queues,
         perm_text(described.perm),
         described.attributes,
-        sum(row.messages for row in rows),
+        sum(row.messages for row in rows) if is_readable else None,
         shown,
         left[0] if left else None,
         groups,
-        max(0, len(described.groups) - _MOST_GROUPS),
+        max(0, len(names) - _MOST_GROUPS),
     )
 
 

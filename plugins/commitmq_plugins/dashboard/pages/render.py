@@ -10,19 +10,23 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from commitmq_plugins.dashboard.api.rights import ONLY_SUPER, Rights
+
 _FOLDER: Final = Path(__file__).parent
 STYLE: Final = (_FOLDER / "style.css").read_bytes()
-NAVIGATION: Final = (
-    ("/", "Overview"),
-    ("/topics", "Topics"),
-    ("/search", "Search"),
-    ("/groups", "Groups"),
-    ("/dlq", "Dead letters"),
-    ("/processes", "Processes"),
-    ("/plugins", "Plugins"),
-    ("/storage", "Storage"),
-    ("/users", "Users"),
+_STATUS: Final = ("admin", "status")
+NAVIGATION: Final[tuple[tuple[str, str, tuple[str, str] | None], ...]] = (
+    ("/", "Overview", _STATUS),
+    ("/topics", "Topics", None),
+    ("/search", "Search", None),
+    ("/groups", "Groups", None),
+    ("/dlq", "Dead letters", None),
+    ("/processes", "Processes", _STATUS),
+    ("/plugins", "Plugins", _STATUS),
+    ("/storage", "Storage", _STATUS),
+    ("/users", "Users", ONLY_SUPER),
 )
+"""Path, name, and the question that a visitor must be allowed to ask."""
 UNKNOWN: Final = "–"
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
@@ -45,12 +49,16 @@ class Renderer:
         self._environment.filters.update(
             age=age, body=body, number=number, part=part, query=query, size=size, time=time_of, maybe=maybe
         )
-        self._environment.globals["navigation"] = NAVIGATION
 
     def page(self, template: str, values: dict[str, Any]) -> bytes:
         """The page as UTF-8."""
         text = self._environment.get_template(template).render(values)
         return text.encode(errors="backslashreplace")
+
+
+def navigation(rights: Rights) -> list[tuple[str, str]]:
+    """Path and name of the pages that a visitor may look at."""
+    return [(path, name) for path, name, question in NAVIGATION if question is None or rights.may(*question)]
 
 
 def visible(text: str) -> str:

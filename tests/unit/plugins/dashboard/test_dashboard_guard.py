@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from commitmq.errors import StoreError
+from commitmq_plugins.dashboard.entrance import Attempts
 from commitmq_plugins.dashboard.guard import (
     LINK_LIFE_S,
+    SESSION_LIFE_S,
     TOKEN_HEADER,
+    Login,
     Logins,
     RefusedError,
     Sessions,
@@ -108,11 +111,22 @@ def test_cookies() -> None:
 
 def test_logins_are_bounded() -> None:
     sessions = Sessions(3)
-    logged_in = [sessions.new() for _ in range(5)]
-    for one in logged_in:
-        sessions.log_in(one)
-    assert [sessions.is_logged_in(one) for one in logged_in] == [False, False, True, True, True]
-    assert not sessions.is_logged_in("")
+    logged_in = [sessions.log_in(Login(f"u{number}")) for number in range(5)]
+    found = [sessions.login(one) for one in logged_in]
+    assert found == [None, None, Login("u2"), Login("u3"), Login("u4")]
+    assert len(set(logged_in)) == 5
+    sessions.log_out(logged_in[3])
+    sessions.log_out("never")
+    assert [sessions.login(one) for one in (logged_in[3], "", "0" * 32)] == [None] * 3
+
+
+def test_a_login_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(3)
+    session = sessions.log_in(Login("ann"))
+    assert sessions.login(session) == Login("ann")
+    later = time.monotonic() + SESSION_LIFE_S + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert sessions.login(session) is None
 
 
 def test_a_link_serves_once_for_a_minute_and_for_one_life(tmp_path: Path) -> None:
@@ -126,7 +140,7 @@ def test_a_link_serves_once_for_a_minute_and_for_one_life(tmp_path: Path) -> Non
             logins.use(wrong, now)
     with pytest.raises(RefusedError):
         logins.use(link, now + LINK_LIFE_S + 2)
-    logins.use(link, now)
+    assert logins.use(link, now) == ""
     for at in (now, now + LINK_LIFE_S - 2, now + LINK_LIFE_S + 2):
         with pytest.raises(RefusedError):
             logins.use(link, at)
@@ -135,3 +149,36 @@ def test_a_link_serves_once_for_a_minute_and_for_one_life(tmp_path: Path) -> Non
         Logins(folder).use(second, now)
     assert (folder / "login.key").stat().st_mode & 0o777 == 0o600
     assert (folder / "login.key").read_text() not in link
+
+
+def test_a_link_names_its_user_and_nobody_else(tmp_path: Path) -> None:
+    logins, now = Logins(tmp_path), time.time()
+    for name in ("ann", "a.b-c_d@e-1", "n" * 128):
+        assert logins.use(make_link(tmp_path, name), now) == name
+    link = make_link(tmp_path, "ann")
+    for wrong in (
+        link.replace("ann", "root"),
+        link.replace("-ann", ""),
+        link.replace("-ann", "-"),
+        link.replace(".", "-x."),
+    ):
+        with pytest.raises(RefusedError):
+            logins.use(wrong, now)
+    assert logins.use(link, now) == "ann"
+
+
+def test_secrets_are_not_found_by_trying() -> None:
+    attempts = Attempts()
+    for number in range(10):
+        attempts.check("ann", float(number))
+        attempts.note("ann", float(number))
+    with pytest.raises(RefusedError) as raised:
+        attempts.check("ann", 10.0)
+    assert raised.value.status == 429
+    attempts.check("bob", 10.0)
+    attempts.check("ann", 61.0)  # the first ones are a minute ago
+    for number in range(100):
+        attempts.note(f"u{number}", 61.0)
+    with pytest.raises(RefusedError):
+        attempts.check("carl", 62.0)
+    attempts.check("carl", 122.0)

@@ -8,11 +8,20 @@ from __future__ import annotations
 import dataclasses
 import typing
 from html.parser import HTMLParser
+from pathlib import Path
 from types import UnionType
 from typing import Any
 
 import pytest
 
+from commitmq.log import get_log
+from commitmq.security.access_table import AccessTable
+from commitmq.security.audit import AuditLimits, AuditLog
+from commitmq.security.audit_line import Actor
+from commitmq.security.policy import Entry, Policies, parse_actions
+from commitmq.security.resource import ResourcePattern
+from commitmq.security.user import Secret, User
+from commitmq_plugins.dashboard.api.rights import NotAllowedError, Rights
 from commitmq_plugins.dashboard.api.routes import ROUTES
 from commitmq_plugins.dashboard.pages import render
 from commitmq_plugins.dashboard.pages.views import PAGES, Page
@@ -40,6 +49,20 @@ def test_characters_that_hide_are_named() -> None:
     assert str(render.body("a\n<b>\u202e\r\n")) == "a\n&lt;b&gt;\\u202e\\r\n"
     assert render.part("%DLQ%a/b?c") == "%25DLQ%25a%2Fb%3Fc"
     assert render.query({"a": "x&y", "b": "", "c": None}, page=2) == "a=x%26y&page=2"
+
+
+def everybody(user: str | None = None, *entries: str) -> dict[str, Any]:
+    """What all pages have: for a visitor who may do everything, or for a user with these entries, ``Topic:a Pub,Sub``."""
+    table = AccessTable()
+    if user is not None:
+        table.users[user] = User(user, Secret.make())
+        parts = [one.split(" ") for one in entries]
+        found = [Entry(ResourcePattern.parse(what), parse_actions(does.split(",")), (), True) for what, does in parts]
+        table.policies[user] = Policies(tuple(found))
+    audit = AuditLog(Path("/nowhere"), "test", get_log("test"), AuditLimits(enable=False))
+    rights = Rights(Actor(user or HOSTILE, "dashboard", "127.0.0.1"), user, table, "DefaultCluster", audit)
+    shown = {"visitor": rights, "navigation": render.navigation(rights), "can_log_out": True}
+    return {"token": "t", "problems": [], **shown}
 
 
 def made(annotation: Any, depth: int = 0) -> Any:
@@ -79,7 +102,7 @@ def elements(html: str) -> Elements:
 def test_no_value_becomes_markup(page: Page) -> None:
     [answers] = [one.answers for one in ROUTES if one.work is page.work]
     asked = {one.name: HOSTILE for one in dataclasses.fields(page.asks)}
-    common = {"token": "t", "problems": [HOSTILE], "asked": asked}
+    common = {**everybody(), "problems": [HOSTILE], "asked": asked}
     html = render.Renderer().page(page.template, {**common, "data": made(answers)}).decode()
     found = elements(html)
     assert not {"script", "img", "iframe", "object", "style", "svg"} & set(found.tags)
@@ -96,7 +119,7 @@ def test_no_value_becomes_markup(page: Page) -> None:
 @pytest.mark.parametrize("page", [one for one in PAGES if one.needs], ids=lambda page: page.path)
 def test_a_form_alone(page: Page) -> None:
     asked = {one.name: "" for one in dataclasses.fields(page.asks)}
-    values: dict[str, Any] = {"token": "t", "problems": [], "asked": asked, "data": None}
+    values: dict[str, Any] = {**everybody(), "asked": asked, "data": None}
     assert "<form" in render.Renderer().page(page.template, values).decode()
 
 
@@ -119,6 +142,41 @@ def test_nothing_is_unknown_in_a_sparse_answer() -> None:
     for page in PAGES:
         [answers] = [one.answers for one in ROUTES if one.work is page.work]
         asked = {one.name: "" for one in dataclasses.fields(page.asks)}
-        values = {"token": "t", "problems": [], "asked": asked, "data": sparse(answers)}
+        values = {**everybody(), "asked": asked, "data": sparse(answers)}
         html = render.Renderer().page(page.template, values).decode()
         assert "None" not in html, page.path
+
+
+def test_a_user_is_shown_what_the_policies_allow() -> None:
+    rights: Rights = everybody("shop", "Topic:orders Pub,Sub", "Group:desk Sub")["visitor"]
+    assert [path for path, _ in render.navigation(rights)] == ["/topics", "/search", "/groups", "/dlq"]
+    assert rights.sees_topic("orders")
+    assert rights.reads_topic("orders")
+    assert rights.reads_topic("%RETRY%desk")
+    assert rights.sees_group("desk")
+    assert not rights.sees_topic("ledger")
+    assert not rights.sees_group("cooks")
+    assert not rights.may_create
+    assert not rights.may_resend("desk")
+    assert everybody("maker", "Topic:tmp-* Create")["visitor"].may_create
+    assert not everybody("maker", "Group:* Create")["visitor"].may_create
+    watcher: Rights = everybody("watcher", "Cluster:* Get")["visitor"]
+    assert ("/", "Overview") in render.navigation(watcher)
+    assert ("/users", "Users") not in render.navigation(watcher)
+    for role, op, fields in (
+        ("coordinator", "topic.create", {"topic": "orders"}),
+        ("reader-0", "pull", {"topic": "ledger"}),
+        ("admin", "status", {}),
+        ("coordinator", "offset.commit", {"group": "desk", "reset": True, "offsets": [["orders", 0, 0]]}),
+    ):
+        with pytest.raises(NotAllowedError):
+            rights.check(role, op, fields)
+    rights.check("reader-0", "pull", {"topic": "orders"})
+
+
+def test_the_login_page_is_text_too() -> None:
+    for takes_secret in (True, False):
+        values = {**everybody(), "visitor": None, "text": HOSTILE, "takes_secret": takes_secret}
+        found = elements(render.Renderer().page("login.html", values).decode())
+        assert ("form" in found.tags) == takes_secret
+        assert "script" not in found.tags
