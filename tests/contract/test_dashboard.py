@@ -7,6 +7,7 @@ the writer stands still, and is killed, meanwhile; names and bodies carry markup
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -387,9 +388,9 @@ def test_an_idle_dashboard_costs_little(node: Node) -> None:
 
 
 def test_a_node_with_users_asks_for_a_login(node: Node, visitor: Visitor) -> None:
-    ended = commitmq("user", "add", "root", "--super", "--store", str(node.store))
+    ended = commitmq("user", "add", "root", "--super", "--json", "--store", str(node.store))
     assert ended.returncode == 0, ended.stderr
-    secret = ended.stdout.split()[-1]
+    secret = json.loads(ended.stdout)["secret"]
     eventually(lambda: visitor.get("/").status == 401, "the dashboard knows of the user")
     for path in ("/", "/api/v1/overview", "/api/v1/session", "/topics", "/users", "/messages/x/body"):
         refused = visitor.get(path)

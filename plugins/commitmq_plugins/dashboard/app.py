@@ -203,6 +203,18 @@ class App:
         # A visitor who has gone ends this coroutine, and not the thread.
         return await asyncio.shield(done)
 
+    async def sample(self) -> None:
+        """Take samples for the histories until it is cancelled. A node that does not answer leaves a gap."""
+        step_s = self._shared.settings.history_s
+        while step_s:
+            await asyncio.sleep(step_s)
+            try:
+                await self._in_thread(self._shared.sample)
+            except CommitMQError as error:
+                self._log.debug("a sample is missing", why=str(error))
+            except Exception as error:
+                self._log.exception("a sample failed", error=repr(error))
+
     def _count_down(self, done: asyncio.Future[Any]) -> None:
         self.working -= 1
         if not done.cancelled():

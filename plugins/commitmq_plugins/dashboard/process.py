@@ -1,7 +1,8 @@
 """worker-dashboard: serves the dashboard's pages and ``/api/v1``.
 
 Owns ``commitmq/workers/dashboard/login.key``. It asks the node as a client does and reads its files as a reader does, when
-a visitor asks, in a few threads; without visitors it does nothing but its heartbeat. A death loses nothing but logins.
+a visitor asks, in a few threads; without visitors it does nothing but its heartbeat, and a sample of figures every minute. A
+death loses nothing but logins and these histories.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     context.tell(has_keys=context.has_keys)
     context.ready(endpoints=[f"http://{shown}:{port}"])
     context.log.info("the dashboard is served", host=host, port=port)
+    sampling = asyncio.create_task(app.sample())
     try:
         await stopping.wait()
         await server.close()
     finally:
+        sampling.cancel()
         threads.shutdown(wait=False, cancel_futures=True)
     until_s = time.monotonic() + _DRAIN_S
     while app.working and time.monotonic() < until_s:

@@ -21,7 +21,8 @@ class DashboardSettings:
 
     ``threads`` requests of a page or a program work at a time, and each waits ``deadline_ms`` for a process of the node.
     What all pages share is read again when it is older than ``age_ms``. A look at messages ends after ``scan_messages``,
-    ``scan_bytes`` or ``scan_ms``, and says so. ``resend_ms`` bounds a resend of dead letters.
+    ``scan_bytes`` or ``scan_ms``, and says so. ``resend_ms`` bounds a resend of dead letters. Histories have a sample every
+    ``history_s`` seconds, 0 for none, and ``history_series`` topics and as many groups at most.
     """
 
     enable: bool = setting(False)
@@ -41,6 +42,8 @@ class DashboardSettings:
     scan_bytes: int = setting(64 * 1024 * 1024, 1, 1 << 40)
     scan_ms: int = setting(2_000, 10, 60_000)
     resend_ms: int = setting(20_000, 100, 600_000)
+    history_s: int = setting(60, 0, 3_600)
+    history_series: int = setting(500, 1, 10_000)
 
     def host_names(self) -> frozenset[str]:
         """Lower-case names that the ``Host`` of a request may have, without ports."""

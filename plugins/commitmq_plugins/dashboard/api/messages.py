@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from commitmq.client.message import Message
 
 MOST_ROWS: Final = 200
+IN_TIME: Final = attrgetter("store_timestamp", "physical_offset", "queue_offset")
+"""The order of messages of several queues."""
 _MOST_QUEUES: Final = 1_024
 _POLL_S: Final = 0.25
 _POLL_MESSAGES: Final = 2_000
@@ -129,75 +132,84 @@ class Look:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What is looked for, and where: the bounds of the queues, and the place of the page before, None for the first."""
+
+    node: Node
+    topic: str
+    limit: int
+    wanted: Wanted
+    bounds: list[QueueBounds]
+    place: dict[int, int] | None
+
+    @property
+    def total(self) -> int:
+        return sum(one.max - one.min for one in self.bounds)
+
+
 def messages(node: Node, asked: MessagesAsked) -> Messages:
     """Bounds of the topic, then one look."""
     if asked.offset is not None and asked.time is not None:
         raise BadValueError("give offset or time, not both")
     when = None if asked.time is None else moment("time", asked.time)
-    bounds = node.admin.offsets(asked.topic, when)
-    if asked.queue is not None:
-        bounds = [one for one in bounds if one.queue == asked.queue]
-        if not bounds:
-            raise BadValueError(f"topic {asked.topic} has no queue {asked.queue}")
-    if len(bounds) > _MOST_QUEUES:
-        raise BadValueError(f"topic {asked.topic} has more than {_MOST_QUEUES} queues: name one")
+    bounds = bounds_of(node, asked.topic, asked.queue, when)
     wanted = Wanted(asked.tag, asked.key, asked.text)
-    total = sum(one.max - one.min for one in bounds)
     place = None if asked.go_on is None else place_of(asked.go_on)
+    search = _Search(node, asked.topic, asked.limit, wanted, bounds, place)
     if asked.offset is None and when is None:
-        return _newest(node, asked, bounds, place, wanted, total)
-    return _onwards(node, asked, bounds, place, wanted, total)
+        return _newest(search)
+    return _onwards(search, asked.offset)
 
 
-def _onwards(
-    node: Node,
-    asked: MessagesAsked,
-    bounds: list[QueueBounds],
-    place: dict[int, int] | None,
-    wanted: Wanted,
-    total: int,
-) -> Messages:
+def bounds_of(node: Node, topic: str, queue: int | None = None, when: datetime | None = None) -> list[QueueBounds]:
+    """The queues of a look, with the offset of a time. Raises BadValueError."""
+    bounds = node.admin.offsets(topic, when)
+    if queue is not None:
+        bounds = [one for one in bounds if one.queue == queue]
+        if not bounds:
+            raise BadValueError(f"topic {topic} has no queue {queue}")
+    if len(bounds) > _MOST_QUEUES:
+        raise BadValueError(f"topic {topic} has more than {_MOST_QUEUES} queues: name one")
+    return bounds
+
+
+def _onwards(search: _Search, offset: int | None) -> Messages:
     """From a place on, in the order of each queue."""
     ranges = {}
-    for one in bounds:
+    for one in search.bounds:
         begin = one.max if one.by_time is None else one.by_time
-        if asked.offset is not None:
-            begin = asked.offset
-        if place is not None:
-            begin = place.get(one.queue, one.max)
+        if offset is not None:
+            begin = offset
+        if search.place is not None:
+            begin = search.place.get(one.queue, one.max)
         ranges[one.queue] = (min(max(begin, one.min), one.max), one.max)
-    look = Look(node, asked.topic, ranges)
+    look = Look(search.node, search.topic, ranges)
     found: list[Message] = []
     for message in look:
-        if wanted.fits(message):
+        if search.wanted.fits(message):
             found.append(message)
-            if len(found) == asked.limit:
+            if len(found) == search.limit:
                 look.ended_by = "rows"
                 break
     left = {queue: at for queue, at in look.positions.items() if at < ranges[queue][1]}
-    found.sort(key=attrgetter("store_timestamp", "physical_offset", "queue_offset"))
-    return _page(look, [row_of(one) for one in found], total, left)
+    found.sort(key=IN_TIME)
+    return _page(look, [row_of(one) for one in found], search.total, left)
 
 
-def _newest(
-    node: Node,
-    asked: MessagesAsked,
-    bounds: list[QueueBounds],
-    place: dict[int, int] | None,
-    wanted: Wanted,
-    total: int,
-) -> Messages:
+def _newest(search: _Search) -> Messages:
     """The newest first: the last messages of each queue, as many as the page can need or the bound allows."""
-    share = max(1, node.settings.scan_messages // max(1, len(bounds)))
-    window = share if wanted.is_filter else min(asked.limit, share)
+    bounds, limit, place = search.bounds, search.limit, search.place
+    share = max(1, search.node.settings.scan_messages // max(1, len(bounds)))
+    window = share if search.wanted.is_filter else min(limit, share)
     ranges = {}
     for one in bounds:
         end = one.max if place is None else min(one.max, place.get(one.queue, one.min))
         ranges[one.queue] = (max(one.min, end - window), max(one.min, end))
-    look = Look(node, asked.topic, ranges)
-    found = [message for message in look if wanted.fits(message)]
-    found.sort(key=attrgetter("store_timestamp", "physical_offset", "queue_offset"), reverse=True)
-    kept, rest = found[: asked.limit], found[asked.limit :]
+    look = Look(search.node, search.topic, ranges)
+    found = [message for message in look if search.wanted.fits(message)]
+    found.sort(key=IN_TIME, reverse=True)
+    kept, rest = found[:limit], found[limit:]
     left = {queue: begin for queue, (begin, _) in ranges.items()}
     if look.ended_by == "queues":
         for message in rest:
@@ -205,7 +217,8 @@ def _newest(
         if rest:
             look.ended_by = "rows"
     begins = {one.queue: one.min for one in bounds}
-    return _page(look, [row_of(one) for one in kept], total, {q: at for q, at in left.items() if at > begins[q]})
+    rows = [row_of(one) for one in kept]
+    return _page(look, rows, search.total, {queue: at for queue, at in left.items() if at > begins[queue]})
 
 
 def _page(look: Look, rows: list[MessageRow], total: int, left: dict[int, int]) -> Messages:
@@ -217,8 +230,13 @@ def _page(look: Look, rows: list[MessageRow], total: int, left: dict[int, int]) 
         min(times) if times else None,
         max(times) if times else None,
         look.ended_by,
-        ",".join(f"{queue}:{offset}" for queue, offset in sorted(left.items())) or None,
+        text_of(left) or None,
     )
+
+
+def text_of(place: dict[int, int]) -> str:
+    """A place as a text."""
+    return ",".join(f"{queue}:{offset}" for queue, offset in sorted(place.items()))
 
 
 def place_of(text: str) -> dict[int, int]:

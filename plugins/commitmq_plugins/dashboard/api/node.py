@@ -15,6 +15,7 @@ from commitmq.security.access_table import AccessTable
 from commitmq_plugins.dashboard.api.rights import ONLY_SUPER, Rights
 from commitmq_plugins.dashboard.api.shared import Shared
 from commitmq_plugins.dashboard.api.visitor_admin import VisitorAdmin
+from commitmq_plugins.dashboard.history import History
 from commitmq_plugins.dashboard.settings import DashboardSettings
 from commitmq_plugins.metrics.figures import Figures
 from commitmq_plugins.metrics.health import Health
@@ -41,6 +42,10 @@ class Node:
     @property
     def health(self) -> Health:
         return self._shared.health
+
+    @property
+    def history(self) -> History:
+        return self._shared.history
 
     @property
     def admin(self) -> VisitorAdmin:
@@ -75,14 +80,14 @@ class Node:
         topics, groups = found.topics, found.groups
         return replace(
             found,
-            topics=None if topics is None else {name: row for name, row in topics.items() if rights.sees_topic(name)},
+            topics=None if topics is None else self._shared.seen_topics(rights, topics),
             groups=None if groups is None else {name: row for name, row in groups.items() if rights.sees_group(name)},
         )
 
     def topics(self) -> dict[str, Any]:
         """The topics that the visitor may see, by name. Raises NodeUnavailableError."""
-        found, rights = self._shared.topics(), self.rights
-        return found if rights.everything else {name: row for name, row in found.items() if rights.sees_topic(name)}
+        found = self._shared.topics()
+        return found if self.rights.everything else self._shared.seen_topics(self.rights, found)
 
     def status(self) -> dict[str, Any]:
         """The supervisor's, ``age_ms`` old at most. Raises NodeUnavailableError, NotAllowedError."""

@@ -38,7 +38,7 @@ class Rights:
 
     def __init__(self, actor: Actor, user: str | None, table: AccessTable, cluster: str, audit: AuditLog) -> None:
         self.actor, self.user = actor, user
-        self._table, self._cluster, self._audit = table, cluster, audit
+        self.table, self._cluster, self._audit = table, cluster, audit
         found = None if user is None else table.users.get(user)
         self.everything = user is None or (found is not None and found.is_super and found.is_enabled)
 
@@ -75,7 +75,7 @@ class Rights:
         """Whether there is a topic that he could create."""
         if self.everything:
             return True
-        policies = self._table.policies.get(self.user or "")
+        policies = self.table.policies.get(self.user or "")
         entries = () if policies is None else (*policies.custom, *policies.default)
         return any(one.allow and one.does((Action.CREATE,)) and one.pattern.type in _TOPICS for one in entries)
 
@@ -95,7 +95,7 @@ class Rights:
         if needs is None:
             return "only super users may ask for this", ""
         for resource, actions in needs:
-            decision = self._table.decide(self.user or "", resource, actions, self.actor.address)
+            decision = self.table.decide(self.user or "", resource, actions, self.actor.address)
             if not decision.allowed:
                 return f"{decision.reason}; from {self.actor.address}", str(resource)
         return None

@@ -7,7 +7,23 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
-from commitmq_plugins.dashboard.api import dead_letters, groups, machine, messages, overview, search, sending, topics
+from commitmq_plugins.dashboard.api import (
+    audit,
+    clients,
+    dead_letters,
+    delayed,
+    groups,
+    histories,
+    machine,
+    messages,
+    overview,
+    search,
+    sending,
+    tail,
+    topics,
+    traces,
+    transactions,
+)
 from commitmq_plugins.dashboard.api.node import Node
 
 ROOT: Final = "/api/v1"
@@ -84,6 +100,49 @@ ROUTES: Final = (
         "POST", f"{ROOT}/dlq/{{group}}/resend", dead_letters.resend, dead_letters.ResendWanted, dead_letters.Resend,
         "Send a selection of dead letters again",
     ),
+    Route("GET", f"{ROOT}/messages/{{id}}/trace", traces.trace, traces.TraceAsked, traces.Trace, "The trace of a message"),
+    Route(
+        "GET", f"{ROOT}/delayed", delayed.delayed, delayed.DelayedAsked, delayed.Delayed,
+        "Messages that wait for their time",
+    ),
+    Route(
+        "GET", f"{ROOT}/delayed/{{handle}}", delayed.preview_recall, delayed.RecallAsked, delayed.Recall,
+        "What a cancellation would do",
+    ),
+    Route(
+        "POST", f"{ROOT}/delayed/{{handle}}", delayed.recall, delayed.RecallWanted, delayed.Recall,
+        "Cancel a message that waits",
+    ),
+    Route(
+        "GET", f"{ROOT}/transactions", transactions.transactions, transactions.TransactionsAsked,
+        transactions.Transactions, "Transactions without an end",
+    ),
+    Route(
+        "GET", f"{ROOT}/transactions/{{id}}", transactions.preview_end, transactions.EndAsked,
+        transactions.TransactionEnd, "What an end would do",
+    ),
+    Route(
+        "POST", f"{ROOT}/transactions/{{id}}", transactions.end_transaction, transactions.EndWanted,
+        transactions.TransactionEnd, "Commit or roll back a transaction by hand",
+    ),
+    Route(
+        "GET", f"{ROOT}/topics/{{topic}}/tail", tail.tail, tail.TailAsked, tail.Tail,
+        "The newest messages of a topic, and what is new since the look before",
+    ),
+    Route(
+        "GET", f"{ROOT}/history", histories.node_history, histories.NodeHistoryAsked, histories.History,
+        "Bytes a second that the node wrote",
+    ),
+    Route(
+        "GET", f"{ROOT}/topics/{{topic}}/history", histories.topic_history, histories.TopicHistoryAsked,
+        histories.History, "Messages a second of a topic",
+    ),
+    Route(
+        "GET", f"{ROOT}/groups/{{group}}/history", histories.group_history, histories.GroupHistoryAsked,
+        histories.History, "How far a group was behind",
+    ),
+    Route("GET", f"{ROOT}/clients", clients.clients, clients.ClientsAsked, clients.Clients, "Members of groups"),
+    Route("GET", f"{ROOT}/audit", audit.audit, audit.AuditAsked, audit.AuditLines, "The audit log, the newest first"),
     Route("GET", f"{ROOT}/processes", machine.processes, overview.Nothing, machine.Processes, "The node's processes"),
     Route("GET", f"{ROOT}/plugins", machine.plugins, overview.Nothing, machine.Plugins, "Plugins and dispatchers"),
     Route("GET", f"{ROOT}/storage", machine.storage, overview.Nothing, machine.Storage, "The store's files"),

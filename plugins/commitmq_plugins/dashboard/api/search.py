@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from commitmq.errors import ProtocolError, TopicNotFoundError
 from commitmq_plugins.dashboard.api.node import Node
+from commitmq_plugins.dashboard.api.rights import NotAllowedError
 from commitmq_plugins.dashboard.api.shown_message import MessageRow, WholeMessage, body_of, row_of, whole
 from commitmq_plugins.dashboard.api.values import BadValueError, moment, value
 
@@ -89,7 +90,7 @@ def _found(node: Node, asked: MessageAsked) -> tuple[Message, list[Message]]:
             if asked.topic is None:
                 return node.admin.message(asked.id), []
             return node.admin.view(asked.id, asked.topic), []
-        except TopicNotFoundError:
+        except (TopicNotFoundError, NotAllowedError):
             raise
         except ProtocolError as error:
             if asked.topic is None or error.retryable:

@@ -19,6 +19,7 @@ from commitmq.security.access_table import AccessTable
 from commitmq.security.live_access import LiveAccess
 from commitmq_plugins.dashboard.api.rights import Rights
 from commitmq_plugins.dashboard.api.visitor_admin import VisitorAdmin
+from commitmq_plugins.dashboard.history import History
 from commitmq_plugins.dashboard.settings import DashboardSettings
 from commitmq_plugins.metrics.figures import Figures, Gathering
 from commitmq_plugins.metrics.health import Health
@@ -26,6 +27,8 @@ from commitmq_plugins.metrics.lags import Lags
 
 _LEAST_RATE_S: Final = 1.0
 _MOST_RATE_S: Final = 60.0
+_MOST_QUEUES: Final = 200
+_MOST_SEEN: Final = 32
 
 
 class Shared:
@@ -51,6 +54,8 @@ class Shared:
         self._bounds_lock = threading.Lock()
         self._lags = Lags(context)
         self._written: list[tuple[float, int]] = []
+        self._seen: dict[tuple[str, str], tuple[AccessTable, dict[str, Any], dict[str, Any]]] = {}
+        self.history = History(settings.history_s, settings.history_series)
 
     def close(self) -> None:
         """When no thread works any more."""
@@ -105,6 +110,17 @@ class Shared:
             raise self.silent("the coordinator")
         return self._topics
 
+    def seen_topics(self, rights: Rights, topics: dict[str, Any]) -> dict[str, Any]:
+        """Those of ``topics`` that a visitor may see. Answers are kept while topics and policies stay: there may be many."""
+        key = rights.user or "", rights.actor.address
+        known = self._seen.get(key)
+        if known is None or known[0] is not rights.table or known[1] is not topics:
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            seen = {name: row for name, row in topics.items() if rights.sees_topic(name)}
+            known = self._seen[key] = rights.table, topics, seen
+        return known[2]
+
     def status(self) -> dict[str, Any]:
         """The supervisor's, ``age_ms`` old at most: it measures the memory of all processes for it.
 
@@ -128,6 +144,22 @@ class Shared:
         with self._bounds_lock:
             self._lags.begin(topics)
             return [self._lags.bounds(topic, queue) for topic, queue in queues]
+
+    def sample(self) -> None:
+        """Add a sample to the histories; of what is not known there is none."""
+        figures = self.figures()
+        groups: dict[str, int | None] = {}
+        for (name, _), lag in figures.group_lags.items():
+            groups[name] = (groups.get(name) or 0) + lag.messages
+        wanted = self.history.followed(topic for _, topic in figures.group_lags)
+        rows = {name: int(row["read_queues"]) for name in wanted if (row := (figures.topics or {}).get(name))}
+        places = [(name, queue) for name, queues in rows.items() if queues <= _MOST_QUEUES for queue in range(queues)]
+        ends: dict[str, int | None] = {}
+        if figures.topics is not None:
+            for (name, _), bounds in zip(places, self.bounds(places), strict=True):
+                before = ends.get(name, 0)
+                ends[name] = None if bounds is None or before is None else before + bounds[1]
+        self.history.add(figures.at_ms, figures.words["written"], ends, groups)
 
     def bytes_in_per_s(self) -> float | None:
         """Of the last minute; None until the dashboard has looked twice."""

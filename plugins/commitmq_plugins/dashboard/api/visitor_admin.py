@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import zmq
 
     from commitmq.client.message import Message
+    from commitmq.client.transactions.administration import OpenTransaction
 
 _BY_PLACE = ("reader", "view")
 
@@ -35,6 +36,19 @@ class VisitorAdmin(Admin):
         if not all(self.rights.reads_topic(name) for name in {found.topic, found.stored_topic}):
             self.rights.refuse("view", f"user {self.rights.user} may not read the topic of this message")
         return found
+
+    def open_transactions(self, after: int | None, limit: int) -> tuple[list[OpenTransaction], int | None]:
+        """A page of :meth:`transactions`, and where the next one begins."""
+        from commitmq.client.transactions.administration import OpenTransaction
+
+        fields = {"limit": limit} if after is None else {"limit": limit, "after": after}
+        page = self._ask_transactions("transaction.list", fields)
+        return [OpenTransaction.of(one) for one in page["transactions"]], page["next"]
+
+    def end_transaction(self, one: OpenTransaction, decision: str) -> dict[str, Any]:
+        """As :meth:`transaction_resolve`, for one that was found. A check may have moved it since."""
+        place = {"queue_offset": one.queue_offset, "physical_offset": one.physical_offset}
+        return self._ask_transactions("transaction.end", {**place, "decision": decision, "by_person": True})
 
     def _request(
         self,

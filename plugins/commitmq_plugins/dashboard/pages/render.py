@@ -21,10 +21,14 @@ NAVIGATION: Final[tuple[tuple[str, str, tuple[str, str] | None], ...]] = (
     ("/search", "Search", None),
     ("/groups", "Groups", None),
     ("/dlq", "Dead letters", None),
+    ("/delayed", "Delayed", _STATUS),
+    ("/transactions", "Transactions", ("transaction", "transaction.list")),
+    ("/clients", "Clients", None),
     ("/processes", "Processes", _STATUS),
     ("/plugins", "Plugins", _STATUS),
     ("/storage", "Storage", _STATUS),
     ("/users", "Users", ONLY_SUPER),
+    ("/audit", "Audit", ONLY_SUPER),
 )
 """Path, name, and the question that a visitor must be allowed to ask."""
 UNKNOWN: Final = "–"
@@ -47,7 +51,15 @@ class Renderer:
             finalize=lambda value: visible(value) if type(value) is str else value,
         )
         self._environment.filters.update(
-            age=age, body=body, number=number, part=part, query=query, size=size, time=time_of, maybe=maybe
+            age=age,
+            body=body,
+            figure=figure,
+            number=number,
+            part=part,
+            query=query,
+            size=size,
+            time=time_of,
+            maybe=maybe,
         )
 
     def page(self, template: str, values: dict[str, Any]) -> bytes:
@@ -92,6 +104,15 @@ def size(value: float | None) -> str:
             break
         value /= 1024
     return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
+
+
+def figure(value: float | None, unit: str) -> str:
+    """A figure of a history."""
+    if unit == "bytes/s":
+        return size(value)
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.1f}" if value < 100 and value != int(value) else f"{value:,.0f}"
 
 
 def age(seconds: float | None) -> str:

@@ -6,7 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from commitmq_plugins.dashboard.api import dead_letters, groups, machine, messages, overview, search, sending, topics
+from commitmq_plugins.dashboard.api import (
+    audit,
+    clients,
+    dead_letters,
+    delayed,
+    groups,
+    histories,
+    machine,
+    messages,
+    overview,
+    search,
+    sending,
+    tail,
+    topics,
+    traces,
+    transactions,
+)
 from commitmq_plugins.dashboard.api.node import Node
 from commitmq_plugins.dashboard.api.routes import match
 
@@ -25,6 +41,11 @@ class Page:
     def matches(self, path: str) -> dict[str, str] | None:
         """The values in a request's path, None for another path."""
         return match(self.path, path)
+
+    @property
+    def picture(self) -> str:
+        """Its name in the documentation's pictures: ``topics-topic-messages``."""
+        return self.path.strip("/").translate({ord("{"): None, ord("}"): None, ord("/"): "-"}) or "overview"
 
     def is_only_a_form(self, given: Mapping[str, Sequence[Any]]) -> bool:
         """Whether a value is missing that a person gives next."""
@@ -49,6 +70,19 @@ PAGES: Final = (
     Page("GET", "/dlq", "dead_groups.html", dead_letters.dead_groups, dead_letters.DeadGroupsAsked),
     Page("GET", "/dlq/{group}", "dead_letters.html", dead_letters.dead_letters, dead_letters.DeadLettersAsked),
     Page("POST", "/dlq/{group}/resend", "resent.html", dead_letters.resend, dead_letters.ResendWanted),
+    Page("GET", "/messages/{id}/trace", "trace.html", traces.trace, traces.TraceAsked),
+    Page("GET", "/delayed", "delayed.html", delayed.delayed, delayed.DelayedAsked),
+    Page("GET", "/delayed/{handle}", "recall.html", delayed.preview_recall, delayed.RecallAsked),
+    Page("POST", "/delayed/{handle}", "recall.html", delayed.recall, delayed.RecallWanted),
+    Page("GET", "/transactions", "transactions.html", transactions.transactions, transactions.TransactionsAsked),
+    Page("GET", "/transactions/{id}", "transaction.html", transactions.preview_end, transactions.EndAsked),
+    Page("POST", "/transactions/{id}", "transaction.html", transactions.end_transaction, transactions.EndWanted),
+    Page("GET", "/topics/{topic}/tail", "tail.html", tail.tail, tail.TailAsked),
+    Page("GET", "/history", "history.html", histories.node_history, histories.NodeHistoryAsked),
+    Page("GET", "/topics/{topic}/history", "history.html", histories.topic_history, histories.TopicHistoryAsked),
+    Page("GET", "/groups/{group}/history", "history.html", histories.group_history, histories.GroupHistoryAsked),
+    Page("GET", "/clients", "clients.html", clients.clients, clients.ClientsAsked),
+    Page("GET", "/audit", "audit.html", audit.audit, audit.AuditAsked),
     Page("GET", "/processes", "processes.html", machine.processes, overview.Nothing),
     Page("GET", "/plugins", "plugins.html", machine.plugins, overview.Nothing),
     Page("GET", "/storage", "storage.html", machine.storage, overview.Nothing),
