@@ -110,6 +110,7 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("commitmq/orders.journal*", Role.POP, "changes of queues that are received in order"),
     FileOwner("commitmq/offsets.journal*", Role.COORDINATOR, "commits of groups"),
     FileOwner("commitmq/group_members.log*", Role.COORDINATOR, "past members of groups"),
+    FileOwner("commitmq/makers.log*", Role.COORDINATOR, "who made topics and groups"),
     FileOwner("commitmq/deleted_topics.json*", Role.COORDINATOR, "tombstones of deleted topics"),
     FileOwner("commitmq/deleting_topics.json*", Role.COORDINATOR, "deletions that are not finished"),
     FileOwner("commitmq/min_offset*", Role.CLEANUP, "the beginning of the log"),

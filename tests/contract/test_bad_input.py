@@ -23,7 +23,7 @@ from commitmq.format.crc import body_crc
 from commitmq.format.unique_ids import UniqueIds
 from commitmq.protocol import wire
 from commitmq.store.layout import StoreLayout
-from commitmq.workers.runtime.context import role_slot
+from commitmq.workers.runtime.slots import role_slot
 from nodes import WORKERS, Node, commitmq, start_node
 from one_message import OneMessage
 

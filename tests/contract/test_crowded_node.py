@@ -21,7 +21,7 @@ from commitmq import Admin, Consumer, Producer
 from commitmq.control import ControlBlock, WorkerWord
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
-from commitmq.workers.runtime.context import role_slot
+from commitmq.workers.runtime.slots import role_slot
 from nodes import Node, eventually, start_node
 
 SETTINGS = ("network.port=0", "groups.heartbeat_interval_ms=200", "supervisor.restart_backoff_ms=50")

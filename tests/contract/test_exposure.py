@@ -6,13 +6,16 @@ itself is tested in tests/unit/security/test_start_rule.py.
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
 from commitmq.supervision.exit_codes import CliExit
-from nodes import Node, commitmq, started
+from nodes import Node, commitmq, eventually, started
 
+TOKEN = "a-token-of-this-test-0123456789"
 ROCKETMQ = ("plugins.rocketmq.enable=true", "plugins.rocketmq.host=0.0.0.0")
 
 
@@ -64,6 +67,29 @@ def test_users_and_tls_open_rocketmqs_server_and_the_word_opens_the_rest(tmp_pat
         assert node.start(*safe, "plugins.rocketmq.namesrv_port=0").returncode == 0
         assert node.report()["node"]["insecure_listeners"] == []
         assert node.stop().returncode == 0
-        allowed = ("metrics.host=0.0.0.0", "metrics.port=0", "security.insecure_listeners=metrics;native")
-        assert node.start("metrics.enable=true", *allowed).returncode == 0
+        tokens = tmp_path / "tokens"
+        tokens.write_text(f"{TOKEN}\n")
+        tokens.chmod(0o600)
+        metrics = ("metrics.enable=true", "metrics.host=0.0.0.0", "metrics.port=0", f"metrics.token_file={tokens}")
+        ended = node.start(*metrics)
+        assert ended.returncode == CliExit.INSECURE_LISTENER
+        assert "metrics on 0.0.0.0 WITHOUT ENCRYPTION" in ended.stderr, "a token is asked for, and nothing is encrypted"
+        assert node.start(*metrics, "security.insecure_listeners=metrics;native").returncode == 0
         assert node.report()["node"]["insecure_listeners"] == ["metrics"], "native is on loopback"
+        found = eventually(lambda: (node.row("worker-metrics") or {}).get("endpoints"), "metrics are served")
+        address = str(found[0]).replace("0.0.0.0", "127.0.0.1")
+        assert [
+            status(address, "/metrics"),
+            status(address, "/metrics", f"Bearer {TOKEN}x"),
+            status(address, "/metrics", f"Bearer {TOKEN}"),
+            status(address, "/health/live"),
+        ] == [401, 401, 200, 200]
+
+
+def status(address: str, path: str, authorization: str = "") -> int:
+    asked = urllib.request.Request(address + path, headers={"Authorization": authorization} if authorization else {})
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            return int(answer.status)
+    except HTTPError as error:
+        return error.code

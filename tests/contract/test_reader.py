@@ -32,8 +32,9 @@ from commitmq.protocol import wire
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.queue_files import list_queues
 from commitmq.supervision import node_files
-from commitmq.workers.runtime.context import monotonic_ms, role_slot
+from commitmq.workers.runtime.context import monotonic_ms
 from commitmq.workers.runtime.doorbell import NAPPING, Doorbell
+from commitmq.workers.runtime.slots import role_slot
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
 from nodes import eventually
 from queue_store import QueueStore

@@ -42,8 +42,9 @@ from commitmq.store.recovery import abort_file
 from commitmq.supervision import node_files
 from commitmq.workers.dispatcher.dispatch_host import CONSUME_QUEUE, DispatcherHost
 from commitmq.workers.recovery import process as recovery
-from commitmq.workers.runtime.context import WorkerContext, monotonic_ms, role_slot
+from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.doorbell import Doorbell
+from commitmq.workers.runtime.slots import role_slot
 from commitmq.workers.writer.log_tail import recover_tail
 from commitmq.workers.writer.producers import Producers
 

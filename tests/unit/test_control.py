@@ -27,7 +27,7 @@ from commitmq.control import (
     WorkerWord,
 )
 from commitmq.errors import StoreError
-from commitmq.workers.runtime.context import ROLE_SLOTS, role_slot
+from commitmq.workers.runtime.slots import ROLE_SLOTS, role_slot
 
 
 @pytest.fixture

@@ -80,6 +80,13 @@ def add(
 @click.option("--super/--normal", "is_super", default=None, help="Whether the user may do everything.")
 @click.option("--enable/--disable", "is_enabled", default=None, help="Whether the user may do anything.")
 @click.option("--new-secret", is_flag=True, help="Make a new secret and print it.")
+@click.option(
+    "--quota",
+    "quotas",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="What the user may take, as send_bytes_per_s=10MiB or connections=20; 0 for no bound, default for the node's.",
+)
 @_secret_option
 @store_option
 @json_option
@@ -88,27 +95,41 @@ def alter(
     is_super: bool | None,
     is_enabled: bool | None,
     new_secret: bool,
+    quotas: tuple[str, ...],
     secret_stdin: bool,
     store: Path,
     as_json: bool,
 ) -> None:
-    """Change user NAME: its kind, its secret, whether it may do anything."""
+    """Change user NAME: its kind, its secret, whether it may do anything, its quotas.
+
+    Example: commitmq user alter shop --quota send_bytes_per_s=10MiB --store /var/lib/commitmq
+    """
     from dataclasses import replace
 
+    from commitmq.security.quota import parse_quota, quotas_from_json
+
+    wanted = usage(lambda: [parse_quota(one) for one in quotas])
     if new_secret and secret_stdin:
         raise click.UsageError("give --new-secret or --secret-stdin")
-    if is_super is None and is_enabled is None and not new_secret and not secret_stdin:
-        raise click.UsageError("say what changes: --super, --normal, --enable, --disable, --new-secret, --secret-stdin")
+    if is_super is None and is_enabled is None and not new_secret and not secret_stdin and not wanted:
+        options = "--super, --normal, --enable, --disable, --new-secret, --secret-stdin, --quota"
+        raise click.UsageError(f"say what changes: {options}")
     secret = _new_secret() if new_secret else read_secret() if secret_stdin else None
     changed: list[User] = []
 
     def apply(table: AccessTable) -> None:
         known = known_user(table, name)
+        others = dict(known.quotas)
+        for quota, number in wanted:
+            others.pop(quota, None)
+            if number is not None:
+                others[quota] = number
         one = replace(
             known,
             is_super=known.is_super if is_super is None else is_super,
             is_enabled=known.is_enabled if is_enabled is None else is_enabled,
             secret=secret or known.secret,
+            quotas=quotas_from_json(others),
         )
         table.users[name] = one
         changed.append(one)
@@ -151,9 +172,12 @@ def list_(store: Path, as_json: bool) -> None:
     """List the users."""
     users = access_file(store).load().users.values()
     if as_json:
-        print_json([{"name": one.name, **one.shown()} for one in users])
+        print_json([{"name": one.name, **one.shown(), **one.shown_quotas()} for one in users])
     elif not users:
         click.echo("no users: everybody who reaches the node is let in")
+    elif any(one.quotas for one in users):
+        rows = [(one.name, *one.shown().values(), _quotas(one)) for one in users]
+        print_table(("USER", "TYPE", "STATUS", "QUOTAS"), rows, left=(0, 1, 2, 3))
     else:
         print_table(("USER", "TYPE", "STATUS"), [(one.name, *one.shown().values()) for one in users], left=(0, 1, 2))
 
@@ -164,11 +188,17 @@ def _new_secret() -> Secret:
     return Secret.make()
 
 
+def _quotas(one: User) -> str:
+    return " ".join(f"{name}={number}" for name, number in one.quotas)
+
+
 def _tell(one: User, secret: Secret | None, as_json: bool) -> None:
     if as_json:
-        shown = {"name": one.name, **one.shown()}
+        shown = {"name": one.name, **one.shown(), **one.shown_quotas()}
         print_json(shown if secret is None else {**shown, "secret": secret.reveal()})
         return
     click.echo(f"user {one.name}: {', '.join(one.shown().values())}d")
+    if one.quotas:
+        click.echo(f"quotas: {_quotas(one)}")
     if secret is not None:
         click.echo(f"secret: {secret.reveal()}  (it is not shown again)")

@@ -25,6 +25,7 @@ from commitmq.config import GroupsConfig
 from commitmq.coordination.allocation_table import AllocationTable
 from commitmq.coordination.group_settings import UnwrittenSettings, changed, check_enabled, check_name
 from commitmq.coordination.group_strategy import use_strategy
+from commitmq.coordination.makers import GROUP
 from commitmq.coordination.member_log import MemberLog
 from commitmq.coordination.membership import Membership, Queue, QueuesOf, View
 from commitmq.coordination.pace import Pace
@@ -58,9 +59,7 @@ class Groups:
         """Use :meth:`load`."""
         self._path = layout.config / "subscriptionGroup.json"
         self._log = MemberLog(layout.own / "group_members.log")
-        self.table = table
-        self._queues_of = queues_of
-        self.config = config
+        self.table, self._queues_of, self.config = table, queues_of, config
         self._first_generation = first_generation
         self._names = sorted({*table.groups, *committed})
         self._live: dict[str, Membership] = {}
@@ -71,8 +70,8 @@ class Groups:
         self.ended: list[str] = []  # groups without members, since the caller last emptied this list
         self._written_version = replace(table.version)
         self._unprepared = iter(list(table.groups.items()))
-        self._pace = Pace(config.offsets_interval_ms)
-        self.unwritten = UnwrittenSettings()
+        self._pace, self.unwritten = Pace(config.offsets_interval_ms), UnwrittenSettings()
+        self.makes: Callable[[str, str], None] = lambda kind, name: None  # may refuse
 
     @classmethod
     def load(
@@ -149,9 +148,10 @@ class Groups:
 
     def _put(self, group: GroupConfig) -> None:
         """Add or replace a group. ProtocolError LIMIT_EXCEEDED."""
-        most = self.config.max_groups
-        if group.name not in self.table.groups and len(self.table.groups) >= most:
-            raise ProtocolError("LIMIT_EXCEEDED", f"the node has {most} groups, the most (groups.max_groups)")
+        if group.name not in self.table.groups:
+            if len(self.table.groups) >= (most := self.config.max_groups):
+                raise ProtocolError("LIMIT_EXCEEDED", f"the node has {most} groups, the most (groups.max_groups)")
+            self.makes(GROUP, group.name)
         self._add(group)
 
     def _add(self, group: GroupConfig) -> None:

@@ -23,6 +23,7 @@ from commitmq.coordination.group_config_operations import GroupConfigOperations
 from commitmq.coordination.group_operations import GroupOperations
 from commitmq.coordination.groups import Groups
 from commitmq.coordination.listing import Listing
+from commitmq.coordination.makers import GROUP, TOPIC, Makers
 from commitmq.coordination.offset_operations import OffsetOperations
 from commitmq.coordination.offsets import GroupOffsets
 from commitmq.coordination.pace import Pace
@@ -93,6 +94,11 @@ class Service:
             now_ms=now_ms,
             committed=self.offsets.table.groups(),
         )
+        self.makers = Makers(
+            layout.own / "makers.log",
+            {TOPIC: lambda: self.topics.table.topics, GROUP: lambda: self.groups.table.groups},
+        )
+        self.topics.makes = self.groups.makes = self.makers.makes
         self._listing = Listing(self.topics, self.groups, self.offsets)
         self._ends = QueueEnds(layout, config, control)
         self.subscriptions = Subscriptions.load(
@@ -334,6 +340,7 @@ class Service:
         except StoreError as error:
             self._log.error("topics.json could not be written", error=str(error))
         self.groups.close()
+        self.makers.close()
         self.offsets.close()
         self._ends.close()
 
@@ -348,7 +355,8 @@ class Service:
     def _write_groups(self, now_ms: int, *, at_once: bool = False) -> None:
         configured = self.groups.is_configured
         write_names = partial(self.groups.write, now_ms, at_once=at_once)
-        for name, write in (("names", write_names), ("members", self.groups.write_members)):
+        members = ("members", self.groups.write_members)
+        for name, write in (("names", write_names), members, ("makers", self.makers.write)):
             try:
                 write()
                 self._unwritten.discard(name)

@@ -11,11 +11,12 @@ such as a late commit or a repeated deletion, from a request for the next topic 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from commitmq.coordination.deletions import Deletions
+from commitmq.coordination.makers import TOPIC
 from commitmq.coordination.topic_rules import (
     FIXED_ATTRIBUTES,
     MAX_QUEUES,
@@ -79,6 +80,7 @@ class Topics:
         self.deletions = Deletions.load(layout)
         self._max_deleted = max_deleted
         self.configure(auto_create=auto_create, default_queues=default_queues, max_topics=max_topics)
+        self.makes: Callable[[str, str], None] = lambda kind, name: None  # may refuse
         self.changed: list[str] = []  # written since the coordinator last emptied this list
         self._undo: dict[str, TopicConfig | None] = {}  # staged changes: name -> the topic before the change
         self._old_version = replace(table.version)
@@ -288,6 +290,8 @@ class Topics:
             )
         if known is None and len(self.table.topics) >= self._max_topics:
             raise ProtocolError("LIMIT_EXCEEDED", f"the node has {self._max_topics} topics (topics.max_topics)")
+        if known is None:
+            self.makes(TOPIC, topic.name)
         if not self._undo:
             self._old_version = replace(self.table.version)
         self._undo.setdefault(topic.name, known)

@@ -37,8 +37,8 @@ SEALED_FRAME_BYTES: Final = 33
 
 
 class Connection:
-    """The counts of one connection. The receiving thread sets ``handled``, ``identity``, ``sends_long``, ``ending`` and
-    ``hurried``, the gate sets the rest.
+    """The counts of one connection. The receiving thread sets ``handled``, ``identity``, ``sends_long``, ``ending``,
+    ``hurried`` and ``user``, the gate sets the rest.
 
     In bytes: ``received`` in all, ``grown`` since the look before, ``pending`` of them not handled, and ``unfinished``
     of those known to belong to an incomplete request. ``ended``: the gate has shut the connection down. ``closed``:
@@ -82,6 +82,7 @@ class Connection:
         "refusals",
         "sends_long",
         "unfinished",
+        "user",
     )
 
     def __init__(self, descriptor: int, head_bytes: int = FRAME_HEAD_BYTES) -> None:
@@ -91,6 +92,7 @@ class Connection:
         self.refusals = 0
         self.account = -1  # the uid of a client on this host that came over a Unix socket
         self.client = ""  # the client: an address, or on this host a process
+        self.user = ""  # whose quotas it counts for; empty until a request was judged, and without quotas
         self.accepted_s = time.monotonic()
         self.identity: bytes | None = None
         self.handled = 0

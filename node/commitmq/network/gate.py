@@ -15,6 +15,7 @@ sockets that break one of these bounds:
   hold half of it. The bytes of ended connections count, up to half of it. A client whose ended connections have left a
   quarter of it gets no connection until less is left: otherwise a client that connects again and again could have any
   number of requests wait;
+* ``flow.user_pending_bytes``, twice: see :mod:`.user_bounds`;
 * ``network.max_growth_bytes``: the growth of the process while requests were incomplete, beyond twice the bytes
   received for them. Only this bound catches a request of millions of empty frames, which take thirty times as much.
 
@@ -27,8 +28,8 @@ that libzmq has closed is looked at once more. (After 60 ms a request of empty f
 Beside a busy receiving thread a call that gives up the interpreter's lock costs both threads more than all else in a look. So
 a look makes few of them.
 
-With a limit for the time that requests wait (:meth:`Gate.limit_waits`), the thread also wakes by itself, and looks at all
-connections while the receiving thread is behind: what libzmq reads at once makes no event.
+With a limit for the time that requests wait (:meth:`Gate.limit_waits`), or quotas of pending bytes, the thread also wakes
+by itself, and looks at all connections while the receiving thread is behind: what libzmq reads at once makes no event.
 
 This module has more than 400 lines because all of it is the state of this one thread.
 """
@@ -55,6 +56,7 @@ from commitmq.network.connection import FRAME_HEAD_BYTES, Connection
 from commitmq.network.descriptors import affordable_connections
 from commitmq.network.endings import Ending, Endings
 from commitmq.network.growth import Growth
+from commitmq.network.user_bounds import UserBounds
 
 _LOOK_S: Final = 0.025
 _SETTLE_S: Final = 0.1  # what the process grows by itself in this time does not matter
@@ -71,6 +73,8 @@ _ARMED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _GONE: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _NEWCOMER_S: Final = 1.0
 _LOOKS_A_LIMIT: Final = 4
+# With quotas of pending bytes: what libzmq reads at once makes no event.
+_BEHIND_S: Final = 0.1
 _SCAN: Final = 1_000
 # libzmq may give out automatic ids before the gate has learnt of their connections.
 _UNHEARD: Final = 4_096
@@ -106,6 +110,7 @@ class Gate:
         self.peers: dict[bytes, Connection] = {}
         self.looks, self.is_empty = 0, True
         self._wait_limit_s = 0.0
+        self.users: UserBounds | None = None  # set before the first request, where users are known
         self.departed: deque[bytes] = deque(maxlen=_UNHEARD)  # ids of ended connections; the process may empty it
         self._connections: dict[int, Connection] = {}
         self._watched: dict[int, Connection] = {}
@@ -228,8 +233,9 @@ class Gate:
                 if more:
                     time.sleep(_HEARD_REST_S)
             now = time.monotonic()
-            if self._wait_limit_s and now >= behind_at:
-                behind_at = now + self._wait_limit_s / _LOOKS_A_LIMIT
+            behind_s = self._behind_s()
+            if behind_s and now >= behind_at:
+                behind_at = now + behind_s
                 if self._sees_waiting(now) and look_at is None:
                     look_at = now
                     poller.unregister(arrivals)
@@ -241,7 +247,7 @@ class Gate:
             self._end_silent(now)
             while (ending := self.endings.hurried()) is not None:
                 self._end_asked(ending)
-            due = [at for at in (look_at, self._silent_due_s(), self._wait_limit_s and behind_at) if at]
+            due = [at for at in (look_at, self._silent_due_s(), behind_s and behind_at) if at]
             timeout_ms = max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
             timeout_ms = 0 if more else timeout_ms
             for descriptor, _ in poller.poll(timeout_ms):
@@ -253,6 +259,12 @@ class Gate:
                 if look_at is None:
                     look_at = time.monotonic() + _LOOK_S
                     poller.unregister(arrivals)
+
+    def _behind_s(self) -> float:
+        """How often to see whether the receiving thread is behind; 0.0 when it does not matter."""
+        if self._wait_limit_s:
+            return self._wait_limit_s / _LOOKS_A_LIMIT
+        return _BEHIND_S if self.users is not None and self.users.quotas.bounds_pending else 0.0
 
     def _hear(self) -> bool:
         """Take what the monitor tells, some of it; True when there may be more."""
@@ -336,6 +348,8 @@ class Gate:
         if connection.pending:
             self._held.add(connection)
             self._left[connection.client] += connection.pending
+        if self.users is not None:
+            self.users.forget(connection)
         if connection.client:
             self._of_client[connection.client] -= 1
             if not self._of_client[connection.client]:
@@ -402,6 +416,9 @@ class Gate:
         self._count_left()
         self._bound_requests()
         self._bound_pending()
+        users = self.users
+        if users is not None and users.quotas.bounds_connections and (ending := users.look(self._held)) is not None:
+            self._end(*ending)
         self._bound_growth(now)
         return bool(active or self._held or self.endings or self._growth.trim_s)
 
@@ -410,7 +427,7 @@ class Gate:
         if not self.is_empty or self._signals.poll(0):
             self._held.update(self._watched.values())
             return True
-        for connection in self._watched.values():
+        for connection in self._watched.values() if self._wait_limit_s else ():
             if not connection.is_sampled:
                 with contextlib.suppress(OSError):
                     connection.look()

@@ -50,6 +50,8 @@ class Caller:
     is_super: bool = False
     why: str = ""
     key: str = ""
+    user: str = ""
+    """Whose quotas hold: ``name``, but nobody for the node's own account."""
 
 
 class Guard:
@@ -116,6 +118,19 @@ class Guard:
         return None if caller.is_super and not caller.key else self._decide(table, caller, frame)
 
     @property
+    def user(self) -> str:
+        """The user who sent the request of the last :meth:`refusal`; empty for the node's own account."""
+        return self._last.user
+
+    def user_of(self, frame: zmq.Frame | Any) -> str:
+        """The same of any request that :meth:`refusal` let pass, by its header's frame."""
+        try:
+            found = self._callers.get(str(frame.get(_USER_ID)))
+        except (zmq.ZMQError, KeyError):
+            return ""
+        return "" if found is None else found.user
+
+    @property
     def actor(self) -> Actor:
         """Who sent the request of the last :meth:`refusal`."""
         return _actor(self._last)
@@ -143,7 +158,7 @@ class Guard:
             return Caller("", address, why=why, key=key)
         if not user.is_enabled:
             return Caller(user.name, address, why=f"user {user.name} is disabled", key=key)
-        return Caller(user.name, address, is_super=user.is_super, key=key)
+        return Caller(user.name, address, is_super=user.is_super, key=key, user=user.name)
 
     def _decide(self, table: AccessTable, caller: Caller, frame: zmq.Frame) -> bytes | None:
         if caller.why:

@@ -29,6 +29,7 @@ from commitmq.network.gate import Gate
 from commitmq.network.guard import PROTOCOL, Guard
 from commitmq.network.long_requests import LONG_HEADER_BYTES, MAX_BYTES, LongRequests
 from commitmq.network.unsent import UnsentAnswers
+from commitmq.network.user_bounds import CONNECTIONS, UserBounds
 from commitmq.network.zap import LOCAL
 from commitmq.protocol import wire
 from commitmq.security.audit_line import Actor
@@ -54,6 +55,8 @@ class Router(zmq.Socket[bytes]):
     """Decides for each request whether its sender may ask for it; None on a node without keys."""
     vouching: Vouching
     """Knows the processes of the node that may name somebody else as the one who asks."""
+    users: UserBounds | None
+    """What the clients of one user may have at this port."""
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """The next request: routing id, header, payload. A request that is refused because of its sender's id is never
@@ -150,7 +153,12 @@ class Router(zmq.Socket[bytes]):
         """
         answer = guard.refusal(frame)
         if answer is None:
-            return False
+            users = self.users
+            return (
+                users is not None
+                and users.quotas.bounds_connections
+                and self._is_too_much(users, guard, identity, frame)
+            )
         with contextlib.suppress(zmq.ZMQError):
             super().send_multipart([identity, answer], zmq.NOBLOCK)
         connection = self.gate.peers.get(identity)
@@ -158,6 +166,19 @@ class Router(zmq.Socket[bytes]):
             connection.refusals += 1
             if connection.refusals == _MOST_REFUSALS:
                 self.gate.end(connection, "permissions", f"{_MOST_REFUSALS} requests that its user may not ask for")
+        return True
+
+    def _is_too_much(self, users: UserBounds, guard: Guard, identity: bytes, frame: zmq.Frame) -> bool:
+        """Whether the user of a request has more connections or waiting bytes than the quota; then it has its answer."""
+        connection = self.gate.peers.get(identity)
+        if connection is None or not guard.user or (refused := users.refusal(connection, guard.user)) is None:
+            return False
+        more = {"retry_after_ms": refused.retry_after_ms, "outcome": "not_stored"}
+        busy = wire.error(wire.request_id(frame.bytes), "SYSTEM_BUSY", refused.sentence, **more)
+        with contextlib.suppress(zmq.ZMQError):
+            super().send_multipart([identity, busy], zmq.NOBLOCK)
+        if refused.bound == CONNECTIONS:
+            self.gate.end(connection, refused.bound, refused.sentence)
         return True
 
     def actor(self, identity: bytes, header: dict[str, Any]) -> Actor:
@@ -173,6 +194,14 @@ class Router(zmq.Socket[bytes]):
         if connection.account >= 0:
             return Actor(f"uid {connection.account}", PROTOCOL, LOCAL)
         return Actor("", PROTOCOL, connection.client)
+
+    def user_of(self, header: dict[str, Any]) -> str | None:
+        """Whose quotas hold for the request that was just taken: the user who sent it, or the one on whose behalf a process of
+        the node asks; None for nobody's.
+        """
+        if self.guard is not None and (name := self.guard.user):
+            return name
+        return self.vouching.user(header)
 
     def _is_over(self, request: list[Any]) -> bool:
         if not len(self.unsent) or not self.unsent.is_over(request[0]):
@@ -251,6 +280,7 @@ def open_router(
     linger_ms: int = 500,
     guard: Guard | None = None,
     vouching: Vouching | None = None,
+    users: UserBounds | None = None,
 ) -> tuple[Router, list[str]]:
     """A ROUTER bound to ``ipc`` and to ``port`` of ``network.host`` (0: a free one). Returns it and its endpoints.
 
@@ -259,14 +289,14 @@ def open_router(
     the loop then wakes when one's time comes. ``max_header_bytes``: a header of more than twice this size ends its
     connection. ``waiting_answers``: further answers to a peer that reads none are dropped, which can only hurt that peer.
     ``guard``: asks each peer who it is; the router closes it. ``vouching``: believes the node's own processes on whose behalf
-    they ask. Raises zmq.ZMQError when an address is taken.
+    they ask. ``users``: bounds the users that the guard knows. Raises zmq.ZMQError when an address is taken.
     """
     routing_ids.seed()
     router = cast(Router, context.socket(zmq.ROUTER, socket_class=Router))
     router.unsent = UnsentAnswers(config.max_unsent_bytes)
     router.line = LongRequests()
     router.only_answers, router.has_line, router.guard = only_answers, has_line, guard
-    router.vouching = vouching or Vouching("")
+    router.vouching, router.users = vouching or Vouching(""), users
     option = router.setsockopt
     option(zmq.LINGER, linger_ms)
     frame_bytes = config.max_frame_bytes if takes_payload else min(config.max_frame_bytes, 2 * max_header_bytes)
@@ -290,6 +320,7 @@ def open_router(
             first_number=first_number,
             head_bytes=FRAME_HEAD_BYTES + sealed_bytes,
         )
+        router.gate.users = users
         # The options of a socket are those of its next bind.
         if guard is not None:
             guard.before_ipc(router)

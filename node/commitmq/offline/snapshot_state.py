@@ -41,7 +41,7 @@ _POSITIONS: Final = (
 )
 _TOPICS: Final = (
     ("config/topics.json", "commitmq/topics.journal", "commitmq/deleted_topics.json", "commitmq/deleting_topics.json"),
-    ("config/subscriptionGroup.json", "commitmq/group_members.log"),
+    ("config/subscriptionGroup.json", "commitmq/group_members.log", "commitmq/makers.log"),
     ("config/consumerFilter.json",),
     ("commitmq/min_offset",),
     ("commitmq/store.json",),
@@ -53,6 +53,7 @@ _GROW: Final = (
     "commitmq/orders.journal",
     "commitmq/topics.journal",
     "commitmq/group_members.log",
+    "commitmq/makers.log",
 )
 
 

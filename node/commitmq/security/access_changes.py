@@ -55,7 +55,13 @@ def _users(actor: Actor, before: AccessTable, after: AccessTable) -> Iterator[Ev
 
 
 def _shown(user: User | None) -> dict[str, Any] | None:
-    return None if user is None else {**user.shown(), "keys": [one[:_KEY_CHARACTERS] for one in user.keys]}
+    if user is None:
+        return None
+    return {
+        **user.shown(),
+        "keys": [one[:_KEY_CHARACTERS] for one in user.keys],
+        **user.shown_quotas(),
+    }
 
 
 def _policies(actor: Actor, before: AccessTable, after: AccessTable) -> Iterator[Event]:

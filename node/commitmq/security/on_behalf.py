@@ -57,6 +57,13 @@ class Vouching:
             return None
         return Actor(user, protocol, address)
 
+    def user(self, header: dict[str, Any]) -> str | None:
+        """The name of the user whom a request is for; None for nobody's."""
+        if FIELD not in header:
+            return None
+        found = self.actor(header)
+        return None if found is None else found.name or None
+
     def _proof(self, *told: str) -> str:
         return hmac.new(self._key, orjson.dumps(told), hashlib.sha256).hexdigest()
 

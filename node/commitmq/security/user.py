@@ -7,6 +7,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Final
 
+from commitmq.security.quota import quotas_from_json
+
 MIN_SECRET_CHARACTERS: Final = 8
 MAX_SECRET_CHARACTERS: Final = 256
 MAX_KEYS: Final = 16
@@ -70,6 +72,8 @@ class User:
     is_enabled: bool = True
     keys: tuple[str, ...] = ()
     """Public keys (CURVE, Z85) of the user's clients of the native protocol."""
+    quotas: tuple[tuple[str, int], ...] = ()
+    """Those that are not the node's for all users (:mod:`commitmq.security.quota`)."""
 
     @classmethod
     def from_json(cls, name: str, members: dict[str, Any]) -> User:
@@ -80,12 +84,17 @@ class User:
         if status not in ("enable", "disable"):
             raise ValueError(f"a user's status is enable or disable, not {status!r:.100}")
         keys = tuple(check_key(one) for one in members.get("keys", ()))
-        return cls(check_name(name), Secret(members["secret"]), kind == "Super", status == "enable", keys)
+        quotas = quotas_from_json(members.get("quotas", {}))
+        return cls(check_name(name), Secret(members["secret"]), kind == "Super", status == "enable", keys, quotas)
 
     def to_json(self) -> dict[str, Any]:
         """With the secret in clear: HMAC needs it."""
         keys = {"keys": list(self.keys)} if self.keys else {}
-        return {**self.shown(), "secret": self.secret.reveal(), **keys}
+        return {**self.shown(), "secret": self.secret.reveal(), **keys, **self.shown_quotas()}
+
+    def shown_quotas(self) -> dict[str, Any]:
+        """The member ``quotas``, where the user has any."""
+        return {"quotas": dict(self.quotas)} if self.quotas else {}
 
     def shown(self) -> dict[str, str]:
         """Without the secret."""

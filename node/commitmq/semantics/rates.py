@@ -1,4 +1,4 @@
-"""Rates: token buckets that bound what one client, topic or group may send or read in a second.
+"""Rates: token buckets that bound what one client, topic, group or user may send or read in a second.
 
 A bucket holds the tokens of ``burst_s`` seconds, by default :data:`BURST_S`. A request passes while its buckets hold a
 token, whatever its size, and its cost is taken afterwards; so a bucket may go below zero, and one large run needs no large
@@ -12,6 +12,7 @@ a bucket in debt gives way only to others in debt.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,21 +24,32 @@ _EVICTION_LOOKS: Final = 8
 
 @dataclass(slots=True)
 class _Bucket:
-    """Tokens at the time ``at_s``: messages and bytes."""
+    """Tokens at the time ``at_s``: messages and bytes, and how many of both come in a second."""
 
     messages: float
     size_bytes: float
     at_s: float
+    messages_per_s: int
+    bytes_per_s: int
 
 
 class Rates:
     """The buckets of one kind of name. A rate of 0 bounds nothing."""
 
     def __init__(
-        self, kind: str, messages_per_s: int, bytes_per_s: int, limit: int, *, burst_s: float = BURST_S
+        self,
+        kind: str,
+        messages_per_s: int,
+        bytes_per_s: int,
+        limit: int,
+        rates_of: Callable[[object], tuple[int, int]] | None = None,
+        *,
+        burst_s: float = BURST_S,
     ) -> None:
-        """``kind`` is the noun of the names, for the sentence of a refusal."""
-        self.kind, self._burst_s = kind, burst_s
+        """``kind`` is the noun of the names, for the sentence of a refusal. ``rates_of``: the two rates of a name, where not
+        all names have the same; they do not change.
+        """
+        self.kind, self._rates_of, self._burst_s = kind, rates_of, burst_s
         self._messages_per_s, self._bytes_per_s = messages_per_s, bytes_per_s
         self._limit = limit
         self._buckets: OrderedDict[object, _Bucket] = OrderedDict()
@@ -48,7 +60,7 @@ class Rates:
     @property
     def is_bounded(self) -> bool:
         """Whether there is a rate at all."""
-        return bool(self._messages_per_s or self._bytes_per_s)
+        return bool(self._messages_per_s or self._bytes_per_s or self._rates_of)
 
     def wait_ms(self, name: object, now_s: float) -> int:
         """0 when a request of ``name`` may pass at ``now_s`` (monotonic), else the time after which it may."""
@@ -57,19 +69,23 @@ class Rates:
             return 0
         self._fill(bucket, now_s)
         debt_s = 0.0
-        if self._messages_per_s and bucket.messages <= 0:
-            debt_s = (1 - bucket.messages) / self._messages_per_s
-        if self._bytes_per_s and bucket.size_bytes <= 0:
-            debt_s = max(debt_s, (1 - bucket.size_bytes) / self._bytes_per_s)
+        if bucket.messages_per_s and bucket.messages <= 0:
+            debt_s = (1 - bucket.messages) / bucket.messages_per_s
+        if bucket.bytes_per_s and bucket.size_bytes <= 0:
+            debt_s = max(debt_s, (1 - bucket.size_bytes) / bucket.bytes_per_s)
         return min(max(int(debt_s * 1000) + 1, LEAST_WAIT_MS), LONGEST_WAIT_MS) if debt_s else 0
 
     def take(self, name: object, messages: int, size_bytes: int, now_s: float) -> None:
         """Take the cost of a request that passed."""
         bucket = self._buckets.get(name)
         if bucket is None:
+            messages_per_s, bytes_per_s = self._of(name)
+            if not messages_per_s and not bytes_per_s:
+                return
             if len(self._buckets) >= self._limit:
                 self._evict(now_s)
-            bucket = _Bucket(self._messages_per_s * self._burst_s, self._bytes_per_s * self._burst_s, now_s)
+            most_s = self._burst_s
+            bucket = _Bucket(messages_per_s * most_s, bytes_per_s * most_s, now_s, messages_per_s, bytes_per_s)
             self._buckets[name] = bucket
         else:
             self._fill(bucket, now_s)
@@ -77,21 +93,25 @@ class Rates:
         bucket.messages -= messages
         bucket.size_bytes -= size_bytes
 
-    def sentence(self, name: str) -> str:
-        """Why a request of ``name`` is refused."""
+    def sentence(self, name: object, shown: str) -> str:
+        """Why a request of ``name``, which the sentence calls ``shown``, is refused."""
+        messages_per_s, bytes_per_s = self._of(name)
         parts = []
-        if self._messages_per_s:
-            parts.append(f"{self._messages_per_s} messages/s")
-        if self._bytes_per_s:
-            parts.append(f"{self._bytes_per_s} bytes/s")
-        return f"{self.kind} {name} is over its rate of {' and '.join(parts)}"
+        if messages_per_s:
+            parts.append(f"{messages_per_s} messages/s")
+        if bytes_per_s:
+            parts.append(f"{bytes_per_s} bytes/s")
+        return f"{self.kind} {shown} is over its rate of {' and '.join(parts)}"
+
+    def _of(self, name: object) -> tuple[int, int]:
+        return (self._messages_per_s, self._bytes_per_s) if self._rates_of is None else self._rates_of(name)
 
     def _fill(self, bucket: _Bucket, now_s: float) -> None:
         passed_s = max(0.0, now_s - bucket.at_s)
         bucket.at_s = now_s
-        most_s = self._burst_s
-        bucket.messages = min(bucket.messages + passed_s * self._messages_per_s, self._messages_per_s * most_s)
-        bucket.size_bytes = min(bucket.size_bytes + passed_s * self._bytes_per_s, self._bytes_per_s * most_s)
+        messages_per_s, bytes_per_s, most_s = bucket.messages_per_s, bucket.bytes_per_s, self._burst_s
+        bucket.messages = min(bucket.messages + passed_s * messages_per_s, messages_per_s * most_s)
+        bucket.size_bytes = min(bucket.size_bytes + passed_s * bytes_per_s, bytes_per_s * most_s)
 
     def _evict(self, now_s: float) -> None:
         """Drop the least recently used bucket without a debt, of the first few; else the least recently used one."""

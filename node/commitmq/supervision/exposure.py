@@ -25,11 +25,13 @@ class Exposure:
     """``has_keys``: whether the native protocol's tcp ports ask for keys. ``listeners``, ``warnings``: name and
     sentence of each listener that a network reaches without authentication or encryption. ``audit``: the supervisor's.
     ``vouching_key``: of this start, for the node's processes.
+    ``users``: the path of the file of users.
     """
 
     def __init__(self, config: NodeConfig, store: Path) -> None:
         self._config, self._store, self._file = config, store, AccessFile(store)
         self._allowed = start_rule.allowed_names(config.security.insecure_listeners)
+        self.users = self._file.path
         self.audit = audit_log(StoreLayout(store).audit, "supervisor", config, get_log("supervisor"))
         self.has_keys = False
         self.vouching_key = Vouching.draw()

@@ -13,7 +13,7 @@ from commitmq.config import NodeConfig
 from commitmq.control import DISPATCHER_SLOTS, WORKER_SLOTS
 from commitmq.security.start_rule import Listener
 from commitmq.semantics import movers
-from commitmq.workers.runtime.context import DISPATCHER_BASE, WORKER_BASE, role_slot
+from commitmq.workers.runtime.slots import DISPATCHER_BASE, WORKER_BASE, role_slot
 
 DISPATCHER_MODULE: Final = "commitmq.workers.dispatcher.process"
 PLUGIN_WORKER_MODULE: Final = "commitmq.workers.plugin_worker"

@@ -7,7 +7,9 @@ take it as soon as they come to it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from commitmq.config import NodeConfig
@@ -21,6 +23,15 @@ from commitmq.workers.runtime.context import monotonic_ms
 
 PATIENCE_MS: Final = 5_000
 _MAX_WAITING: Final = 1_000
+_USERS_MS: Final = 500
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class _Waiting(NamedTuple):
@@ -36,9 +47,10 @@ class _Waiting(NamedTuple):
 class SettingsOperations:
     """Handlers for the admin socket. :meth:`attach` comes before the first request is served."""
 
-    def __init__(self, settings: LiveSettings, check_serves: Callable[[], None], log: Log) -> None:
-        """``check_serves`` raises ProtocolError while the node starts or stops."""
+    def __init__(self, settings: LiveSettings, users: Path, check_serves: Callable[[], None], log: Log) -> None:
+        """``users``: the file of users. ``check_serves`` raises ProtocolError while the node starts or stops."""
         self._settings, self._check_serves, self._log = settings, check_serves, log
+        self._users, self._users_seen, self._users_at_ms = users, _state(users), 0
         self.handlers: dict[str, Handler] = {
             "config.show": self._show,
             "config.set": self._set,
@@ -52,7 +64,14 @@ class SettingsOperations:
         admin.settings = self._value
 
     def tick(self, now_ms: int) -> None:
-        """Answer the changes that all processes have taken, or that have waited long enough."""
+        """Answer the changes that all processes have taken, or that have waited long enough. Tell all processes of a file of
+        users that has changed: it has quotas.
+        """
+        if now_ms >= self._users_at_ms:
+            self._users_at_ms = now_ms + _USERS_MS
+            if (seen := _state(self._users)) != self._users_seen:
+                self._users_seen = seen
+                self._table.configure(self._settings.config)
         if not self._waiting:
             return
         missing = self._table.without_settings()

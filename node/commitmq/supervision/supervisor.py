@@ -62,7 +62,8 @@ from commitmq.supervision.service_manager import ServiceManager
 from commitmq.supervision.settings_operations import SettingsOperations
 from commitmq.supervision.start_failed import StartFailed, with_a_way_out
 from commitmq.supervision.worker_process import Phase, WorkerProcess
-from commitmq.workers.runtime.context import monotonic_ms, role_slot
+from commitmq.workers.runtime.context import monotonic_ms
+from commitmq.workers.runtime.slots import role_slot
 
 _BEFORE_CLAIM = ("discovery", "recovery")
 
@@ -174,7 +175,7 @@ class Supervisor:
         self._ports, self._control = store.take_over(), store.control
         self._exposure = Exposure.of_node(self._config, layout.root)
         self._check_ports()
-        self._settings = SettingsOperations(live, self._check_serves, self._log)
+        self._settings = SettingsOperations(live, self._exposure.users, self._check_serves, self._log)
         handlers: dict[str, Handler] = {"metadata": self._metadata, "status": self._status, **self._settings.handlers}
         handlers |= {"stop": self._stop_requested, "mover.start": self._mover_wanted}
         # All supervisors of a life use the same name, so that clients find the socket again. Each life uses another

@@ -3,7 +3,7 @@
 Owns (only it writes): ``config/topics.json``, ``config/consumerOffset.json``, ``config/subscriptionGroup.json``,
     ``config/consumerFilter.json``, ``run/subscriptions.json``, ``commitmq/offsets.journal``,
     ``commitmq/deleted_topics.json``, ``commitmq/deleting_topics.json``, ``commitmq/topics.journal``,
-    ``commitmq/group_members.log``; membership of groups, in memory.
+    ``commitmq/group_members.log``, ``commitmq/makers.log``; membership of groups, in memory.
 Reads: the control block's WRITTEN, MIN_OFFSET, WRITER_TOPICS and MEMORY_TOPICS, and the ConsumeQueue dispatcher's TOPICS,
     for deletions (:mod:`commitmq.coordination.deletions`).
 Advances: TOPICS_VERSION, SUBSCRIPTIONS_VERSION.
@@ -110,6 +110,9 @@ class Coordinator:
         self._share = ShareOfTime(_SHARE_OF_QUESTIONS)
         self._delete_timeout_ms = context.config.topics.delete_timeout_ms
         context.on_settings(self._take_settings)
+        self._asked: dict[str, Any] = {}  # the request that is handled at the moment
+        self._service.makers.who = lambda: self._router.user_of(self._asked)
+        self._service.makers.most = lambda kind, user: getattr(context.quotas.of(user), f"{kind}s")
         self._router, self._endpoints = context.bind_router(ROLE)
         context.register(self._router)
 
@@ -222,6 +225,7 @@ class Coordinator:
             return identity, wire.error(identity, "SYSTEM_ERROR", sentence), _QUESTION
 
     def _handle_one(self, peer: bytes, header: dict[str, Any]) -> Answer:
+        self._asked = header
         change = self._service.changes.of(header)
         if change is None:
             return self._service.handle(header, monotonic_ms())

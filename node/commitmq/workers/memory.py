@@ -195,6 +195,7 @@ class MemoryProcess:
         self._requests = MemorySends(context, checker, self._topics, self._store, budget, segment_bytes)
         self._next_announcement_ns = 0
         self._router, self.endpoints = context.bind_router("memory", takes_payload=True)
+        self._requests.guard = self._router.guard
         context.register(self._router, quiet=True)
         context.register(self._news, quiet=True)
         self._say_heard()

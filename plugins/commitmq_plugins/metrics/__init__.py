@@ -16,5 +16,5 @@ def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
     """The process ``worker-metrics``, when ``metrics.enable`` is on."""
     if not config.metrics.enable:
         return []
-    listeners = (Listener("metrics", config.metrics.host),)
+    listeners = (Listener("metrics", config.metrics.host, asks=bool(config.metrics.token_file)),)
     return [WorkerSpec("metrics", "commitmq_plugins.metrics.process:run", listeners=listeners)]

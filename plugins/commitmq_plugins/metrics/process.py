@@ -11,6 +11,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -20,6 +21,7 @@ from commitmq_plugins.http_server import HttpLimits, HttpServer, Request, Respon
 from commitmq_plugins.metrics.collector import KINDS, NORMAL, Collector
 from commitmq_plugins.metrics.health import Health
 from commitmq_plugins.metrics.page import OPENMETRICS_TYPE, TEXT_TYPE
+from commitmq_plugins.metrics.tokens import Tokens
 
 _JSON: Final = "application/json"
 
@@ -31,11 +33,12 @@ def run(context: WorkerContext) -> None:
 
 async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     settings = context.config.metrics
+    tokens = Tokens(Path(settings.token_file), context.log) if settings.token_file else None
     health = Health(context)
     collector = Collector(context, health)
     # One thread gathers: two scrapes at a time share its answer, and the loop goes on meanwhile.
     thread = ThreadPoolExecutor(1, thread_name_prefix="gather")
-    answers = Answers(collector, health, thread)
+    answers = Answers(collector, health, thread, tokens)
     limits = HttpLimits(settings.max_connections, settings.max_request_bytes, settings.timeout_ms / 1000)
     server = HttpServer(answers.answer, limits, context.log)
     try:
@@ -58,8 +61,11 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
 class Answers:
     """The answers of the server."""
 
-    def __init__(self, collector: Collector, health: Health, thread: ThreadPoolExecutor) -> None:
-        self._collector, self._health, self._thread = collector, health, thread
+    def __init__(
+        self, collector: Collector, health: Health, thread: ThreadPoolExecutor, tokens: Tokens | None = None
+    ) -> None:
+        """``tokens``: those that ``/metrics`` asks for; None where it asks nobody."""
+        self._collector, self._health, self._thread, self._tokens = collector, health, thread, tokens
 
     async def answer(self, request: Request) -> Response:
         """The answer to one request."""
@@ -76,6 +82,9 @@ class Answers:
         return Response(b"there is /metrics, /health/live and /health/ready\n", status=HTTPStatus.NOT_FOUND)
 
     async def _metrics(self, request: Request) -> Response:
+        if self._tokens is not None and not self._tokens.allows(request.headers.get("authorization", "")):
+            why = b"send a token of metrics.token_file as Authorization: Bearer TOKEN\n"
+            return Response(why, status=HTTPStatus.UNAUTHORIZED, headers=(("WWW-Authenticate", "Bearer"),))
         kind = parse_qs(request.query).get("compat", [""])[-1]
         if kind not in KINDS:
             return Response(b"compat is exporter, or is left out\n", status=HTTPStatus.BAD_REQUEST)

@@ -64,3 +64,15 @@ def test_a_clock_that_stands_still_gives_nothing() -> None:
     assert passes(rates, "a", 1, 0, 5.0)
     assert not passes(rates, "a", 1, 0, 5.0)
     assert not passes(rates, "a", 1, 0, 4.0)
+
+
+def test_names_have_rates_of_their_own() -> None:
+    of = {"small": (10, 0), "large": (1_000, 0)}
+    rates = Rates("user", 0, 0, 10, lambda name: of.get(str(name), (0, 0)))
+    assert rates.is_bounded
+    for name, most in (("small", 130), ("large", 10_000)):
+        passed = sum(passes(rates, name, 1, 0, step / 1000) for step in range(10_000))
+        assert most * 0.8 <= passed <= most
+    assert all(passes(rates, "free", 1_000, 1_000, 0.0) for _ in range(100))
+    assert len(rates) == 2, "a name without a rate has no bucket"
+    assert rates.sentence("small", "'small'") == "user 'small' is over its rate of 10 messages/s"

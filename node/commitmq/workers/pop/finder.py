@@ -76,7 +76,7 @@ class Finder:
         self, control: ControlBlock, places: Places, shares: Shares, points: Points, max_bytes: int, seed: int = 0
     ) -> None:
         self._control = control
-        self._places, self._shares, self._points = places, shares, points
+        self._places, self.shares, self._points = places, shares, points
         self._max_bytes = max_bytes
         self._random = random.Random(seed or None)
 
@@ -99,7 +99,7 @@ class Finder:
 
         Raises ProtocolError, or what a read or a filter raises; then no queue has moved.
         """
-        share = self._shares.of(pop.group, pop.topics)
+        share = self.shares.of(pop.group, pop.topics)
         if share.problem:
             raise ProtocolError("NO_PERMISSION", share.problem)
         found = Found(share, until_ms=monotonic_ms() + MOST_MS)
@@ -126,7 +126,7 @@ class Finder:
         # (A retry topic is looked into as a whole.)
         numbers = range(topic.read_queues) if pop.queue < 0 or is_retry_topic(name) else [pop.queue]
         queues = [(name, queue) for queue in numbers]
-        self._shares.load(found.share, queues, self.begin(pop, found.share, place, queues))
+        self.shares.load(found.share, queues, self.begin(pop, found.share, place, queues))
         if self._is_ranked(name):
             queues.reverse()  # (commitmq.semantics.priority)
         else:

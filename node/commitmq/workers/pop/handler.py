@@ -18,6 +18,7 @@ from commitmq.workers.pop.finder import Finder, Found, Portion, take_back
 from commitmq.workers.pop.ordered_handler import OrderedHandler
 from commitmq.workers.pop.parked_pops import ParkedPops, Pop
 from commitmq.workers.pop.points import Point, Points
+from commitmq.workers.pop.pop_rates import PopRates
 from commitmq.workers.pop.records import Records
 from commitmq.workers.pop.requests import Receipt, invisible_of, pop_of, receipts_of
 from commitmq.workers.pop.revival import Fate, Return, Revival
@@ -48,14 +49,15 @@ class Handler:
         answers: Answers,
         filters: Filters,
         ordered: OrderedHandler,
+        rates: PopRates | None = None,
     ) -> None:
         self._limits, self._revive_queues = limits, revive_queues
         self._finder, self._points, self._parked = finder, points, parked
         self._records, self._revival, self._answers, self._filters = records, revival, answers, filters
         self._next_revive_queue = 0
         self._last_pop_ms = 0
-        self._ordered = ordered
-        ordered.counts = points.counts
+        self._ordered, self._rates = ordered, rates
+        ordered.counts, ordered.rates = points.counts, rates
         self.turn = Turn()
         self.log_end = 0
         """The end of the log at the beginning of the turn."""
@@ -74,6 +76,9 @@ class Handler:
     def pop(self, client: bytes, header: dict[str, Any]) -> None:
         """Hand out messages, or park the request."""
         pop = pop_of(client, header, self._limits, self._filters)
+        if self._rates is not None and self._rates.is_on:
+            self._rates.admit(pop, header, self._answers)
+            self._finder.shares.on_behalf_of = self._rates.on_behalf_of(pop)
         self._finder.check(pop)
         if not self._serve(pop) and pop.wait_ms:
             if not self._parked.has_room(client):
@@ -182,6 +187,8 @@ class Handler:
         )
         if self._points.counts is not None:
             self._points.counts.handed_out(pop.group, found.portions)
+        if self._rates is not None and self._rates.flow is not None:
+            self._rates.take(self._rates.flow, pop, found.portions)
         return header, [frame for one in found.portions for frame in one.frames]
 
     # ------------------------------------------------------------ ack, nack, extend

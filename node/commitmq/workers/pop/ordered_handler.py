@@ -26,6 +26,7 @@ from commitmq.workers.pop.ordered_finder import OrderedFinder
 from commitmq.workers.pop.orders import OrderKey, Orders
 from commitmq.workers.pop.parked_pops import ParkedPops, Pop
 from commitmq.workers.pop.pop_counts import PopCounts
+from commitmq.workers.pop.pop_rates import PopRates
 from commitmq.workers.pop.requests import Receipt, asked_of
 from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.pop.shares import QueueKey, Share, Shares
@@ -59,6 +60,7 @@ class OrderedHandler:
         """The queues whose offsets are committed before the answers of this turn."""
         self._last_pop_ms = 0
         self.counts: PopCounts | None = None
+        self.rates: PopRates | None = None
 
     # ------------------------------------------------------------ pop
 
@@ -104,6 +106,8 @@ class OrderedHandler:
         def handed_out() -> tuple[bytes, list[Any]]:
             if self.counts is not None:
                 self.counts.handed_out(pop.group, taken.portions)
+            if self.rates is not None and self.rates.flow is not None:
+                self.rates.take(self.rates.flow, pop, taken.portions)
             return header, frames
 
         self._steps.append(Step(pop.client, pop.request, nothing, nothing, handed_out))

@@ -40,6 +40,9 @@ class Pop:
     """Whether an ordered receive has the messages again that were acked behind one that was not: RocketMQ's rule."""
     is_cut: bool = False
     """Whether the last look for its messages ended before all queues were looked into."""
+    owner: bytes | str = b""
+    user: str | None = None
+    """Whose rates hold: the client, or that of a gateway of this node; and the user. Known only while there are rates."""
 
     def places(self) -> list[str]:
         """The topics of the store whose growth may end its wait."""

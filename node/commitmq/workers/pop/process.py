@@ -40,6 +40,7 @@ from commitmq.workers.pop.ordered_handler import OrderedHandler
 from commitmq.workers.pop.orders import OrderKey, Orders
 from commitmq.workers.pop.parked_pops import ParkedPops
 from commitmq.workers.pop.points import Points
+from commitmq.workers.pop.pop_rates import PopRates
 from commitmq.workers.pop.records import Records
 from commitmq.workers.pop.recovery import ProgressFile, read_points
 from commitmq.workers.pop.revival import Revival
@@ -69,17 +70,15 @@ class Pop:
     """The loop's state."""
 
     def __init__(self, context: WorkerContext) -> None:
-        self._context = context
-        self._control = context.control
+        self._context, self._control = context, context.control
         config = self._config = context.config
-        self._limits = config.pop
+        self._limits, self._rates = config.pop, PopRates(context)
         self._parked = ParkedPops(self._limits.max_parked)
         self._places = Places(context, self._parked.wake_these)
         self._expired = ExpiredSegments(context, self._places.log)
         self._expired.release()
         self._changes = subscribe(context, "queues-changed")
-        self._line = CoordinatorLine(context)
-        self._mover = RunMover(context)
+        self._line, self._mover = CoordinatorLine(context), RunMover(context)
         self._cluster, self._revive_queues_count = cluster_of(context.layout, config)
         self._router, self.endpoints = context.bind_router(context.role)
         context.register(self._router)
@@ -122,6 +121,7 @@ class Pop:
             self._answers,
             self._filters,
             self._ordered,
+            self._rates,
         )
         topic = revive_topic(self._cluster)
         self._queues = ReviveQueues(self._context, self._places, topic, self._points, self._revival)

@@ -17,6 +17,8 @@ from commitmq.workers.runtime.context import monotonic_ms
 from commitmq.workers.runtime.coordinator_line import CoordinatorLine
 
 _RENEW_MS: Final = 2_000
+SHARE: Final = "group.share"
+"""The operation that makes a group whose consumers share queues."""
 _IDLE_MS: Final = 30_000
 _AWAY_MS: Final = 1_000
 _COMMITS: Final = 500  # offsets in one request
@@ -63,6 +65,8 @@ class Shares:
         self._line, self._resets = line, resets
         self._max_groups = max_groups
         self._revive = {"revive": revive, "revive_queues": revive_queues}
+        self.on_behalf_of: dict[str, Any] = {}
+        """For whom a group is made that is not there, as a request says it; empty for nobody."""
         self._shares: dict[str, Share] = {}
         self.begun_anew: Callable[[str, QueueKey], None] = lambda group, key: None
         """Called when a queue of a group begins anew: its offset was set back by a person, or its topic was deleted."""
@@ -109,7 +113,15 @@ class Shares:
 
     def _request(self, group: str, topics: list[str], heard: int | None) -> dict[str, Any]:
         names = [pop_retry_topic(topic, group) for topic in topics]
-        return {"op": "group.share", "group": group, "topics": names, "lease": True, "heard": heard, **self._revive}
+        return {
+            "op": SHARE,
+            "group": group,
+            "topics": names,
+            "lease": True,
+            "heard": heard,
+            **self._revive,
+            **self.on_behalf_of,
+        }
 
     def _hear_resets(self, share: Share, answer: dict[str, Any]) -> None:
         """Begin the queues anew that were reset since."""
@@ -199,7 +211,7 @@ class Shares:
         if answer.get("ok"):
             if share is not None:
                 self._made_anew(share, answer)
-                if request["op"] == "group.share":
+                if request["op"] == SHARE:
                     self._hear_resets(share, answer)
                 for topic, queue, offset in answer.get("stored") or answer.get("offsets") or ():
                     self._stored(share, (topic, queue), offset)
@@ -209,7 +221,7 @@ class Shares:
             return True
         if share is None:
             return False
-        if request["op"] == "group.share":
+        if request["op"] == SHARE:
             if answer.get("code") in ("TOPIC_NOT_EXIST", "GROUP_NOT_EXIST"):
                 share.topics.clear()  # they were deleted; whoever receives next makes them again
                 return True

@@ -31,6 +31,10 @@ class Answers:
         found = self._router.gate.peers.get(client)
         return found is not None and found.is_local
 
+    def user_of(self, header: dict[str, Any]) -> str | None:
+        """Whose quotas hold for the request that was just taken, see :meth:`Router.user_of`."""
+        return self._router.user_of(header)
+
     def guarded(self, client: bytes, request: int, work: Callable[..., None], *arguments: Any) -> None:
         """Do ``work``. Any failure becomes the answer to this one request."""
         try:

@@ -59,6 +59,7 @@ class Pull:
     filter_bytes: int = 0  # upper bound of its filter's memory
     is_woken: bool = False  # it will be looked at again in this or the next turn
     owner: Owner = b""
+    user: str | None = None  # whose quotas hold; known only while there are rates
 
     def __post_init__(self) -> None:
         self.owner = self.owner or self.client

@@ -69,8 +69,10 @@ class Pulls:
         pull = parse_pull(client, header, self._limits, self._filters, is_local=is_local)
         if self._flow is not None:
             # A pull that waits for messages passes now; what it gets is taken from its rates when it is answered.
+            if self._flow.bounds_users:
+                pull.user = self._answers.user_of(header)
             try:
-                self._flow.admit(pull.owner, pull.topic, pull.group)
+                self._flow.admit(pull.owner, pull.topic, pull.group, pull.user)
             except FlowRefusedError as refusal:
                 raise ProtocolError(refusal.code, refusal.sentence, retry_after_ms=refusal.retry_after_ms) from refusal
         result = self._read(pull)
@@ -161,7 +163,7 @@ class Pulls:
             result.status = PullStatus.NO_MATCHED_MESSAGE
         if self._flow is not None and result.count:
             size_bytes = int(result.units["size"].sum())
-            self._flow.take(result.count, size_bytes, pull.owner, pull.topic, pull.group)
+            self._flow.take(result.count, size_bytes, pull.owner, pull.topic, pull.group, pull.user)
         if self.counts is not None:
             self.counts.answered(pull, result)
         header = wire.ok(

@@ -17,7 +17,8 @@ import time
 
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, WorkerWord
-from commitmq.workers.runtime.context import monotonic_ms, role_slot
+from commitmq.workers.runtime.context import monotonic_ms
+from commitmq.workers.runtime.slots import role_slot
 
 LITTLE_BYTES = 65_536
 _AWAITED_UNTIL_MS = int(WorkerWord.AWAITED_UNTIL_MS)

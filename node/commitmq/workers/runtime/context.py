@@ -31,17 +31,20 @@ from commitmq.config.live import with_live_values
 from commitmq.control import ControlBlock, WorkerState, WorkerWord
 from commitmq.counting.table import CountTable
 from commitmq.errors import StoreError
-from commitmq.log import Log, get_log
-from commitmq.log import configure as configure_log
+from commitmq.log import Log, configure, get_log
 from commitmq.network.auditing import audit_log
 from commitmq.network.guard import make_guard
 from commitmq.network.router import Router, open_router
+from commitmq.network.user_bounds import UserBounds
 from commitmq.security.on_behalf import Vouching
+from commitmq.security.user_quotas import UserQuotas
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.node_files import read_node_file
 from commitmq.workers.runtime.doorbell import NAPPING, SLEEPING, Doorbell, Ringer
 from commitmq.workers.runtime.lifeline import has_ended, last_words
+from commitmq.workers.runtime.refusals import Refusals
 from commitmq.workers.runtime.role_lock import RoleTaken, acquire_role_lock
+from commitmq.workers.runtime.slots import role_slot
 
 # The context has a property named zmq, which would hide the module in annotations.
 Socket: TypeAlias = zmq.Socket[bytes]
@@ -65,36 +68,6 @@ _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _HEARTBEAT, _ASLEEP = int(WorkerWord.HEARTBEAT_MS), int(WorkerWord.ASLEEP)
 _POLL_MS, _IDLE_POLL_MS, _IDLE_AFTER_MS = 100, 500, 1000
 _NAP_MS = 5  # waits up to this long are naps, which only urgent rings end; a caller may declare a longer wait a nap
-# One slot of the control block per role. Dispatchers other than the ConsumeQueue's have DISPATCHER_BASE plus their
-# dispatcher slot. Plugins' workers follow from WORKER_BASE on; the supervisor assigns their slots.
-DISPATCHER_BASE = 30
-WORKER_BASE = 46
-ROLE_SLOTS = {
-    "supervisor": 0,
-    "recovery": 1,
-    "coordinator": 2,
-    "dispatcher-consume_queue": 3,
-    "reput": 4,
-    "flush": 5,
-    "allocate": 6,
-    "writer": 7,
-    "cleanup": 8,
-    "discovery": 9,
-    "schedule": 10,
-    "timer": 11,
-    "transaction": 12,
-    "pop": 13,
-    "reader-0": 14,  # reader-i is 14 + i: up to 16 readers have the slots 14..29 for themselves
-    "dispatcher-index": DISPATCHER_BASE + 1,
-    "dispatcher-memory": DISPATCHER_BASE + 2,
-}
-
-
-def role_slot(role: str) -> int:
-    """Worker slot of ``role`` in the control block."""
-    if role.startswith("reader-"):
-        return ROLE_SLOTS["reader-0"] + int(role.removeprefix("reader-"))
-    return ROLE_SLOTS[role]
 
 
 class SupervisorGone(Exception):
@@ -139,8 +112,12 @@ class WorkerContext:
         self.has_keys = bool(self.params.get("has_keys"))
         self.vouching = Vouching(str(self.params.pop("vouching", "")))
         self.audit = audit_log(self.layout.audit, self.role, self.config, self.log, lambda why: self.tell(audit=why))
-        self._lifeline_fd, self._doorbell_fd = self.lifeline.fileno(), self.doorbell.fileno()
-        self._woken_ms = monotonic_ms()
+        self.quotas = UserQuotas(self.layout.root, self.config.flow, self.log)
+        self._lifeline_fd, self._doorbell_fd, self._woken_ms = (
+            self.lifeline.fileno(),
+            self.doorbell.fileno(),
+            monotonic_ms(),
+        )
         self.register(self._lifeline_fd)
         self.register(self._doorbell_fd)
 
@@ -196,6 +173,8 @@ class WorkerContext:
         config, store, log = self.config, self.layout.root, self.log
         guard = make_guard(self.zmq, config, store, self.role, log, has_keys=self.has_keys, audit=self.audit)
         kind: dict[str, Any] = {"takes_payload": takes_payload, "only_answers": only_answers, "guard": guard}
+        if guard is not None:
+            kind["users"] = UserBounds(self.quotas, Refusals(self.control, self.slot).count)
         place = self.zmq, config.network, log, self.layout.ipc(name), int(self.params.get("port", 0))
         router, endpoints = open_router(*place, vouching=self.vouching, **kind)
         self._routers.append(router)
@@ -301,13 +280,14 @@ class WorkerContext:
         return self._epoll.fileno()
 
     def on_settings(self, take: Callable[[NodeConfig], None]) -> None:
-        """Let :meth:`wait` call ``take`` with the new configuration, which :attr:`config` is by then, after a change."""
+        """Let :meth:`wait` call ``take`` with :attr:`config` after it has changed, and after users' quotas have."""
         self._on_settings.append(take)
 
     def _take_settings(self, message: dict[str, Any]) -> None:
         try:
             self.config = with_live_values(self.config, message["values"])
-            configure_log(self.config.log.level, self.config.log.format)
+            configure(self.config.log.level, self.config.log.format)
+            self.quotas.look(self.config.flow)
             for take in self._on_settings:
                 take(self.config)
         except Exception as error:  # a plugin's, perhaps
@@ -367,9 +347,8 @@ def main(
         if has_ended(lifeline):
             raise SupervisorGone
         control = ControlBlock(layout.control)
-        context = WorkerContext(
-            role, layout, config, control, lifeline, Doorbell(layout.doorbell(role)), log, dict(params)
-        )
+        doorbell = Doorbell(layout.doorbell(role))
+        context = WorkerContext(role, layout, config, control, lifeline, doorbell, log, dict(params))
         control.put_worker(context.slot, WorkerWord.PID, os.getpid())
         control.put_worker(context.slot, WorkerWord.STATE, WorkerState.STARTING)
         context.heartbeat()

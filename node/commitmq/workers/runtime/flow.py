@@ -1,4 +1,4 @@
-"""Flow control of a process that serves clients: the rates of ``[flow]``, and how many requests ``[flow]`` refused.
+"""Flow control of a process that serves clients: the rates of ``[flow]``.
 
 A refusal has the code ``SYSTEM_BUSY``, the reason, and ``retry_after_ms``; nothing is stored or read then. The work is per
 request, never per message; with all rates off there is none.
@@ -7,12 +7,12 @@ request, never per message; with all rates off there is none.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
-from commitmq.config.schema import FlowConfig
-from commitmq.control import WorkerWord
 from commitmq.semantics.rates import Rates
 from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.refusals import Refusals
 
 MAX_NAME_CHARACTERS: Final = 255
 _BUSY: Final = "SYSTEM_BUSY"
@@ -29,52 +29,49 @@ class FlowRefusedError(Exception):
         self.retry_after_ms = retry_after_ms
 
 
-class Refusals:
-    """Counts what a process refused; its predecessor's refusals count too."""
-
-    def __init__(self, context: WorkerContext) -> None:
-        self._control, self._slot = context.control, context.slot
-
-    def count(self) -> None:
-        """One more."""
-        refused = self._control.worker(self._slot, WorkerWord.REFUSED)
-        self._control.put_worker(self._slot, WorkerWord.REFUSED, refused + 1)
-
-
 class Flow:
     """The rates of one process."""
 
-    def __init__(self, context: WorkerContext, kinds: tuple[tuple[str, int, int], ...]) -> None:
-        self._refusals = Refusals(context)
-        limit = context.config.flow.max_buckets
-        self._rates = [Rates(kind, messages, size, limit) for kind, messages, size in kinds]
+    def __init__(self, context: WorkerContext, rates: list[Rates]) -> None:
+        self._refusals, self._rates = Refusals(context.control, context.slot), rates
+        self.bounds_users = any(one.is_bounded for one in rates if one.kind == "user")
+        """Whether the user of a request has to be known."""
 
     @classmethod
     def of_sends(cls, context: WorkerContext) -> Flow | None:
-        """The rates of sends: names are (client, topic). None where all are off."""
-        flow = context.config.flow
+        """The rates of sends: names are (client, topic, user). None where all are off."""
+        flow, quotas = context.config.flow, context.quotas
         if flow.refuse_sends:
-            return NoSends(context, ())
+            return NoSends(context, [])
         return cls._of(
             context,
+            quotas.sends if quotas.bounds_sends else None,
             ("client", flow.client_send_messages_per_s, flow.client_send_bytes_per_s),
             ("topic", flow.topic_send_messages_per_s, flow.topic_send_bytes_per_s),
         )
 
     @classmethod
     def of_pulls(cls, context: WorkerContext) -> Flow | None:
-        """The rates of pulls: names are (client, topic, group). None where all are off."""
-        flow: FlowConfig = context.config.flow
+        """The rates of pulls: names are (client, topic, group, user). None where all are off."""
+        flow, quotas = context.config.flow, context.quotas
         return cls._of(
             context,
+            quotas.pulls if quotas.bounds_pulls else None,
             ("client", flow.client_pull_messages_per_s, flow.client_pull_bytes_per_s),
             ("topic", flow.topic_pull_messages_per_s, flow.topic_pull_bytes_per_s),
             ("group", flow.group_pull_messages_per_s, flow.group_pull_bytes_per_s),
         )
 
     @classmethod
-    def _of(cls, context: WorkerContext, *kinds: tuple[str, int, int]) -> Flow | None:
-        return cls(context, kinds) if any(messages or size for _, messages, size in kinds) else None
+    def _of(
+        cls,
+        context: WorkerContext,
+        of_user: Callable[[object], tuple[int, int]] | None,
+        *kinds: tuple[str, int, int],
+    ) -> Flow | None:
+        limit = context.config.flow.max_buckets
+        rates = [*(Rates(*kind, limit) for kind in kinds), Rates("user", 0, 0, limit, of_user)]
+        return cls(context, rates) if any(one.is_bounded for one in rates) else None
 
     def admit(self, *names: object) -> None:
         """Raise FlowRefusedError when one of ``names`` is over its rate. A name None is bounded by none."""
@@ -83,7 +80,7 @@ class Flow:
             if name is not None and rates.is_bounded and (wait_ms := rates.wait_ms(_short(name), now_s)):
                 self._refusals.count()
                 shown = "of this connection" if rates.kind == "client" else repr(name)
-                raise FlowRefusedError(f"{rates.sentence(shown)} ([flow])", wait_ms)
+                raise FlowRefusedError(f"{rates.sentence(_short(name), shown)} ([flow])", wait_ms)
 
     def take(self, messages: int, size_bytes: int, *names: object) -> None:
         """Take the cost of a request that passed :meth:`admit`."""

@@ -20,7 +20,8 @@ from commitmq.control import DispatcherWord, Word, WorkerState, WorkerWord
 from commitmq.protocol import wire
 from commitmq.store.log.run_check import CheckedRun
 from commitmq.workers.runtime import dealer
-from commitmq.workers.runtime.context import WorkerContext, role_slot
+from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.slots import role_slot
 
 _LOOK_MS: Final = 50
 _WRITER_SLOT: Final = role_slot("writer")

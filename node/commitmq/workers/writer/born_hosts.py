@@ -9,7 +9,9 @@ import zmq
 
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host
-from commitmq.workers.writer.local_sockets import Payload, Peer
+from commitmq.network.guard import Guard
+from commitmq.security.on_behalf import Vouching
+from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
 from commitmq.workers.writer.send_checks import Refusal
 
 _MAX_KNOWN_PEERS: Final = 65_536
@@ -60,6 +62,15 @@ def keeps_hosts(header: dict[str, Any], name: str, frame: zmq.Frame | Payload) -
     if header[name] not in (4, 6):
         raise Refusal("INVALID_PARAMETER", f"{name} must be 4 or 6")
     return True
+
+
+def user_of(guard: Guard | None, vouching: Vouching, header: dict[str, Any], frames: Frames) -> str | None:
+    """Whose quotas hold for a send: its user, whom ``guard`` knows, or the one on whose behalf a process of the node sends;
+    None for nobody's.
+    """
+    if guard is not None and (known := guard.user_of(frames[0])):
+        return known
+    return vouching.user(header)
 
 
 def client_of(identity: Peer, header: dict[str, Any], frame: zmq.Frame | Payload) -> Peer | str:

@@ -20,7 +20,8 @@ from typing import Final
 from commitmq.network.gate import Gate
 from commitmq.store.log.append import Appended
 from commitmq.workers.runtime.context import WorkerContext
-from commitmq.workers.runtime.flow import FlowRefusedError, Refusals
+from commitmq.workers.runtime.flow import FlowRefusedError
+from commitmq.workers.runtime.refusals import Refusals
 from commitmq.workers.writer.local_sockets import Peer
 
 Store = Callable[[Callable[[], Appended]], Appended]
@@ -35,7 +36,7 @@ class BusySends:
         self._wait_ms = config.send_queue_wait_ms
         self._busy_s = config.page_cache_busy_ms / 1000
         self._peers = gate.peers
-        self._refusals = Refusals(context)
+        self._refusals = Refusals(context.control, context.slot)
         self._took_s = 0.0
         """How long the slow append took; 0.0 while nothing is refused for one."""
         self._until = 0.0

@@ -99,7 +99,8 @@ class Writer:
             local_socket=self.local.path,
             gate=self.router.gate,
         )
-        self._unknown = UnknownTopics(context, self._topics)
+        self.requests.guard = self.router.guard
+        self._unknown = UnknownTopics(context, self._topics, self.router.guard)
         context.register(self._news.socket, quiet=True)
         # True when a message may be waiting on the ZeroMQ socket. ZMQ_FD is edge-triggered: any call on the socket may
         # consume the event, so no turn ends with a wait while this is true. Asking costs two system calls, which turns

@@ -19,6 +19,7 @@ from commitmq.control import Word
 from commitmq.format.constants import Property
 from commitmq.format.producer_mark import mark_of
 from commitmq.network.gate import Gate
+from commitmq.network.guard import Guard
 from commitmq.protocol import wire
 from commitmq.store.log.append import Appended, CommitLogAppender
 from commitmq.store.log.inner_batch import count_messages
@@ -27,7 +28,7 @@ from commitmq.store.producers.producer_table import SequenceRefusedError
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.flow import Flow, FlowRefusedError
 from commitmq.workers.runtime.topic_view import TopicViews
-from commitmq.workers.writer.born_hosts import BornHosts, client_of, keeps_hosts, peer_address
+from commitmq.workers.writer.born_hosts import BornHosts, client_of, keeps_hosts, peer_address, user_of
 from commitmq.workers.writer.busy_sends import BusySends
 from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
 from commitmq.workers.writer.patient_append import PatientAppend
@@ -68,18 +69,16 @@ class SendRequests:
         """``producers``: the table of idempotent producers; None where idempotent sends are refused. ``topics``: the topic
         table, where messages can be sent back. ``local_socket``: the path that ``hello`` tells. ``gate``: that of the port.
         """
-        self._checks = checks
         self._answers = SendAnswers(context, appender, producers)
         self._local_socket = {} if local_socket is None else {"local_socket": str(local_socket)}
-        self._producers = producers
-        self._control = context.control
-        self._appender = appender
-        self._offsets = offsets
+        self._checks, self._producers, self._control = checks, producers, context.control
+        self._appender, self._offsets = appender, offsets
         patient = PatientAppend(context, publish)
+        self.guard: Guard | None = None  # of the port, where it has one; the process sets it
         self.busy = None if gate is None else BusySends.of(context, gate)
         self._stored = patient.store if self.busy is None else self.busy.timed(patient.store)
         self.counts = SendCounts.of(context)
-        self._context, self._config = context, context.config
+        self._context, self._config, self._vouching = context, context.config, context.vouching
         self._rules = PutRules(appender, context.config, context.layout)
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
         self._recalls = None if topics is None else Recalls(context, self._rules)
@@ -150,12 +149,13 @@ class SendRequests:
             if flow is None or type(topic) is not str:
                 return self._handled(identity, header, frames)
             client = client_of(identity, header, frames[1])
-            flow.admit(client, topic)
+            user = user_of(self.guard, self._vouching, header, frames) if flow.bounds_users else None
+            flow.admit(client, topic, user)
         except FlowRefusedError as refusal:
             raise Refusal(refusal.code, refusal.sentence, refusal.retry_after_ms) from refusal
         answer = self._handled(identity, header, frames)
         # It did not raise. So the topic is there, which bounds the names, and the count was compared with the records.
-        flow.take(1 if header["op"] == "send" else header["count"], len(frames[1]), client, topic)
+        flow.take(1 if header["op"] == "send" else header["count"], len(frames[1]), client, topic, user)
         return answer
 
     # ------------------------------------------------------------ send, append, batch

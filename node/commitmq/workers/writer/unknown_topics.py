@@ -12,10 +12,13 @@ from typing import Any
 import orjson
 import zmq
 
+from commitmq.network.guard import PROTOCOL, Guard
 from commitmq.protocol import wire
 from commitmq.protocol.channel import new_routing_id
+from commitmq.security.audit_line import Actor
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.topic_view import TopicViews
+from commitmq.workers.writer.born_hosts import user_of
 from commitmq.workers.writer.local_sockets import Frames, Peer
 
 _TOPIC_TIMEOUT_MS = 5_000
@@ -29,8 +32,9 @@ Sends = list[tuple[Peer, dict[str, Any], Frames]]
 class UnknownTopics:
     """The waiting sends by topic, and the requests to the coordinator."""
 
-    def __init__(self, context: WorkerContext, topics: TopicViews) -> None:
-        """``topics`` learns the topics that the coordinator has created."""
+    def __init__(self, context: WorkerContext, topics: TopicViews, guard: Guard | None = None) -> None:
+        """``topics`` learns the topics that the coordinator has created. ``guard``: of the port, knows who makes one."""
+        self._guard, self._vouching = guard, context.vouching
         self._topics = topics
         self.socket: zmq.Socket[bytes] = context.zmq.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -60,7 +64,9 @@ class UnknownTopics:
         waiting = self._waiting.get(topic)
         if waiting is None:
             self._next_ask += 1
-            ask = wire.pack({"op": "topic.route", "id": self._next_ask, "topic": topic, "create": True})
+            user = user_of(self._guard, self._vouching, header, frames)
+            more = self._vouching.fields("topic.route", Actor(user, PROTOCOL)) if user else {}
+            ask = wire.pack({"op": "topic.route", "id": self._next_ask, "topic": topic, "create": True, **more})
             try:
                 self.socket.send(ask, zmq.NOBLOCK)
             except zmq.Again:

@@ -14,6 +14,7 @@ from commitmq.security.live_access import LiveAccess
 from commitmq.security.signature import ACCESS_KEY, is_signed
 from commitmq_plugins.rocketmq.broker.auditing import Auditing, name_of
 from commitmq_plugins.rocketmq.broker.rights import needs_of
+from commitmq_plugins.rocketmq.broker.user_limits import UserLimits
 from commitmq_plugins.rocketmq.remoting.codes import V4_9_3, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.server import Connection
@@ -28,8 +29,15 @@ _MOST_TOLD: Final = 10
 class Access:
     """See the module."""
 
-    def __init__(self, live: LiveAccess, cluster: str, log: Log, auditing: Auditing | None = None) -> None:
-        self._live, self._cluster, self._log, self._auditing = live, cluster, log, auditing
+    def __init__(
+        self,
+        live: LiveAccess,
+        cluster: str,
+        log: Log,
+        auditing: Auditing | None = None,
+        limits: UserLimits | None = None,
+    ) -> None:
+        self._live, self._cluster, self._log, self._auditing, self._limits = live, cluster, log, auditing, limits
         self._second = self._told = self._untold = 0
 
     def refusal(self, connection: Connection, command: Command) -> Command | None:
@@ -61,6 +69,12 @@ class Access:
                 return self._refuse(connection, command, name, reason, str(resource))
         if needs and self._auditing is not None:
             self._auditing.used(connection, command, name, needs[0][0])
+        if connection.user != name:
+            connection.user = name
+            connection.memo.clear()  # what is remembered of its sends has the user before
+        limits = self._limits
+        if limits is not None and limits.quotas.bounds_connections and (why := limits.refusal(connection, name)):
+            return command.answer(ResponseCode.SYSTEM_BUSY, why)
         return None
 
     def _refuse(self, connection: Connection, command: Command, name: str, reason: str, resource: str = "") -> Command:

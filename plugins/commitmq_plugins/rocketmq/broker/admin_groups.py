@@ -82,14 +82,16 @@ class AdminGroups:
 
     async def update(self, connection: Connection, command: Command) -> Command:
         """Request 200."""
-        return await self._update(command, [load_object(command.body)]) if command.body else command.answer()
+        return (
+            await self._update(connection, command, [load_object(command.body)]) if command.body else command.answer()
+        )
 
     async def update_list(self, connection: Connection, command: Command) -> Command:
         """Request 225."""
         wanted = as_list(load_object(command.body).get("groupConfigList"), "groupConfigList")
-        return await self._update(command, [as_object(one, "a group") for one in wanted])
+        return await self._update(connection, command, [as_object(one, "a group") for one in wanted])
 
-    async def _update(self, command: Command, groups: list[dict[str, Any]]) -> Command:
+    async def _update(self, connection: Connection, command: Command, groups: list[dict[str, Any]]) -> Command:
         for group in groups:
             name = group.get("groupName")
             refused = group_refusal(name if isinstance(name, str) else "")
@@ -97,7 +99,7 @@ class AdminGroups:
                 return command.answer(ResponseCode.INVALID_PARAMETER, refused)
         try:
             for group in groups:
-                await self._put(group)
+                await self._put(connection, group)
         except ProtocolError as error:
             return command.answer(*refusal_of(error))
         except BodyError as error:
@@ -105,7 +107,7 @@ class AdminGroups:
         await self._node.expect("pop")
         return command.answer()
 
-    async def _put(self, group: dict[str, Any]) -> None:
+    async def _put(self, connection: Connection, group: dict[str, Any]) -> None:
         """Raises ProtocolError, BodyError."""
         wanted = {name: group.get(name, default) for name, default in _DEFAULTS.items()}
         wanted = {name: _DEFAULTS[name] if value is None else value for name, value in wanted.items()}
@@ -118,7 +120,8 @@ class AdminGroups:
                 if error.code != "GROUP_NOT_EXIST":
                     raise
             wanted["attributes"] = _edited(known.get("attributes") or {}, changes)
-        await self._node.ask("coordinator", "group.config", group=group["groupName"], set=wanted)
+        more = self._node.on_behalf_of("group.config", connection.user, connection.peer[0])
+        await self._node.ask("coordinator", "group.config", group=group["groupName"], set=wanted, **more)
 
     async def all(self, connection: Connection, command: Command) -> Command:
         """Request 201. All groups and their number: a client that asks for pages then has them all with the first."""

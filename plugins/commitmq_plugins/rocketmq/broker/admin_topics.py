@@ -71,7 +71,7 @@ class AdminTopics:
             topic.attributes = parse(header.attributes)
             if topic.attributes.get("+message.type") == "MIXED":
                 return command.answer(ResponseCode.INVALID_PARAMETER, "MIXED message type is not supported.")
-            await self._put(topic)
+            await self._put(connection, topic)
         except (ProtocolError, AttributesError) as error:
             return self._failed(command, error)
         await self._registration.settle()
@@ -89,7 +89,7 @@ class AdminTopics:
                 return command.answer(ResponseCode.INVALID_PARAMETER, "MIXED message type is not supported.")
         try:
             for topic in topics:
-                await self._put(topic)
+                await self._put(connection, topic)
         except (ProtocolError, AttributesError) as error:
             return self._failed(command, error)
         await self._registration.settle()
@@ -112,7 +112,7 @@ class AdminTopics:
             return f"The topic[{name}] is conflict with system topic."
         return None
 
-    async def _put(self, topic: TopicConfig) -> None:
+    async def _put(self, connection: Connection, topic: TopicConfig) -> None:
         """Make the topic, or give it these settings. Raises ProtocolError, AttributesError."""
         known = self._topics.get(topic.topic_name)
         fields: dict[str, Any] = {
@@ -126,7 +126,8 @@ class AdminTopics:
             "attributes": merged(None if known is None else known.settings, topic.attributes),
             "update": True,
         }
-        await self._node.ask("coordinator", "topic.create", **fields)
+        more = self._node.on_behalf_of("topic.create", connection.user, connection.peer[0])
+        await self._node.ask("coordinator", "topic.create", **fields, **more)
 
     async def delete(self, connection: Connection, command: Command) -> Command:
         """Request 215: with the topic go the retry topics of the groups that shared its queues."""

@@ -33,6 +33,10 @@ class AppendLanes:
         """Whether the next message is to be handed over at once."""
         return self._was_lone and not self._under_way
 
+    def on_behalf_of(self, op: str, user: str) -> dict[str, Any]:
+        """What a run of a client of ``user`` carries, see :meth:`Node.on_behalf_of`."""
+        return self._node.on_behalf_of(op, user)
+
     def hand_over(self, role: str, op: str, fields: dict[str, Any], run: Any, messages: int, done: Done) -> None:
         """Send a run with so many clients' messages to ``role``, the process of the topic; ``done`` gets its answer.
 

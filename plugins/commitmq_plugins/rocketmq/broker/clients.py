@@ -79,12 +79,12 @@ class Clients:
         for consumer in data.consumers:
             if consumer.message_model != BROADCASTING:
                 try:
-                    await self._topics.retry_topics(consumer.group_name)
+                    await self._topics.retry_topics(consumer.group_name, user=connection.user)
                 except ProtocolError as error:
                     if error.code != "NO_PERMISSION":  # the group keeps no failed messages
                         return command.answer(*refusal_of(error))
             elif not data.without_sub:
-                await self._ask_broadcast(consumer.group_name)
+                await self._ask_broadcast(consumer.group_name, connection.user)
         if self.neighbours is not None:
             await self.neighbours.learn({one.topic for consumer in data.consumers for one in consumer.subscriptions})
         if connection.is_closed:  # meanwhile: nobody would ever take such a member out again
@@ -126,9 +126,11 @@ class Clients:
         found = self.registry.groups.get(group)
         return 0 if found is None else found.fingerprint
 
-    async def _ask_broadcast(self, group: str) -> None:
+    async def _ask_broadcast(self, group: str, user: str) -> None:
         try:
-            await self._node.ask("coordinator", "group.broadcast", group=group)
+            await self._node.ask(
+                "coordinator", "group.broadcast", group=group, **self._node.on_behalf_of("group.broadcast", user)
+            )
             self._no_broadcast.discard(group)
         except ProtocolError as error:
             if error.code == "NO_PERMISSION":

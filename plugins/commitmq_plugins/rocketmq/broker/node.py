@@ -8,13 +8,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from commitmq.errors import ProtocolError, StoreError
-from commitmq.plugin import NodeConfig, WorkerContext
+from commitmq.plugin import Actor, NodeConfig, WorkerContext
 from commitmq.protocol import wire
+from commitmq_plugins.rocketmq.broker.auditing import PROTOCOL
 from commitmq_plugins.rocketmq.broker.local_line import LocalLine
 from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError, NodeLine
 from commitmq_plugins.rocketmq.remoting.turn import Turn
 
 _TIMEOUT_S: Final = 5.0
+_MOST_PROOFS: Final = 10_000
 SERVICE_NOT_AVAILABLE: Final = "SERVICE_NOT_AVAILABLE"
 
 
@@ -25,9 +27,10 @@ class Node:
         """``turn`` is that of the server: the answers of a moment go to its clients together."""
         self._context, self._loop, self._turn = context, loop, turn
         self.layout = context.layout
-        self.control = context.control
+        self.control, self.quotas = context.control, context.quotas
         self._lines: dict[tuple[str, int], NodeLine] = {}
         self._local_lines: list[LocalLine] = []
+        self._on_behalf: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.on_check: Callable[[dict[str, Any], list[bytes]], None] | None = None
         """Takes the checks of transactions that the transaction process sends."""
 
@@ -35,6 +38,18 @@ class Node:
     def config(self) -> NodeConfig:
         """The node's settings, as they are now."""
         return self._context.config
+
+    def on_behalf_of(self, op: str, user: str, address: str = "") -> dict[str, Any]:
+        """What a request of the operation ``op`` carries that is made for a client of ``user``, whose quotas it counts for."""
+        if not user:
+            return {}
+        key = op, user, address
+        found = self._on_behalf.get(key)
+        if found is None:
+            if len(self._on_behalf) >= _MOST_PROOFS:
+                self._on_behalf.clear()
+            found = self._on_behalf[key] = self._context.vouching.fields(op, Actor(user, PROTOCOL, address))
+        return found
 
     def close(self) -> None:
         for line in self._lines.values():

@@ -50,6 +50,7 @@ class Offsets:
 
     def __init__(self, node: Node, topics: Topics, clients: Clients, loop: asyncio.AbstractEventLoop, log: Log) -> None:
         self._node, self._topics, self._clients, self._loop, self._log = node, topics, clients, loop, log
+        self._users: dict[str, str] = {}  # by group: whoever makes it by a commit, if it is not there
         self._noted: dict[Owner, dict[Queue, int]] = {}
         self._count = 0
         self._committing: asyncio.Task[None] | None = None
@@ -93,6 +94,8 @@ class Offsets:
         except ProtocolError as error:
             self._log.info("offsets are not stored", group=group, error=error.message)
             return False
+        if connection.user and self._node.quotas.bounds_names:
+            self._users[group] = connection.user
         return True
 
     def _commit_soon(self) -> None:
@@ -123,6 +126,7 @@ class Offsets:
             return
         self._count -= len(table)
         group, member = owner
+        more = self._node.on_behalf_of("offset.commit", self._users.pop(group, ""))
         entries = [[topic, queue, offset] for (topic, queue), offset in table.items()]
         for at in range(0, len(entries), _QUEUES_A_REQUEST):
             fields: dict[str, Any] = {
@@ -130,6 +134,7 @@ class Offsets:
                 "offsets": entries[at : at + _QUEUES_A_REQUEST],
                 "partial": True,
                 "reset": True,
+                **more,
             }
             if member is not None:
                 fields["member"] = member

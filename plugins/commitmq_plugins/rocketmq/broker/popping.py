@@ -101,7 +101,7 @@ class Pops:
                 "pop",
                 lane=hash(connection) % _LANES,
                 timeout_s=wait_ms / 1_000 + _PATIENCE_S,
-                **self._fields(header, wait_ms),
+                **self._fields(connection, header, wait_ms),
             )
         except ProtocolError as error:
             return self._refused(command, header, error)
@@ -184,7 +184,13 @@ class Pops:
         wait_ms = poll_ms - _MARGIN_MS - max(0, min(late_ms, 1_000))
         return max(0, min(wait_ms, poll_ms, self._limits.max_wait_ms))
 
-    def _fields(self, header: PopMessageRequestHeader, wait_ms: int) -> dict[str, Any]:
+    @property
+    def _has_rates(self) -> bool:
+        """Whether each client may receive so much a second."""
+        flow = self._node.config.flow
+        return bool(flow.client_pull_messages_per_s or flow.client_pull_bytes_per_s)
+
+    def _fields(self, connection: Connection, header: PopMessageRequestHeader, wait_ms: int) -> dict[str, Any]:
         limits = self._limits
         fields: dict[str, Any] = {
             "group": header.consumer_group,
@@ -194,6 +200,11 @@ class Pops:
             "wait_ms": wait_ms,
             "start": "earliest" if header.init_mode == _FROM_MINIMUM else "last",
         }
+        if self._has_rates:
+            fields["client"] = connection.name
+        quotas = self._node.quotas
+        if connection.user and (quotas.bounds_pulls or quotas.bounds_names):
+            fields |= self._node.on_behalf_of("pop", connection.user)
         if header.queue_id >= 0:
             fields["queue"] = header.queue_id
         if header.order:

@@ -56,6 +56,7 @@ from commitmq_plugins.rocketmq.broker.server_counts import ServerCounts
 from commitmq_plugins.rocketmq.broker.stored_replies import StoredReplies
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.broker.transactions import Transactions
+from commitmq_plugins.rocketmq.broker.user_limits import UserLimits
 from commitmq_plugins.rocketmq.limits import limits_of, tls_of
 from commitmq_plugins.rocketmq.remoting.server import RemotingServer
 from commitmq_plugins.rocketmq.remoting.tls import ENFORCING
@@ -79,7 +80,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     host = settings.advertised_host or network.store_host
     users = AccessFile(context.layout.root)
     auditing = Auditing(context.audit, network.cluster_name)
-    access = Access(LiveAccess(users, log), network.cluster_name, log, auditing)
+    access = Access(LiveAccess(users, log), network.cluster_name, log, auditing, UserLimits(context.quotas))
     turn = Turn(loop)
     node = Node(context, loop, turn)
     topics = Topics(node)

@@ -123,6 +123,8 @@ class Pulls:
             "group": header.consumer_group,
             "client": connection.name,
         }
+        if self._node.quotas.bounds_pulls and connection.user:
+            fields |= self._node.on_behalf_of("pull", connection.user)
         wait_ms = 0
         if header.sys_flag & _SUSPEND and header.queue_offset >= 0:
             wanted_ms = (

@@ -63,7 +63,7 @@ class Retries:
         """
         group = header.topic.removeprefix(_RETRY)
         self._clients.charge(connection, group)
-        await self._topics.retry_topics(group)
+        await self._topics.retry_topics(group, user=connection.user)
         most = int((await self.settings(group)).get("retryMaxTimes", 16))
         if header.max_reconsume_times is not None and version >= V3_4_9:
             most = header.max_reconsume_times
@@ -79,7 +79,7 @@ class Retries:
         header = ConsumerSendMsgBackRequestHeader.decode(command.ext_fields)
         try:
             self._clients.charge(connection, header.group)
-            await self._topics.retry_topics(header.group)
+            await self._topics.retry_topics(header.group, user=connection.user)
             record = await self._record(header.offset)
             if header.max_reconsume_times is not None and command.version >= V3_4_9:
                 most = header.max_reconsume_times

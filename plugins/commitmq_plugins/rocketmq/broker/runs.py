@@ -96,6 +96,8 @@ class Runs:
 
     def send_batch(self, key: RunKey, fields: dict[str, Any], body: Any, waiting: Waiting) -> None:
         """Store a batch as one record."""
+        if key.user:
+            fields |= self._lanes.on_behalf_of("batch", key.user)
         self._lanes.hand_over(
             key.role, "batch", fields, body, 1, lambda answer: self._stored(key, [body], [waiting], 1, answer)
         )
@@ -131,6 +133,8 @@ class Runs:
         }
         if key.client:
             fields["client"] = key.client
+        if key.user:
+            fields |= self._lanes.on_behalf_of("append", key.user)
         run = data[0] if len(data) == 1 else b"".join(data)
         self._lanes.hand_over(
             key.role, "append", fields, run, len(requests),

@@ -23,6 +23,8 @@ from commitmq_plugins.rocketmq.remoting.server import Connection
 
 _COMPRESSION: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
 _TRANSACTION: Final = 0xC
+CLIENTS: Final = 1
+USERS: Final = 2
 _MAX_KNOWN: Final = 256  # of a connection
 _MAX_NAME_LENGTH: Final = 1_024
 _MAX_RUN_KEYS: Final = 100_000
@@ -33,20 +35,21 @@ _CONSTANT: Final = itemgetter("a", "b", "c", "d", "e", "f", "h", "j", "k")
 
 
 class RunKey:
-    """What all records of a run have in common. Two keys are never equal. ``client`` is the sender, where senders have rates;
-    otherwise it is empty.
+    """What all records of a run have in common. Two keys are never equal. ``client`` is the sender, where senders have rates,
+    and ``user`` the user, where users have; otherwise they are empty.
     """
 
-    __slots__ = ("ack", "client", "queue", "role", "topic", "v6")
+    __slots__ = ("ack", "client", "queue", "role", "topic", "user", "v6")
 
-    def __init__(self, role: str, topic: str, queue: int, ack: str, v6: bool, client: str = "") -> None:
-        self.role, self.topic, self.queue, self.ack, self.v6, self.client = role, topic, queue, ack, v6, client
+    def __init__(self, role: str, topic: str, queue: int, ack: str, v6: bool, client: str = "", user: str = "") -> None:
+        self.role, self.topic, self.queue, self.ack, self.v6 = role, topic, queue, ack, v6
+        self.client, self.user = client, user
 
 
 class Target(NamedTuple):
     """``flushed`` and ``memory``: the run of a message whose sender waits for the flush, and of one that does not.
 
-    ``version``: of the topics, when it was made. ``has_rates``: whether clients had rates then.
+    ``version``: of the topics, when it was made. ``rates``: who had rates then, of CLIENTS and USERS.
     """
 
     topic: str
@@ -57,7 +60,7 @@ class Target(NamedTuple):
     is_batch: bool
     is_inner: bool
     version: int
-    has_rates: bool
+    rates: int
 
 
 class Known(NamedTuple):
@@ -71,12 +74,12 @@ class Known(NamedTuple):
 class SendTargets:
     """All targets. Raises :class:`Refusal` for a send that no queue takes."""
 
-    def __init__(self, check: RunCheck, *, is_sync: bool, has_rates: Callable[[], bool]) -> None:
-        """``is_sync``: the node flushes before it answers, unless a message does not wait. ``has_rates``: whether each
-        client has rates now, so that messages of several clients are several runs.
+    def __init__(self, check: RunCheck, *, is_sync: bool, rates: Callable[[], int]) -> None:
+        """``is_sync``: the node flushes before it answers, unless a message does not wait. ``rates``: who has rates now, a sum
+        of CLIENTS and USERS: their messages are several runs then.
         """
-        self._check, self._is_sync, self._has_rates = check, is_sync, has_rates
-        self._keys: dict[tuple[str, str, int, str, bool, str], RunKey] = {}
+        self._check, self._is_sync, self._rates = check, is_sync, rates
+        self._keys: dict[tuple[str, str, int, str, bool, str, str], RunKey] = {}
 
     def known(self, connection: Connection, command: Command, version: int) -> Known | None:
         """The target of a send like an earlier one of the connection; None for another send."""
@@ -87,7 +90,7 @@ class SendTargets:
         except (KeyError, ValueError):
             return None
         text = fields.get("i", "")
-        is_as_then = target.version == version and target.has_rates == self._has_rates()
+        is_as_then = target.version == version and target.rates == self._rates()
         if not is_as_then or not 0 <= born_ms <= _MAX_LONG or Property.PRIORITY in text:
             return None
         return Known(target, born_ms, text)
@@ -130,19 +133,19 @@ class SendTargets:
             raise Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         role = "memory" if topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY else "writer"
         v6 = len(born_host) == 20
-        has_rates = self._has_rates()
-        client = connection.name if has_rates else ""
-        memory = self._key(role, header.topic, queue, "memory", v6, client)
+        rates = self._rates()
+        sender = connection.name if rates & CLIENTS else "", connection.user if rates & USERS else ""
+        memory = self._key(role, header.topic, queue, "memory", v6, *sender)
         return Target(
             header.topic,
             queue,
-            self._key(role, header.topic, queue, "flushed", v6, client) if self._is_sync else memory,
+            self._key(role, header.topic, queue, "flushed", v6, *sender) if self._is_sync else memory,
             memory,
             form,
             batch,
             batch and topic.attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH,
             version,
-            has_rates,
+            rates,
         )
 
     def _key(self, *parts: Any) -> RunKey:

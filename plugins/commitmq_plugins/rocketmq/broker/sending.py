@@ -18,7 +18,6 @@ from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.format.constants import Host, Property
 from commitmq.format.message_id import pack_host
 from commitmq.format.properties import decode_properties, encode_properties
-from commitmq.plugin import NodeConfig
 from commitmq.semantics.priority import counts, priority_of, queue_of
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RunCheck
 from commitmq.store.metadata.topic_config import TopicConfig
@@ -32,7 +31,7 @@ from commitmq_plugins.rocketmq.broker.plain_properties import DROPPED, WAITED, C
 from commitmq_plugins.rocketmq.broker.retries import Retries
 from commitmq_plugins.rocketmq.broker.runs import Runs, Waiting
 from commitmq_plugins.rocketmq.broker.send_refusal import FAQ, SEND_FIELDS, Refusal, check_name
-from commitmq_plugins.rocketmq.broker.send_targets import RunKey, SendTargets, Target, is_batch
+from commitmq_plugins.rocketmq.broker.send_targets import CLIENTS, USERS, RunKey, SendTargets, Target, is_batch
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
@@ -69,7 +68,7 @@ class Sends:
         self._targets = SendTargets(
             self._check,
             is_sync=config.commit_log.flush_mode == "sync",
-            has_rates=lambda: _has_rates(node.config),
+            rates=lambda: _rates(node),
         )
         self._runs = Runs(config, AppendLanes(node), loop, counting, SEND_FIELDS)
         self.expects_reply: Callable[[dict[str, str]], None] = lambda properties: None
@@ -134,7 +133,8 @@ class Sends:
             raise Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!{FAQ}")
         self._allowances.topic(connection, header.topic)
         most, perm = template
-        return await self._topics.create(header.topic, max(1, min(header.default_topic_queue_nums, most)), perm=perm)
+        queues = max(1, min(header.default_topic_queue_nums, most))
+        return await self._topics.create(header.topic, queues, perm=perm, user=connection.user)
 
     async def stored(
         self,
@@ -272,9 +272,11 @@ class Sends:
         self._runs.send_batch(key, fields, command.body, waiting)
 
 
-def _has_rates(config: NodeConfig) -> bool:
-    """Whether clients have rates: messages of several clients are several runs then."""
-    return bool(config.flow.client_send_messages_per_s or config.flow.client_send_bytes_per_s)
+def _rates(node: Node) -> int:
+    """Whether clients and users have rates: messages of several of them are several runs then."""
+    flow = node.config.flow
+    clients = CLIENTS if flow.client_send_messages_per_s or flow.client_send_bytes_per_s else 0
+    return clients | USERS if node.quotas.bounds_sends else clients
 
 
 def _ranked(text: str, queue: int, topic: TopicConfig) -> tuple[int, str]:

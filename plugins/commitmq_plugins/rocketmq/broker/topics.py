@@ -67,12 +67,19 @@ class Topics:
         self.sync()
         return self._table.topics.get(name)
 
-    async def create(self, name: str, queues: int, *, perm: int = 6) -> TopicConfig:
-        """The topic, made if there is none. Raises ProtocolError."""
+    async def create(self, name: str, queues: int, *, perm: int = 6, user: str = "") -> TopicConfig:
+        """The topic, made for ``user`` if there is none. Raises ProtocolError."""
         found = self.get(name)
         if found is not None:
             return found
-        await self._node.ask("coordinator", "topic.create", topic=name, queues=queues, perm=perm)
+        await self._node.ask(
+            "coordinator",
+            "topic.create",
+            topic=name,
+            queues=queues,
+            perm=perm,
+            **self._node.on_behalf_of("topic.create", user),
+        )
         return self.must_get(name)
 
     def template(self, name: str) -> tuple[int, int] | None:
@@ -93,11 +100,13 @@ class Topics:
             raise ProtocolError("TOPIC_NOT_EXIST", f"topic {name} was deleted meanwhile")
         return found
 
-    async def retry_topics(self, group: str, *, dead: bool = False) -> None:
-        """Make the retry topic of ``group``, unless it is there, and with ``dead`` its dead-letter topic.
+    async def retry_topics(self, group: str, *, dead: bool = False, user: str = "") -> None:
+        """Make the retry topic of ``group``, unless it is there, and with ``dead`` its dead-letter topic. A new group is
+        made for ``user``.
 
         RocketMQ makes the dead-letter topic with the first dead letter. Raises ProtocolError.
         """
         if self.get(f"%RETRY%{group}") is None or (dead and self.get(f"%DLQ%{group}") is None):
-            await self._node.ask("coordinator", "group.retry_topics", group=group, only_retry=not dead)
+            more = self._node.on_behalf_of("group.retry_topics", user)
+            await self._node.ask("coordinator", "group.retry_topics", group=group, only_retry=not dead, **more)
             self.sync()

@@ -27,8 +27,8 @@ class Connection:
     __slots__ = (
         "__weakref__", "_asked", "_channel", "_due_s", "_frame_began_s", "_is_behind", "_is_closing",
         "_is_flush_due", "_is_open", "_is_reading", "_is_writing", "_loop", "_oneways", "_parser",
-        "_pending_bytes", "_request_bytes", "_sent_s", "_server", "_sizes", "_unanswered", "heard",
-        "is_closed", "memo", "peer",
+        "_pending_bytes", "_sent_s", "_server", "_sizes", "_unanswered", "heard",
+        "is_closed", "memo", "peer", "request_bytes", "user",
     )  # fmt: skip
 
     def __init__(self, server: Owner, sock: socket.socket, peer: tuple[str, int]) -> None:
@@ -39,14 +39,14 @@ class Connection:
         self._pending_bytes = 0
         self._asked = Asked()
         self._unanswered = self._oneways = 0
-        self._request_bytes = 0
+        self.request_bytes = 0  # of requests without an answer
         self._sizes: dict[int, int] = {}
         self.heard = self._sent_s = time.monotonic()
         self._frame_began_s = 0.0
         self._due_s = 0.0
         self._is_open = server.tls is None
         self._is_reading = self._is_writing = self._is_closing = self._is_flush_due = self._is_behind = False
-        self.is_closed = False
+        self.is_closed, self.user = False, ""  # the user is whoever has signed the last request, as the handler found
         self.memo: dict[Any, Any] = {}
         """For the handler, which bounds it: what it found out about earlier requests."""
 
@@ -95,7 +95,7 @@ class Connection:
 
     @property
     def _has_too_many(self) -> bool:
-        size, limits = self._request_bytes, self._server.limits
+        size, limits = self.request_bytes, self._server.limits
         # Nobody could be told that a one-way request is too much.
         if size > limits.max_request_bytes or self._oneways >= limits.max_requests:
             return True
@@ -246,7 +246,7 @@ class Connection:
         size = command.frame_bytes
         self._oneways += command.is_oneway
         self._unanswered += not command.is_oneway
-        self._request_bytes += size
+        self.request_bytes += size
         self._sizes[command.opaque] = self._sizes.get(command.opaque, 0) + size
         self._server.note_requests(size)
         if self._has_too_many:
@@ -257,7 +257,7 @@ class Connection:
         was_full = self._has_too_many
         self._oneways -= is_oneway
         self._unanswered -= not is_oneway
-        self._request_bytes -= size
+        self.request_bytes -= size
         self._server.note_requests(-size)
         if was_full:
             self.regulate()
@@ -389,8 +389,8 @@ class Connection:
         self._channel.close()
         self._asked.fail(self.name)
         self._sizes.clear()
-        self._server.note_requests(-self._request_bytes)
-        self._request_bytes = 0
+        self._server.note_requests(-self.request_bytes)
+        self.request_bytes = 0
         self._server.remove(self, self._pending_bytes)
 
 

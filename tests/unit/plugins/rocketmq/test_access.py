@@ -122,6 +122,10 @@ def test_everything_else_is_for_super_users(code: int) -> None:
 class Peer:
     peer = ("10.1.2.3", 40_000)
     name = "10.1.2.3:40000"
+    user = ""
+
+    def __init__(self) -> None:
+        self.memo: dict[str, str] = {}
 
 
 def access(folder: Path, *entries: str, **user: bool) -> Access:

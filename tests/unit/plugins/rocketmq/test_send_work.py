@@ -58,7 +58,7 @@ class Peer:
 
     def __init__(self, port: int = 40_000) -> None:
         self.memo: dict[Any, Any] = {}
-        self.peer = "127.0.0.1", port
+        self.peer, self.user = ("127.0.0.1", port), ""
         self.name = f"127.0.0.1:{port}"
         self.frames: list[bytes] = []
         self.unwanted: list[Any] = []
@@ -82,7 +82,12 @@ class Stage:
         loop = asyncio.get_running_loop()
         self.line, self.peer = Line(), Peer()
         local = SimpleNamespace(call=lambda *_, **__: False)
-        node = SimpleNamespace(config=config or NodeConfig(), line=lambda _: self.line, local_line=lambda: local)
+        node = SimpleNamespace(
+            config=config or NodeConfig(),
+            quotas=SimpleNamespace(bounds_sends=False),
+            line=lambda _: self.line,
+            local_line=lambda: local,
+        )
         topic = TopicConfig("T", 4, 4)
         topics = SimpleNamespace(sync=lambda: None, version=3, get=lambda name: topic if name == "T" else None)
         self.counting = Counting("cluster", loop)

@@ -184,7 +184,7 @@ def test_a_oneway_request_has_no_answer_whatever_happens(tmp_path: Path) -> None
             assert (connection._unanswered, connection._oneways) == (0, 1), "one waits, though nobody wants its answer"
             waiting, command = at.service.parked[0]
             waiting.send(command.answer())
-            assert connection._oneways == connection._request_bytes == at.server._request_bytes == 0
+            assert connection._oneways == connection.request_bytes == at.server._request_bytes == 0
             assert (await peer.ask(Command(ECHO, opaque=100))).opaque == 100
 
     run(main)
@@ -315,7 +315,7 @@ def test_requests_without_an_answer_have_limited_bytes(tmp_path: Path) -> None:
             at.service.release.set()
             for _ in range(100):
                 assert (await peer.next()).code == 0
-            assert connection._request_bytes == 0
+            assert connection.request_bytes == 0
 
     run(main)
 

@@ -20,7 +20,7 @@ from commitmq.format.file_names import segment_name
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.workers.flush import process as flush
-from commitmq.workers.runtime.context import role_slot
+from commitmq.workers.runtime.slots import role_slot
 from commitmq.workers.writer.writer_sync import InlineFsync
 from queue_store import QueueStore
 

@@ -15,7 +15,7 @@ from commitmq.config import NodeConfig, from_mapping
 from commitmq.control import ControlBlock, WorkerWord
 from commitmq.workers.runtime import coalescing as pauses
 from commitmq.workers.runtime.coalescing import LITTLE_BYTES, CoalescingDelay
-from commitmq.workers.runtime.context import role_slot
+from commitmq.workers.runtime.slots import role_slot
 
 
 class Clock:

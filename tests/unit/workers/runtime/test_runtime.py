@@ -28,9 +28,10 @@ from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision import node_files
 from commitmq.workers.runtime import context as runtime
-from commitmq.workers.runtime.context import ExitCode, SupervisorGone, WorkerContext, role_slot
+from commitmq.workers.runtime.context import ExitCode, SupervisorGone, WorkerContext
 from commitmq.workers.runtime.doorbell import NAPPING, SLEEPING, Doorbell
 from commitmq.workers.runtime.role_lock import acquire_role_lock
+from commitmq.workers.runtime.slots import role_slot
 
 ROLE = "reput"
 SLOT = role_slot(ROLE)
