@@ -75,6 +75,15 @@ def test_the_page_lists_all_routes_and_settings() -> None:
         assert settings[one.name] == shown, one.name
 
 
+def test_each_page_has_its_pictures() -> None:
+    text = (PAGE.parent / "dashboard-pictures.md").read_text(encoding="utf-8")
+    names = [f"{one.picture}-{scheme}.png" for one in PAGES if one.method == "GET" for scheme in ("light", "dark")]
+    assert re.findall(r"\(pictures/dashboard/([^)]+)\)", text) == names
+    sizes = {path.name: path.stat().st_size for path in (PAGE.parent / "pictures" / "dashboard").iterdir()}
+    assert set(sizes) == set(names)
+    assert sum(sizes.values()) < 800_000
+
+
 def test_it_is_off_until_it_is_turned_on() -> None:
     assert commitmq_workers(config()) == []
     [spec] = commitmq_workers(config(enable=True))
