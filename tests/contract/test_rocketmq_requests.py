@@ -293,3 +293,36 @@ def test_the_doctor_signs_its_requests_where_there_are_users(tmp_path: Path) -> 
         code, text = doctor("--access-key", "root", "--timeout", "20", stdin="its-secret\n")
         assert code == 0, text
         assert doctor("--access-key", "root")[0] == 2, "without a secret it does not begin"
+
+
+# ---------------------------------------------------------------- statistics
+
+
+def test_messages_that_are_sent_back_are_counted_where_they_go(at: Served) -> None:
+    """RocketMQ's names and keys; the key of a dead letter begins with the owner of an account."""
+    wanted = {
+        ("SNDBCK_PUT_NUMS", "toys@menders"): 2.0,
+        ("SNDBCK2DLQ_TIMES", "null@toys@menders@SEND_BACK_TO_DLQ"): 1.0,
+        ("TOPIC_PUT_NUMS", "%RETRY%menders"): 1.0,
+    }
+
+    async def talk(client: RemotingClient) -> dict[tuple[str, str], float]:
+        for number, level in enumerate((18, -1)):
+            answer = await send(client, b"x", f"TOY{number}", b="toys")
+            place = str(int(answer.ext_fields["msgId"][16:], 16))
+            fields = {"offset": place, "group": "menders", "delayLevel": str(level), "originTopic": "toys",
+                      "originMsgId": answer.ext_fields["msgId"], "maxReconsumeTimes": "16"}  # fmt: skip
+            assert (await client.request(request(RequestCode.CONSUMER_SEND_MSG_BACK, fields), 10)).code == 0
+        found = {}
+        for name, key in wanted:
+            shown = await client.request(
+                request(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": name, "statsKey": key})
+            )
+            assert shown.code == 0, shown.remark
+            found[name, key] = float(load_object(shown.body)["statsMinute"]["sum"])
+        info = load_object((await client.request(request(RequestCode.GET_BROKER_RUNTIME_INFO))).body)["table"]
+        assert int(info["putMessageEntireTimeMax"]) >= 0
+        assert int(info["putMessageFailedTimes"]) >= 0
+        return found
+
+    assert ask(at.port, talk) == wanted

@@ -81,6 +81,7 @@ ELSEWHERE = {
     "rocketmq.ask.append:after": "tests/crash/test_rocketmq_deaths.py",
     "rocketmq.ask.append:before": "tests/crash/test_rocketmq_deaths.py",
     "rocketmq.asked.append": "tests/crash/test_rocketmq_deaths.py",
+    "rocketmq.done.LOCK_BATCH_MQ": "tests/crash/test_rocketmq_deaths.py",
     "rocketmq.read.SEND_MESSAGE_V2": "tests/crash/test_rocketmq_deaths.py",
     "rocketmq.register:after": "tests/crash/test_rocketmq_deaths.py",
     "rocketmq.register:before": "tests/crash/test_rocketmq_deaths.py",

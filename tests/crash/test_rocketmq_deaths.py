@@ -2,9 +2,10 @@
 
 Method: one node whose servers die by kill -9 at a table of failpoints, each once, on both sides of each step: a request read,
 a question handed to the node, its answer, the client's answer. Meanwhile clients that speak the protocol send, consume and
-commit, end transactions, pop and ack, send back, and ask for routes. They repeat what has no answer. Then: every
-acknowledged message is there; no offset that was read went back; transactions ended as they were told; every popped message
-was acknowledged after all; what was sent back is in the retry topic.
+commit, end transactions, pop and ack, send back, lock queues, join and leave groups, and ask for routes. They repeat what has
+no answer. Then: every acknowledged message is there; no offset that was read went back; transactions ended as they were told;
+every popped message was acknowledged after all; what was sent back is in the retry topic; no queue was locked by two clients;
+and no group has a member that is gone.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from commitmq import Admin
 from commitmq.semantics.pop import ReceiptHandle, parse_info
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
-from commitmq_plugins.rocketmq.remoting.fastjson import load_object
+from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
 from delays import everything
 from nodes import Node, eventually
 from rocketmq_peer import Peer, has_code, heartbeat, is_pulled, pull, records, send, served_node
@@ -41,6 +43,7 @@ SOME = (
     "rocketmq.asked.transaction.end=kill@2",
     "rocketmq.asked.pop=kill@3",
     "rocketmq.ask.ack:after=kill@3",
+    "rocketmq.done.LOCK_BATCH_MQ=kill@5",
     "namesrv.read.GET_ROUTEINFO_BY_TOPIC=kill@6",
 )
 SENDS = (
@@ -72,6 +75,17 @@ GROUPS = (
     "rocketmq.ask.offset.commit:after=kill@5",
     "rocketmq.asked.offset.fetch=kill@3",
 )
+LOCKS = (
+    "rocketmq.read.LOCK_BATCH_MQ=kill@3",
+    "rocketmq.done.LOCK_BATCH_MQ=kill@4",
+    "rocketmq.done.HEART_BEAT=kill@3",
+    "rocketmq.done.UPDATE_CONSUMER_OFFSET=kill@5",
+    "rocketmq.done.ACK_MESSAGE=kill@3",
+    "rocketmq.done.UNREGISTER_CLIENT=kill@1",
+    "rocketmq.ask.group.leave:before=kill@1",
+    "rocketmq.ask.group.leave:after=kill@2",
+    "rocketmq.asked.group.leave=kill@1",
+)
 MOVERS = (
     "rocketmq.read.END_TRANSACTION=kill@2",
     "rocketmq.ask.transaction.end:before=kill@3",
@@ -97,13 +111,14 @@ class Load:
         self.rolled_back: set[bytes] = set()
         self.acked: set[bytes] = set()
         self.sent_back: set[bytes] = set()
-        self.offset = 0
+        self.offset = self.locked = 0
         self.turns: dict[str, int] = {}
         self.deaths = 0
 
     async def run(self, fired: Callable[[], bool]) -> None:
         """Until every failpoint has fired, and a moment longer."""
-        loads = (self._send, self._consume, self._transact, self._pop, self._send_back, self._ask_routes)
+        loads = (self._send, self._consume, self._transact, self._pop, self._send_back, self._ask_routes, self._lock,
+                 self._come_and_go)  # fmt: skip
         async with asyncio.TaskGroup() as group:
             for load in loads:
                 group.create_task(self._with_peer(load))
@@ -234,9 +249,57 @@ class Load:
             assert load_object(answer.body)["queueDatas"][0]["brokerName"] == "commitmq"
             await asyncio.sleep(0.1)
 
+    async def _lock(self, peer: Peer) -> None:
+        """A client locks both queues again and again, as it must. Another one asks for them in between."""
+        other, deaths = Peer(self.port), -1
+        try:
+            while self._turn("lock"):
+                if peer.deaths != deaths:
+                    await peer.until(heartbeat("walker@1", "walkers", "orders"))
+                deaths = peer.deaths
+                answer = await peer.until(lock("walker@1"))
+                mine, others_deaths = locked(answer), other.deaths
+                theirs = locked(await other.until(lock("walker@2")))
+                await asyncio.sleep(0.05)  # the end of a connection is seen by then
+                if (peer.deaths, other.deaths) == (deaths, others_deaths):  # one life of the server
+                    assert not mine & theirs, "two clients have locked one queue"
+                    self.locked += len(mine)
+                if theirs:  # after a death, which forgets all locks
+                    await other.until(lock("walker@2", RequestCode.UNLOCK_BATCH_MQ))
+        finally:
+            await other.close()
+
+    async def _come_and_go(self, peer: Peer) -> None:
+        """A consumer joins its group, becomes a member at the node, and leaves."""
+        while self._turn("come_and_go"):
+            await peer.until(heartbeat("passer@1", "passers", "orders"))
+            await asyncio.sleep(0.3)
+            fields = {"clientID": "passer@1", "consumerGroup": "passers"}
+            await peer.until(request(RequestCode.UNREGISTER_CLIENT, fields))
+            await asyncio.sleep(0.1)
+
+
+def lock(client_id: str, code: RequestCode = RequestCode.LOCK_BATCH_MQ) -> Command:
+    """A client of ``walkers`` locks both queues of ``orders``, or unlocks them."""
+    queues = [{"topic": "orders", "brokerName": "commitmq", "queueId": queue} for queue in range(2)]
+    return request(code, body=dumps({"consumerGroup": "walkers", "clientId": client_id, "mqSet": queues}))
+
+
+def locked(answer: Command) -> set[int]:
+    """The queues that the client has."""
+    return {int(one["queueId"]) for one in load_object(answer.body)["lockOKMQSet"]}
+
+
+def members(node: Node) -> list[str]:
+    """The members of all groups at the node."""
+    with Admin(node.address) as admin:
+        return [one for name in ("readers", "walkers", "passers") for one in admin.group(name)["members"]]
+
 
 def check(node: Node, load: Load) -> None:
     """What was acknowledged is there."""
+    eventually(lambda: members(node) == [], "no group has a member that is gone", timeout_s=30)
+    assert load.locked > 0
     for topic, bodies in load.sent.items():
         assert bodies <= {one.body for one in everything(node, topic)}, f"acknowledged messages of {topic} are lost"
     assert load.committed, "no transaction was committed"
@@ -261,6 +324,7 @@ def check(node: Node, load: Load) -> None:
         pytest.param(SENDS, id="sends", marks=pytest.mark.slow),
         pytest.param(GROUPS, id="groups", marks=pytest.mark.slow),
         pytest.param(MOVERS, id="movers", marks=pytest.mark.slow),
+        pytest.param(LOCKS, id="locks", marks=pytest.mark.slow),
     ],
 )
 def test_clients_survive_the_deaths_of_both_servers(tmp_path: Path, points: tuple[str, ...]) -> None:

@@ -154,6 +154,8 @@ class PopConfig:
     enable: bool = _key(True)
     exactly_once: bool = _key(True)
     revive_queues: int = _key(8, 1, 256)
+    retry_topics_v2: bool = _key(False)
+    read_retry_topics_v1: bool = _key(True)
     min_invisible_ms: int = _key(2_000, 2_000)
     max_invisible_ms: int = _key(43_200_000, 2_000, 172_800_000)
     max_messages: int = _key(256, 1, 4_096)

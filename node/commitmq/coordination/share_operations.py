@@ -127,7 +127,11 @@ class ShareOperations:
             self._forget_old(now_ms)
             self._until_ms[group] = now_ms + LEASE_MS
         staged = any(self._topics.is_staged(name) for name in wanted)
-        fields: Fields = {"max_retries": config.max_retries, "lease_ms": LEASE_MS}
+        fields: Fields = {
+            "max_retries": config.max_retries,
+            "priority_factor": config.priority_factor,
+            "lease_ms": LEASE_MS,
+        }
         if heard is not None:
             fields["resets"], fields["heard"] = self._unheard(group, heard)
         return Answer(lambda: fields, "topics" if staged else None)

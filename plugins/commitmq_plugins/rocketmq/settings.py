@@ -20,7 +20,8 @@ class RocketMQSettings:
 
     ``max_groups_per_connection`` and ``max_topics_per_connection`` bound what is new to the node and made by one connection,
     ``max_new_names_per_second`` what all connections of one address make of both. ``max_memberships_per_connection`` counts
-    the groups of consumers and of producers that one connection is in, known ones too; ``max_waiting_pulls_per_connection``
+    the groups of consumers and of producers that one connection is in, known ones too, and ``max_memberships_per_address``
+    those of all connections of one address; ``max_waiting_pulls_per_connection``
     and ``max_waiting_pops_per_connection`` its requests that wait for messages; ``max_locks_per_address`` locks of ordered
     queues. 0 means no limit for ``max_connections_per_address`` and ``max_new_names_per_second``.
 
@@ -47,6 +48,7 @@ class RocketMQSettings:
     max_topics_per_connection: int = setting(256, 1, 1_000_000)
     max_new_names_per_second: int = setting(20, 0, 1_000_000)
     max_memberships_per_connection: int = setting(2_048, 1, 1_000_000)
+    max_memberships_per_address: int = setting(8_000, 1, 10_000_000)
     max_waiting_pulls_per_connection: int = setting(4_096, 1, 1_000_000)
     max_waiting_pops_per_connection: int = setting(1_024, 1, 1_000_000)
     max_locks_per_address: int = setting(50_000, 1, 200_000)

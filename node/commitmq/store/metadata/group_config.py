@@ -46,7 +46,8 @@ SETTABLE: dict[str, range | None] = {
     "whichBrokerWhenConsumeSlowly": range(_MOST),
 }
 _OBJECTS: Final = ("attributes", "groupRetryPolicy")
-"""Settings that are objects; the node keeps them for RocketMQ's tools, and no process of it reads them."""
+"""Settings that are objects. The node keeps them for RocketMQ's tools, and reads one attribute of them."""
+_PRIORITY_FACTOR: Final = "priority.factor"
 
 
 @dataclass(slots=True)
@@ -65,6 +66,14 @@ class GroupConfig:
     def max_retries(self) -> int:
         """So often a failed message is given to the group again before it is a dead letter."""
         return _number(self.settings.get("retryMaxTimes"), 16)
+
+    @property
+    def priority_factor(self) -> int:
+        """Of 100 pops of a topic of the type PRIORITY so many begin with its highest queue: RocketMQ's priority.factor."""
+        attributes = self.settings.get("attributes")
+        text = str(attributes.get(_PRIORITY_FACTOR, "")) if isinstance(attributes, dict) else ""
+        is_number = text.isascii() and text.isdigit() and len(text) <= 3
+        return min(int(text), 100) if is_number else 100
 
     @property
     def consume_enabled(self) -> bool:

@@ -12,7 +12,8 @@ from commitmq.control import ControlBlock, Word
 from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError, ProtocolError
 from commitmq.format.constants import LMQ_PREFIX, QUEUE_OFFSET_OFFSET, Property
 from commitmq.semantics.pop import MAX_MESSAGES
-from commitmq.semantics.retry import is_retry_topic, pop_retry_topic
+from commitmq.semantics.pop_names import USUAL_NAMES, RetryNames
+from commitmq.semantics.retry import is_retry_topic
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.metadata.topic_config import MESSAGE_TYPE, MESSAGE_TYPE_PRIORITY
 from commitmq.store.queues.pull_result import PullStatus
@@ -24,7 +25,10 @@ from commitmq.workers.reader.places import Place, Places
 from commitmq.workers.runtime.context import monotonic_ms
 
 _LONG: Final = struct.Struct(">q")
-_RETRY_FIRST: Final = 0.2
+_LOTS: Final = 100
+_RETRY_FIRST: Final = 20
+_RETRY_FIRST_BY_PRIORITY: Final = 0
+"""Of so many lots these look into the retry topic first: popFromRetryProbability and popFromRetryProbabilityForPriority."""
 _MOST_READS: Final = 256
 MOST_MS: Final = 50
 MOVES_ON: Final = (
@@ -67,15 +71,26 @@ class Found:
     until_ms: int = 0
     is_cut: bool = False
     """Whether reads or time were over before all queues were looked into."""
+    rest: int = 0
+    """Messages left in the queues that the pop came to, when it asks for that: RocketMQ's restNum."""
+    ends: dict[QueueKey, int] = field(default_factory=dict)
+    """Where those queues end that were read, for ``rest``."""
 
 
 class Finder:
     """See the module."""
 
     def __init__(
-        self, control: ControlBlock, places: Places, shares: Shares, points: Points, max_bytes: int, seed: int = 0
+        self,
+        control: ControlBlock,
+        places: Places,
+        shares: Shares,
+        points: Points,
+        max_bytes: int,
+        seed: int = 0,
+        names: RetryNames = USUAL_NAMES,
     ) -> None:
-        self._control = control
+        self._control, self._names = control, names
         self._places, self.shares, self._points = places, shares, points
         self._max_bytes = max_bytes
         self._random = random.Random(seed or None)
@@ -105,20 +120,37 @@ class Finder:
         found = Found(share, until_ms=monotonic_ms() + MOST_MS)
         topics = list(pop.topics)
         self._random.shuffle(topics)
-        retry_first = self._random.random() < _RETRY_FIRST
+        lot = self._random.randrange(_LOTS)
         try:
             for popped in topics:
-                retry = pop_retry_topic(popped, pop.group)
-                for name in (retry, popped) if retry_first and not self._is_ranked(popped) else (popped, retry):
-                    self._of_topic(pop, found, popped, name)
+                is_ranked = lot < share.priority_factor and self._is_ranked(popped)
+                retry_first = lot < (_RETRY_FIRST_BY_PRIORITY if is_ranked else _RETRY_FIRST)
+                if retry_first:
+                    self._of_retries(pop, found, popped, lot)
+                self._of_topic(pop, found, popped, popped, is_ranked=is_ranked)
+                if not retry_first:
+                    self._of_retries(pop, found, popped, lot)
         except BaseException:
             take_back(found)  # nobody gets the messages found so far
             raise
         return found
 
-    def _of_topic(self, pop: Pop, found: Found, popped: str, name: str) -> None:
+    def _of_retries(self, pop: Pop, found: Found, popped: str, lot: int) -> None:
+        """Of one retry topic at most: an answer's texts cannot tell two apart, says RocketMQ."""
+        before = len(found.portions)
+        for name in self._names.in_turn(popped, pop.group, lot):
+            if len(found.portions) == before and found.count < pop.max_messages:
+                self._of_topic(pop, found, popped, name, is_ranked=False)
+
+    def _of_topic(self, pop: Pop, found: Found, popped: str, name: str, *, is_ranked: bool) -> None:
+        """Messages of all queues of ``name``, with ``is_ranked`` from the highest one on.
+
+        A full pop goes on to the queues of its own topic only to say how many messages are left.
+        """
         topic = self._places.topics.get(name)
-        if topic is None or found.count >= pop.max_messages or not self._places.topics.is_cleared(name):
+        if topic is None or not self._places.topics.is_cleared(name):
+            return
+        if found.count >= pop.max_messages and not pop.counts_rest:
             return
         place = self._places.place(name, topic)
         if not isinstance(place.queues, QueueReader):
@@ -127,7 +159,7 @@ class Finder:
         numbers = range(topic.read_queues) if pop.queue < 0 or is_retry_topic(name) else [pop.queue]
         queues = [(name, queue) for queue in numbers]
         self.shares.load(found.share, queues, self.begin(pop, found.share, place, queues))
-        if self._is_ranked(name):
+        if is_ranked:
             queues.reverse()  # (commitmq.semantics.priority)
         else:
             first = self._random.randrange(len(queues)) if queues else 0
@@ -135,6 +167,16 @@ class Finder:
         for key in queues:
             while found.count < pop.max_messages and self._of_queue(pop, found, popped, key, place):
                 pass
+            if pop.counts_rest:
+                found.rest += self._rest(found, key, place)
+
+    @staticmethod
+    def _rest(found: Found, key: QueueKey, place: Place) -> int:
+        """How many messages the queue has behind where the group goes on."""
+        end = found.ends.get(key)
+        if end is None:
+            end = (place.queues.bounds(*key, bound=place.bound, floor=place.floor) or (0, 0))[1]
+        return max(0, end - found.share.next[key])
 
     def _is_ranked(self, name: str) -> bool:
         """Whether the queues of a topic are priorities."""
@@ -176,6 +218,8 @@ class Finder:
             max_bytes=max(room, 1),
             wanted=wanted,
         )
+        if pop.counts_rest:
+            found.ends[key] = result.max_offset
         if not result.count:
             # After a crash the dispatcher catches up with the log, and the queue seems to end early.
             catches_up = start > result.max_offset and place.bound < self._control.get(Word.RECOVERED_END)

@@ -10,13 +10,13 @@ from typing import Any, Final
 from commitmq.config import PopConfig
 from commitmq.errors import CommitMQError, ProtocolError
 from commitmq.protocol import wire
-from commitmq.semantics.pop import ReceiptHandle, retry_flag, topic_of_flag
+from commitmq.semantics.pop import ReceiptHandle, retry_flag
 from commitmq.semantics.pop_revive import Ack, CheckPoint, CheckPointKey
 from commitmq.semantics.retry import popped_topic
 from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.pop.finder import Finder, Found, Portion, take_back
 from commitmq.workers.pop.ordered_handler import OrderedHandler
-from commitmq.workers.pop.parked_pops import ParkedPops, Pop
+from commitmq.workers.pop.parked_pops import ParkedPops, Pop, rest_of
 from commitmq.workers.pop.points import Point, Points
 from commitmq.workers.pop.pop_rates import PopRates
 from commitmq.workers.pop.records import Records
@@ -31,7 +31,6 @@ _MOST_TRIES: Final = 64
 _LOOK_MS: Final = 20
 _AGAIN_MS: Final = 1_000
 _PUT_OFF_MS: Final = 10_000
-_NOTHING: Final[dict[str, Any]] = {"parts": []}
 
 
 class Handler:
@@ -120,7 +119,7 @@ class Handler:
     def time_up(self, pop: Pop) -> None:
         """Answer that there is nothing."""
         pop.done = True
-        self._answers.send(pop.client, wire.ok(pop.request, **_NOTHING))
+        self._answers.send(pop.client, wire.ok(pop.request, parts=[], **rest_of(pop)))
 
     def _serve(self, pop: Pop) -> bool:
         if self._answers.unsent.is_over(pop.client):
@@ -128,7 +127,7 @@ class Handler:
         if pop.ordered:
             return self._ordered.serve(pop)
         found = self._finder.find(pop)
-        pop.is_cut = found.is_cut
+        pop.is_cut, pop.rest = found.is_cut, found.rest
         if not found.portions:
             return False
         # Check points of one queue and time have different first messages, so their keys differ.
@@ -184,6 +183,7 @@ class Handler:
             invisible_ms=pop.invisible_ms,
             revive_queue=revive_queue,
             broker=self._records.broker_name,
+            **rest_of(pop),
         )
         if self._points.counts is not None:
             self._points.counts.handed_out(pop.group, found.portions)
@@ -336,8 +336,7 @@ class Handler:
         ack = Ack(key, offsets[0]) if len(offsets) == 1 else Ack(key, offsets=tuple(offsets))
         self.turn.records.append(self._records.ack(ack, invisible_ms, point.revive_queue, now_ms()))
         self._points.settle(point, *offsets)
-        popped = popped_topic(key.topic, key.group)
-        self._parked.wake(topic_of_flag(popped, key.group, 1))
+        self._parked.wake_retries(popped_topic(key.topic, key.group), key.group)
 
     def look_at_the_log(self, points: list[Point]) -> None:
         """After a death: settle what had come back before it."""

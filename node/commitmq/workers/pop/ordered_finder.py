@@ -31,6 +31,8 @@ class Taken(NamedTuple):
     share: Share
     portions: list[Portion]
     is_cut: bool
+    rest: int = 0
+    """Messages left in the queues that hand out any, when the pop asks for that: those of blocked queues do not count."""
 
 
 class OrderedFinder:
@@ -43,6 +45,7 @@ class OrderedFinder:
         self._random = random.Random()
         self._reads = self._until_ms = 0
         self._is_cut = False
+        self._rest = 0
 
     def find(self, pop: Pop) -> Taken:
         """The messages for ``pop``: at most MAX_MESSAGES of one queue. An offset moves over what the filter does not want.
@@ -52,13 +55,13 @@ class OrderedFinder:
         share = self._shares.of(pop.group, pop.topics, ordered=True)
         if share.problem:
             raise ProtocolError("NO_PERMISSION", share.problem)
-        self._reads, self._until_ms, self._is_cut = 0, monotonic_ms() + MOST_MS, False
+        self._reads, self._until_ms, self._is_cut, self._rest = 0, monotonic_ms() + MOST_MS, False, 0
         portions: list[Portion] = []
         topics = list(pop.topics)
         self._random.shuffle(topics)
         for name in topics:
             self._of_topic(pop, share, name, portions)
-        return Taken(share, portions, self._is_cut)
+        return Taken(share, portions, self._is_cut, self._rest)
 
     def _of_topic(self, pop: Pop, share: Share, name: str, portions: list[Portion]) -> None:
         topic = self._places.topics.get(name)
@@ -79,6 +82,16 @@ class OrderedFinder:
             found = self._of_queue(pop, share, key, place, portions)
             if found is not None:
                 portions.append(found)
+            if pop.counts_rest:
+                self._rest += self._left(pop, share, key, place, found)
+
+    def _left(self, pop: Pop, share: Share, key: QueueKey, place: Place, found: Portion | None) -> int:
+        """How many messages of a queue are left for the next pop (remoting 5.2)."""
+        state = self._orders.get(OrderKey(key[0], pop.group, key[1]))
+        if state is not None and state.acked_below(share.next[key]).is_blocked(now_ms(), pop.attempt):
+            return 0
+        end = (place.queues.bounds(*key, bound=place.bound, floor=place.floor) or (0, 0))[1]
+        return max(0, end - (share.next[key] if found is None else found.next_offset))
 
     def _of_queue(self, pop: Pop, share: Share, key: QueueKey, place: Place, portions: list[Portion]) -> Portion | None:
         state = self._orders.get(OrderKey(key[0], pop.group, key[1]))

@@ -24,7 +24,7 @@ from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.pop.finder import Portion
 from commitmq.workers.pop.ordered_finder import OrderedFinder
 from commitmq.workers.pop.orders import OrderKey, Orders
-from commitmq.workers.pop.parked_pops import ParkedPops, Pop
+from commitmq.workers.pop.parked_pops import ParkedPops, Pop, rest_of
 from commitmq.workers.pop.pop_counts import PopCounts
 from commitmq.workers.pop.pop_rates import PopRates
 from commitmq.workers.pop.requests import Receipt, asked_of
@@ -67,7 +67,7 @@ class OrderedHandler:
     def serve(self, pop: Pop) -> bool:
         """Hand out messages. False when there are none now."""
         taken = self._finder.find(pop)
-        pop.is_cut = taken.is_cut
+        pop.is_cut, pop.rest = taken.is_cut, taken.rest
         if not taken.portions:
             return False
         now = now_ms()
@@ -100,6 +100,7 @@ class OrderedHandler:
             revive_queue=ORDERED_REVIVE_QUEUE,
             broker=self._broker,
             max_retries=taken.share.max_retries,
+            **rest_of(pop),
         )
         frames = [frame for one in taken.portions for frame in one.frames]
 

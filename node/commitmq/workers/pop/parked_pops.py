@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from commitmq.semantics.retry import pop_retry_topic
+from commitmq.semantics.pop_names import USUAL_NAMES, RetryNames
 from commitmq.store.queues.record_filter import RecordFilter
 
 STARTS: Final = ("earliest", "latest", "last")
@@ -43,10 +43,15 @@ class Pop:
     owner: bytes | str = b""
     user: str | None = None
     """Whose rates hold: the client, or that of a gateway of this node; and the user. Known only while there are rates."""
+    counts_rest: bool = False
+    """Whether the answer says how many messages are left in the queues that were looked into."""
+    rest: int = 0
+    """How many were left at the last look."""
 
-    def places(self) -> list[str]:
-        """The topics of the store whose growth may end its wait."""
-        return [*self.topics, *(pop_retry_topic(topic, self.group) for topic in self.topics)]
+
+def rest_of(pop: Pop) -> dict[str, int]:
+    """The field of an answer that says how many messages are left, for who asked for it."""
+    return {"rest": pop.rest} if pop.counts_rest else {}
 
 
 @dataclass(slots=True)
@@ -54,6 +59,7 @@ class ParkedPops:
     """At most ``limit``."""
 
     limit: int
+    names: RetryNames = USUAL_NAMES
     _waiting: dict[str, dict[str, dict[Pop, None]]] = field(default_factory=dict)  # topic -> group -> pops in order
     _heap: list[tuple[int, int, Pop]] = field(default_factory=list)
     _clients: Counter[bytes] = field(default_factory=Counter)
@@ -70,16 +76,20 @@ class ParkedPops:
     def add(self, pop: Pop, now_ms: int) -> None:
         pop.deadline_ms = now_ms + pop.wait_ms
         self._clients[pop.client] += 1
-        for topic in pop.places():
+        for topic in self._places(pop):
             self._waiting.setdefault(topic, {}).setdefault(pop.group, {})[pop] = None
         heapq.heappush(self._heap, (pop.deadline_ms, next(self._numbers), pop))
+
+    def _places(self, pop: Pop) -> list[str]:
+        """The topics of the store whose growth may end its wait."""
+        return [*pop.topics, *(one for topic in pop.topics for one in self.names.read(topic, pop.group))]
 
     def remove(self, pop: Pop) -> None:
         pop.done = True
         self._clients[pop.client] -= 1
         if not self._clients[pop.client]:
             del self._clients[pop.client]
-        for topic in pop.places():
+        for topic in self._places(pop):
             groups = self._waiting.get(topic, {})
             groups.get(pop.group, {}).pop(pop, None)
             if not groups.get(pop.group, True):
@@ -94,6 +104,11 @@ class ParkedPops:
         """``topic`` has grown."""
         for group in self._waiting.get(topic, ()):
             self._woken[topic, group] = None
+
+    def wake_retries(self, topic: str, group: str) -> None:
+        """A message of ``topic`` came back to ``group``."""
+        for name in self.names.read(topic, group):
+            self.wake(name)
 
     def wake_group(self, topic: str, group: str) -> None:
         """``topic`` may have more messages for ``group``."""

@@ -31,6 +31,7 @@ import zmq
 from commitmq.control import Word, WorkerWord
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
+from commitmq.semantics.pop_names import RetryNames
 from commitmq.semantics.pop_revive import revive_topic
 from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.pop.finder import Finder
@@ -73,7 +74,7 @@ class Pop:
         self._context, self._control = context, context.control
         config = self._config = context.config
         self._limits, self._rates = config.pop, PopRates(context)
-        self._parked = ParkedPops(self._limits.max_parked)
+        self._parked = ParkedPops(self._limits.max_parked, RetryNames.of(self._limits))
         self._places = Places(context, self._parked.wake_these)
         self._expired = ExpiredSegments(context, self._places.log)
         self._expired.release()
@@ -100,13 +101,13 @@ class Pop:
         """State without anything in it."""
         self._points = Points.of(self._context)
         most, resets = self._limits.max_groups, partial(self._control.get, Word.GROUP_RESETS)
-        self._shares = Shares(self._line, revive_topic(self._cluster), self._revive_queues_count, most, resets)
+        revive, names = revive_topic(self._cluster), self._parked.names
+        self._shares = Shares(self._line, revive, self._revive_queues_count, most, resets, names)
         self._revival = Revival(self._context, self._places, self._shares, self._records, self._mover)
         self._orders.load()
         self._shares.begun_anew = lambda group, key: self._orders.drop(OrderKey(key[0], group, key[1]))
-        sources = self._control, self._places, self._shares
-        finder = Finder(*sources, self._points, self._limits.max_bytes)
-        in_order = OrderedFinder(*sources, self._orders, self._limits.max_bytes)
+        finder = Finder(self._control, self._places, self._shares, self._points, self._limits.max_bytes, names=names)
+        in_order = OrderedFinder(self._control, self._places, self._shares, self._orders, self._limits.max_bytes)
         self._ordered = OrderedHandler(
             in_order, self._orders, self._shares, self._parked, self._revival, self._answers, self._records.broker_name
         )
@@ -123,8 +124,7 @@ class Pop:
             self._ordered,
             self._rates,
         )
-        topic = revive_topic(self._cluster)
-        self._queues = ReviveQueues(self._context, self._places, topic, self._points, self._revival)
+        self._queues = ReviveQueues(self._context, self._places, revive, self._points, self._revival)
         self._operations: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
             "pop": self._handler.pop,
             "ack": self._handler.ack,

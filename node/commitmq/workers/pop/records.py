@@ -30,6 +30,7 @@ class Records:
         self.v6 = ":" in config.network.store_host
         self._crc = config.commit_log.append_properties_crc
         self._rules = TimerRules()
+        self._v2 = config.pop.retry_topics_v2
         self._run_bytes = min(_RUN_BYTES, config.commit_log.max_run_bytes)
 
     def check_point(self, point: CheckPoint, revive_queue: int, now_ms: int) -> Record:
@@ -46,7 +47,7 @@ class Records:
     def again(self, record: Record, point: CheckPoint, max_retries: int) -> Record:
         """What ``record`` becomes that was not acked: a message of the retry topic, or a dead letter after the last try."""
         group = point.key.group
-        made = retried(record, point, self.host)
+        made = retried(record, point, self.host, v2=self._v2)
         if record.reconsume_times < max_retries:
             return made
         popped = {**record.properties}

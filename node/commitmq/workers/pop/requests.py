@@ -48,6 +48,9 @@ def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Fi
     repeats = header.get("repeats_acked", False)
     if type(repeats) is not bool:
         raise ProtocolError(_INVALID, "repeats_acked must be true or false")
+    counts_rest = header.get("rest", False)
+    if type(counts_rest) is not bool:
+        raise ProtocolError(_INVALID, "rest must be true or false")
     if type(queue) is not int or queue < -1:
         raise ProtocolError(_INVALID, "queue must be a number, -1 for all queues")
     topics = header.get("topics")
@@ -76,6 +79,7 @@ def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Fi
         attempt=attempt if ordered else None,
         queue=queue,
         repeats_acked=repeats,
+        counts_rest=counts_rest,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from commitmq.errors import ProtocolError
-from commitmq.semantics.retry import pop_retry_topic
+from commitmq.semantics.pop_names import USUAL_NAMES, RetryNames
 from commitmq.workers.runtime.context import monotonic_ms
 from commitmq.workers.runtime.coordinator_line import CoordinatorLine
 
@@ -34,6 +34,8 @@ class Share:
 
     group: str
     max_retries: int = 16
+    priority_factor: int = 100
+    """Of 100 pops of a topic of the type PRIORITY, so many begin with its highest queue."""
     topics: set[str] = field(default_factory=set)
     """Those that it pops; their retry topics exist."""
     next: dict[QueueKey, int] = field(default_factory=dict)
@@ -60,8 +62,15 @@ class Shares:
     """
 
     def __init__(
-        self, line: CoordinatorLine, revive: str, revive_queues: int, max_groups: int, resets: Callable[[], int] = int
+        self,
+        line: CoordinatorLine,
+        revive: str,
+        revive_queues: int,
+        max_groups: int,
+        resets: Callable[[], int] = int,
+        names: RetryNames = USUAL_NAMES,
     ) -> None:
+        self._names = names
         self._line, self._resets = line, resets
         self._max_groups = max_groups
         self._revive = {"revive": revive, "revive_queues": revive_queues}
@@ -97,10 +106,9 @@ class Shares:
             answer = self._line.one(self._request(group, topics, 0 if share is None else share.heard))
             if share is None:
                 share = self._shares[group] = Share(group, ordered=ordered)
-            share.max_retries = int(answer["max_retries"])
             share.topics.update(topics)
             share.renew_ms, share.problem = now + _RENEW_MS, ""
-            self._hear_resets(share, answer)
+            self._hear(share, answer)
         share.used_ms = now
         return share
 
@@ -112,19 +120,19 @@ class Shares:
         return int(self._line.one({**self._request(group, [topic], None), "lease": False})["max_retries"])
 
     def _request(self, group: str, topics: list[str], heard: int | None) -> dict[str, Any]:
-        names = [pop_retry_topic(topic, group) for topic in topics]
         return {
             "op": SHARE,
             "group": group,
-            "topics": names,
+            "topics": [self._names.written(topic, group) for topic in topics],
             "lease": True,
             "heard": heard,
             **self._revive,
             **self.on_behalf_of,
         }
 
-    def _hear_resets(self, share: Share, answer: dict[str, Any]) -> None:
-        """Begin the queues anew that were reset since."""
+    def _hear(self, share: Share, answer: dict[str, Any]) -> None:
+        """Take the group's settings, and begin the queues anew that were reset since."""
+        share.max_retries, share.priority_factor = int(answer["max_retries"]), int(answer.get("priority_factor", 100))
         for topic, queue in answer["resets"]:
             self._begin_anew(share, (topic, queue))
         share.heard = int(answer["heard"])
@@ -212,7 +220,7 @@ class Shares:
             if share is not None:
                 self._made_anew(share, answer)
                 if request["op"] == SHARE:
-                    self._hear_resets(share, answer)
+                    self._hear(share, answer)
                 for topic, queue, offset in answer.get("stored") or answer.get("offsets") or ():
                     self._stored(share, (topic, queue), offset)
                 for topic, queue, _code, _why in answer.get("refused") or ():

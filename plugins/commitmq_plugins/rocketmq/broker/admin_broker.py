@@ -75,6 +75,8 @@ class AdminBroker:
             now_ms=time.time_ns() // 1_000_000,
             put_total=counting.broker_total("BROKER_PUT_NUMS"),
             put_bytes=counting.broker_total("BROKER_PUT_SIZE"),
+            puts=counting.puts,
+            clock_s=time.monotonic(),
             put_rates=rates["BROKER_PUT_NUMS"],
             found_rates=rates["BROKER_GET_NUMS"],
             missed_rates=rates["BROKER_GET_MISS"],

@@ -11,6 +11,7 @@ Memory is bounded too: a connection is in so many groups, and has so many reques
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -34,6 +35,9 @@ class Allowances:
         self._most_groups = settings.max_groups_per_connection
         self._most_topics = settings.max_topics_per_connection
         self._most_memberships = settings.max_memberships_per_connection
+        self._most_of_place = settings.max_memberships_per_address
+        self._memberships: dict[Connection, int] = {}
+        self._of_place: Counter[str] = Counter()
         self._per_s = settings.max_new_names_per_second
         self._rates = Rates("address", self._per_s, 0, _MOST_ADDRESSES, burst_s=_BURST_S)
         self._groups: WeakKeyDictionary[Connection, set[str]] = WeakKeyDictionary()
@@ -47,14 +51,31 @@ class Allowances:
         """Charge for a topic that the node does not know. Raises ProtocolError."""
         self._charge(self._topics, connection, {new}, self._most_topics, "topics", "max_topics_per_connection")
 
-    def memberships(self, groups: int) -> None:
-        """A connection wants to be in so many groups, of consumers and of producers. Raises ProtocolError."""
-        if groups > self._most_memberships:
-            raise ProtocolError(
-                "LIMIT_EXCEEDED",
-                f"this connection would be in {groups} groups of consumers and producers, at most {self._most_memberships}"
-                " are allowed (plugins.rocketmq.max_memberships_per_connection)",
-            )
+    def memberships(self, connection: Connection, groups: int) -> None:
+        """A connection will be in so many groups, of consumers and of producers, until it has :meth:`left`.
+
+        Raises ProtocolError.
+        """
+        place, known = place_of(connection.peer[0]), self._memberships.get(connection, 0)
+        of_place = self._of_place[place] - known + groups
+        limits = ((groups, self._most_memberships, "this connection", "max_memberships_per_connection"),
+                  (of_place, self._most_of_place, f"the connections of {place}", "max_memberships_per_address"))  # fmt: skip
+        for count, most, who, setting in limits:
+            if count > most:
+                raise ProtocolError(
+                    "LIMIT_EXCEEDED",
+                    f"{who} would be in {count} groups of consumers and producers, at most {most} are allowed"
+                    f" (plugins.rocketmq.{setting})",
+                )
+        self._memberships[connection] = groups
+        self._of_place[place] = of_place
+
+    def left(self, connection: Connection) -> None:
+        """The connection has ended."""
+        place, known = place_of(connection.peer[0]), self._memberships.pop(connection, 0)
+        self._of_place[place] -= known
+        if not self._of_place[place]:
+            del self._of_place[place]
 
     def _charge(
         self,

@@ -78,6 +78,8 @@ class BrokerConfig:
             "timerWheelEnable": _text(config.timer.enable),
             "enableLmq": _text(config.consume_queue.enable_lmq),
             "useServerSideResetOffset": "true",
+            "enableRetryTopicV2": _text(config.pop.retry_topics_v2),
+            "retrieveMessageFromPopRetryTopicV1": _text(config.pop.read_retry_topics_v1),
             "longPollingEnable": "true",
             "shortPollingTimeMills": "1000",
             **_FREE,

@@ -72,6 +72,8 @@ class Clients:
     async def heartbeat(self, connection: Connection, command: Command) -> Command:
         """Request 34."""
         data = HeartbeatData.decode(command.body)
+        if connection.is_closed:  # it has left already
+            return command.answer()
         try:
             self._check(connection, data)
         except ProtocolError as error:
@@ -110,8 +112,8 @@ class Clients:
                     f"group {consumer.group_name:.100} subscribes to {len(consumer.subscriptions)} topics, at most {most} are"
                     " allowed (groups.max_topics_per_member)",
                 )
-        self._allowances.memberships(self.registry.memberships(connection, data))
         self._allowances.groups(connection, [one.group_name for one in data.consumers if self.is_new(one.group_name)])
+        self._allowances.memberships(connection, self.registry.memberships(connection, data))
 
     def is_new(self, group: str) -> bool:
         """Whether nobody seems to have used the group yet."""
@@ -183,6 +185,7 @@ class Clients:
 
     def closed(self, connection: Connection) -> None:
         """The connection ended."""
+        self._allowances.left(connection)
         self._apply(self.registry.closed(connection))
 
     # ------------------------------------------------------------ pulls

@@ -8,8 +8,10 @@ from datetime import date
 from typing import Final
 
 from commitmq.semantics.delay import SCHEDULE_TOPIC
+from commitmq.semantics.retry import retry_topic
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.semantics.transaction import HALF_TOPIC
+from commitmq_plugins.rocketmq.broker.put_times import PutTimes
 from commitmq_plugins.rocketmq.broker.statistics import SAMPLE_S, Statistics
 from commitmq_plugins.rocketmq.broker.system_topics import is_system_topic
 from commitmq_plugins.rocketmq.remoting.bodies.stats import StatsItem, broker_stats_data
@@ -27,6 +29,7 @@ class Counting:
 
     def __init__(self, cluster_name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.statistics = Statistics()
+        self.puts = PutTimes(time.monotonic())
         self._cluster_name, self._loop = cluster_name, loop
         self._timer = loop.call_later(SAMPLE_S, self._sample)
         self._day = date.today()
@@ -81,9 +84,21 @@ class Counting:
         self.statistics.add("GROUP_ACK_NUMS", f"{topic}@{group}", messages, now)
         self.statistics.add("BROKER_ACK_NUMS", self._cluster_name, messages, now, 0)
 
-    def sent_back(self, group: str, topic: str) -> None:
-        """A consumer could not handle a message of ``topic``."""
-        self.statistics.add("SNDBCK_PUT_NUMS", f"{topic}@{group}", 1, time.monotonic())
+    def sent_back(self, group: str, topic: str, size: int, dead_of: str | None) -> None:
+        """A consumer could not handle a message of ``topic``, of ``size`` bytes. ``dead_of``: the topic that the consumer
+        names, for the last try.
+
+        RocketMQ counts a message that waits for its next try in the topic of delays alone, and in the retry topic when it
+        comes there; here it counts in both at once. The key of a dead letter begins with the owner of an account, null.
+        """
+        now, add = time.monotonic(), self.statistics.add
+        add("SNDBCK_PUT_NUMS", f"{topic}@{group}", 1, now)
+        if dead_of is not None:
+            add("SNDBCK2DLQ_TIMES", f"null@{dead_of}@{group}@SEND_BACK_TO_DLQ", 1, now)
+            return
+        add("TOPIC_PUT_NUMS", SCHEDULE_TOPIC, 1, now)
+        add("TOPIC_PUT_SIZE", SCHEDULE_TOPIC, size, now)
+        self.stored(retry_topic(group), 1, size)
 
     # ------------------------------------------------------------ figures
 

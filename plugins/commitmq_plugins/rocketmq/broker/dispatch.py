@@ -2,7 +2,8 @@
 
 Failpoints of a request: ``rocketmq.read.SEND_MESSAGE_V2`` (it was read), ``rocketmq.ask.append:before`` and ``:after`` (a
 question to a process of the node, here of its operation append), ``rocketmq.asked.append`` (the answer came),
-``remoting.answer:before`` and ``:after`` (the answer to the client).
+``rocketmq.done.LOCK_BATCH_MQ`` (what it asks for is done, and its answer is made), ``remoting.answer:before`` and ``:after``
+(the answer to the client).
 """
 
 from __future__ import annotations
@@ -82,14 +83,21 @@ class Dispatch:
         except Exception as error:
             return self._failed(command, error)
         if found is None or isinstance(found, Command):
-            return found
+            return self._done(command, found)
         return self._later(command, found)
 
     async def _later(self, command: Command, found: Awaitable[Command | None]) -> Command | None:
         try:
-            return await found
+            return self._done(command, await found)
         except Exception as error:
             return self._failed(command, error)
+
+    @staticmethod
+    def _done(command: Command, answer: Command | None) -> Command | None:
+        """The answer. (A send answers by itself: ``rocketmq.asked.append`` is where it is done.)"""
+        if failpoints.ACTIVE and answer is not None:
+            failpoints.hit(f"rocketmq.done.{RequestCode(command.code).name}")
+        return answer
 
     def _failed(self, command: Command, error: Exception) -> Command:
         """RocketMQ's answer to an exception: its class and its message (remoting 1.1)."""

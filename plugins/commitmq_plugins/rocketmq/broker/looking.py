@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from typing import Any, Final
 
 from commitmq.control import DispatcherWord
 from commitmq.errors import ProtocolError
-from commitmq.semantics.retry import pop_retry_topic
+from commitmq.semantics.pop import retry_flag
+from commitmq.semantics.pop_names import RetryNames
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
@@ -33,6 +35,8 @@ _SHARE_S: Final = 0.002
 """All that wait look at most once in this time."""
 _MOST_QUEUES: Final = 1_024
 _MOST_WAITING: Final = 1_024
+_MOST_OF_ONE: Final = 256
+"""Of one connection."""
 _MOST_MESSAGES: Final = 32
 _MOST_BYTES: Final = 256 * 1024
 
@@ -45,7 +49,8 @@ class Looks:
     def __init__(self, node: Node, topics: Topics, offsets: Offsets, pops: Pops) -> None:
         self._node, self._topics, self._offsets, self._pops = node, topics, offsets, pops
         self._broker = node.config.network.broker_name
-        self._waiting = 0
+        self._waiting: Counter[Connection] = Counter()
+        self._names = RetryNames.of(node.config.pop)
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.PEEK_MESSAGE: self.peek,
             RequestCode.NOTIFICATION: self.notify,
@@ -60,7 +65,8 @@ class Looks:
                 ResponseCode.INVALID_PARAMETER, "peek message's num is greater than 32", ext_fields=fields
             )
         try:
-            queues = self._queues(connection, header.topic, header.queue_id, header.consumer_group)
+            names = (self._names.written(header.topic, header.consumer_group),)
+            queues = self._queues(connection, header.topic, header.queue_id, names)
             parts, frames, rest = await self._read(header, queues)
         except PopRefused as refusal:
             return command.answer(refusal.code, refusal.remark, ext_fields=fields)
@@ -93,7 +99,7 @@ class Looks:
                 if answer["status"] == "FOUND":
                     count = int(answer["count"])
                     parts.append({"topic": header.topic, "stored": name, "queue": queue, "start_offset": begin,
-                                  "flag": int(name != header.topic), "frames": len(found), "count": count})  # fmt: skip
+                                  "flag": retry_flag(name), "frames": len(found), "count": count})  # fmt: skip
                     frames += found
             wanted -= count
             rest += max(0, end - begin - count)
@@ -103,11 +109,12 @@ class Looks:
         """Request 200054: whether a pop would find messages; waits for them."""
         header = NotificationRequestHeader.decode(command.ext_fields)
         until = time.monotonic() + self._pops.wait_ms(header.poll_time, header.born_time) / 1_000
-        if self._waiting >= _MOST_WAITING:
+        if self._waiting.total() >= _MOST_WAITING or self._waiting[connection] >= _MOST_OF_ONE:
             return command.answer(ext_fields=NotificationResponseHeader(has_msg=False, polling_full=True).encode())
-        self._waiting += 1
+        self._waiting[connection] += 1
         try:
-            queues = self._queues(connection, header.topic, header.queue_id, header.consumer_group)
+            names = self._names.read(header.topic, header.consumer_group)
+            queues = self._queues(connection, header.topic, header.queue_id, names)
             seen = self._dispatched()
             found = await self._has_some(header, queues)
             while not found and not connection.is_closed and (left := until - time.monotonic()) > 0:
@@ -119,14 +126,16 @@ class Looks:
         except ProtocolError as error:
             return command.answer(*refusal_of(error))
         finally:
-            self._waiting -= 1
+            self._waiting[connection] -= 1
+            if not self._waiting[connection]:
+                del self._waiting[connection]
         return command.answer(ext_fields=NotificationResponseHeader(has_msg=found).encode())
 
     async def _news(self, seen: int, most_s: float) -> None:
         """Wait a moment, and on until anything is dispatched behind ``seen``, at most ``most_s``."""
         end = time.monotonic() + most_s
         while (rest := end - time.monotonic()) > 0:
-            await asyncio.sleep(min(rest, max(_GLANCE_S, self._waiting * _SHARE_S)))
+            await asyncio.sleep(min(rest, max(_GLANCE_S, self._waiting.total() * _SHARE_S)))
             if self._dispatched() != seen:
                 return
 
@@ -159,11 +168,11 @@ class Looks:
         answer, _ = await self._node.mover("pop", "blocked", **fields)
         return list(answer["blocked"])
 
-    def _queues(self, connection: Connection, name: str, queue: int, group: str) -> list[Queue]:
-        """The queues of a request, those of the group's retry topic last. Raises PopRefused."""
+    def _queues(self, connection: Connection, name: str, queue: int, retries: tuple[str, ...]) -> list[Queue]:
+        """The queues of a request, those of the group's retry topics last. Raises PopRefused."""
         topic = self._pops.check_queue(name, queue, connection.name)
         numbers = list(range(topic.read_queues)) if queue < 0 else [queue]
         first = random.randrange(len(numbers)) if numbers else 0
         queues = [(name, one) for one in numbers[first:] + numbers[:first]]
-        retry = self._topics.get(pop_retry_topic(name, group))
-        return queues + ([] if retry is None else [(retry.name, one) for one in range(retry.read_queues)])
+        found = [one for one in map(self._topics.get, retries) if one is not None]
+        return queues + [(retry.name, one) for retry in found for one in range(retry.read_queues)]

@@ -22,9 +22,9 @@ _CRC: Final = "__CRC32#"
 
 
 class Part(NamedTuple):
-    """What came from one queue; ``size`` in bytes."""
+    """What came from one queue; ``size`` in bytes. ``flag``: of which topic (:func:`commitmq.semantics.pop.topic_of_flag`)."""
 
-    is_retry: bool
+    flag: int
     messages: int
     size: int
 
@@ -73,7 +73,7 @@ class Popped:
             text = str(handle._replace(queue_offset=offset))
             self.handles.append((part["topic"], text))
             self.body.append(_with_handle(record, part["topic"], text) if made_anew else record)
-        self.parts.append(Part(bool(flag), len(offsets), sum(map(len, frames))))
+        self.parts.append(Part(flag, len(offsets), sum(map(len, frames))))
         before = () if known is None else known.offsets
         first = start if known is None else known.start_offset
         self._queues[flag, queue] = Delivered(flag, queue, first, (*before, *offsets))

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from commitmq.errors import ProtocolError
 from commitmq.log import Log
-from commitmq.semantics.retry import pop_retry_topic
+from commitmq.semantics.pop import topic_of_flag
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
@@ -113,7 +113,8 @@ class Pops:
             if not self._waiting_of[connection]:
                 del self._waiting_of[connection]
         if not answer["parts"]:
-            return self._empty(command, header, ResponseCode.POLLING_TIMEOUT, _NOTHING)
+            rest = int(answer.get("rest", 0))
+            return self._empty(command, header, ResponseCode.POLLING_TIMEOUT, _NOTHING, rest)
         popped = Popped(answer, frames)
         if connection.is_closed:
             await self._give_back(header.consumer_group, popped.handles)
@@ -122,7 +123,7 @@ class Pops:
             "popTime": str(answer["pop_time"]),
             "invisibleTime": str(answer["invisible_ms"]),
             "reviveQid": str(answer["revive_queue"]),
-            "restNum": "0",
+            "restNum": str(answer.get("rest", 0)),
             **popped.texts(),
         }
         self._count(header, popped)
@@ -133,7 +134,7 @@ class Pops:
         """RocketMQ counts what was read under the topic where it lies, and the check points under the one asked for."""
         group, topic = header.consumer_group, header.topic
         for part in popped.parts:
-            name = pop_retry_topic(topic, group) if part.is_retry else topic
+            name = topic_of_flag(topic, group, part.flag)
             self._counting.read(group, name, part.messages, part.size)
             if not header.order:
                 self._counting.popped(group, topic)
@@ -198,6 +199,7 @@ class Pops:
             "max_messages": max(1, header.max_msg_nums),
             "invisible_ms": max(limits.min_invisible_ms, min(header.invisible_time, limits.max_invisible_ms)),
             "wait_ms": wait_ms,
+            "rest": True,
             "start": "earliest" if header.init_mode == _FROM_MINIMUM else "last",
         }
         if self._has_rates:
@@ -229,10 +231,10 @@ class Pops:
         return self._empty(command, header, code, remark)
 
     @staticmethod
-    def _empty(command: Command, header: PopMessageRequestHeader, code: int, remark: str) -> Command:
+    def _empty(command: Command, header: PopMessageRequestHeader, code: int, remark: str, rest: int = 0) -> Command:
         """An answer without messages has all fields too (remoting 5.3)."""
         fields = {"popTime": str(time.time_ns() // 1_000_000), "invisibleTime": str(header.invisible_time),
-                  "reviveQid": "0", "restNum": "0", "startOffsetInfo": "", "msgOffsetInfo": ""}  # fmt: skip
+                  "reviveQid": "0", "restNum": str(rest), "startOffsetInfo": "", "msgOffsetInfo": ""}  # fmt: skip
         return command.answer(code, remark, ext_fields=fields)
 
     async def _give_back(self, group: str, handles: list[tuple[str, str]]) -> None:

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.log import Log
-from commitmq.semantics.pop import ReceiptHandle
-from commitmq.semantics.retry import pop_retry_topic, popped_topic
+from commitmq.semantics.pop import ReceiptHandle, topic_of_flag
+from commitmq.semantics.retry import popped_topic
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -96,7 +96,7 @@ class Receipts:
                 pair = [one.topic, str(handle)]
                 waiting.append(self._note((one.consumer_group, handle.is_ordered), pair))
             if handles and not handles[0].is_ordered:
-                name = pop_retry_topic(one.topic, one.consumer_group) if handles[0].flag else one.topic
+                name = topic_of_flag(one.topic, one.consumer_group, handles[0].flag)
                 self._counting.acked(one.consumer_group, name, len(handles))
         for done in await asyncio.gather(*waiting, return_exceptions=True):
             if isinstance(done, ProtocolError) and done.code == "SERVICE_NOT_AVAILABLE":

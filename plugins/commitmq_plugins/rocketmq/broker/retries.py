@@ -19,6 +19,7 @@ from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import V3_4_9, RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.fastjson import MAX_NAME_CHARACTERS
 from commitmq_plugins.rocketmq.remoting.headers.sending import (
     ConsumerSendMsgBackRequestHeader,
     SendMessageRequestHeader,
@@ -89,7 +90,7 @@ class Retries:
                 return command.answer(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
             if is_last_try(record, header.delay_level, most):
                 await self._topics.retry_topics(header.group, dead=True)
-            await self._node.exchange(
+            answer, _ = await self._node.exchange(
                 self._node.line("writer"),
                 "send_back",
                 {
@@ -103,7 +104,9 @@ class Retries:
                 },
                 (b"",),
             )
-            self._counting.sent_back(header.group, record.properties.get(Property.RETRY_TOPIC, record.topic))
+            topic = record.properties.get(Property.RETRY_TOPIC, record.topic)
+            dead_of = (header.origin_topic or "null")[:MAX_NAME_CHARACTERS] if answer.get("dead") else None
+            self._counting.sent_back(header.group, topic, record.total_size, dead_of)
         except ProtocolError as error:
             if error.code == "NO_PERMISSION":
                 return command.answer()  # the group keeps no failed messages (retryQueueNums 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any, Final
 
 import orjson
@@ -98,8 +99,9 @@ class Runs:
         """Store a batch as one record."""
         if key.user:
             fields |= self._lanes.on_behalf_of("batch", key.user)
+        began_s = monotonic()
         self._lanes.hand_over(
-            key.role, "batch", fields, body, 1, lambda answer: self._stored(key, [body], [waiting], 1, answer)
+            key.role, "batch", fields, body, 1, lambda answer: self._stored(key, [body], [waiting], 1, answer, began_s)
         )
 
     def _end_turn(self) -> None:
@@ -136,18 +138,26 @@ class Runs:
         if key.user:
             fields |= self._lanes.on_behalf_of("append", key.user)
         run = data[0] if len(data) == 1 else b"".join(data)
+        began_s = monotonic()
         self._lanes.hand_over(
             key.role, "append", fields, run, len(requests),
-            lambda answer: self._stored(key, data, requests, count, answer),
+            lambda answer: self._stored(key, data, requests, count, answer, began_s),
         )  # fmt: skip
 
     # ------------------------------------------------------------ answers
 
     def _stored(
-        self, key: RunKey, data: list[Any], requests: list[Waiting], count: int, found: Answer | LineLostError
+        self,
+        key: RunKey,
+        data: list[Any],
+        requests: list[Waiting],
+        count: int,
+        found: Answer | LineLostError,
+        began_s: float,
     ) -> None:
         """Answer the requests of a run."""
         if isinstance(found, LineLostError):
+            self._counting.puts.failed += 1
             remark = f"service not available now. {found}"
             for one in requests:
                 self._refuse(one, ResponseCode.SERVICE_NOT_AVAILABLE, remark)
@@ -161,9 +171,12 @@ class Runs:
             self._append_each(key, data, requests)
             return
         else:
+            self._counting.puts.failed += 1
             for one in requests:
                 self._refuse(one, response_code(str(answer.get("code"))), str(answer.get("error")))
             return
+        now_s = monotonic()
+        self._counting.puts.add(now_s - began_s, now_s)
         first = requests[0]
         size = first.command.frame_bytes if first.is_inner_batch else sum(map(len, data))
         for topic in first.counted or (key.topic,):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from commitmq_plugins.rocketmq.broker.put_times import PutTimes
 from commitmq_plugins.rocketmq.remoting.codes import VERSION
 
-_TIMES: Final = ("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s", "1~2s", "2~3s", "3~4s",
-                 "4~5s", "5~10s", "10s~")  # fmt: skip
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _CAPACITIES: Final = {"send": 10_000, "pull": 100_000, "litePull": 100_000, "query": 20_000, "ack": 100_000}
 _END_CAPACITY: Final = 100_000
@@ -24,6 +23,9 @@ class RuntimeFigures:
     now_ms: int
     put_total: int
     put_bytes: int
+    puts: PutTimes
+    clock_s: float
+    """The monotonic time."""
     put_rates: tuple[float, float, float]
     found_rates: tuple[float, float, float]
     missed_rates: tuple[float, float, float]
@@ -49,11 +51,11 @@ def runtime_table(figures: RuntimeFigures) -> dict[str, str]:
     table = {
         "bootTimestamp": str(figures.boot_ms),
         "runtime": _duration(figures.now_ms - figures.boot_ms),
-        "putMessageEntireTimeMax": "0",
+        "putMessageEntireTimeMax": str(figures.puts.longest_ms),
         "putMessageTimesTotal": str(max(1, figures.put_total)),
-        "putMessageFailedTimes": "0",
+        "putMessageFailedTimes": str(figures.puts.failed),
         "putMessageSizeTotal": str(figures.put_bytes),
-        "putMessageDistributeTime": "".join(f"[{name}]:0 " for name in _TIMES),
+        "putMessageDistributeTime": figures.puts.classes(figures.clock_s),
         "putMessageAverageSize": str(mean),
         "dispatchMaxBuffer": "0",
         "getMessageEntireTimeMax": "0",
@@ -62,8 +64,8 @@ def runtime_table(figures: RuntimeFigures) -> dict[str, str]:
         "getMissTps": _rates(figures.missed_rates),
         "getTotalTps": _rates(total),
         "getTransferredTps": _rates(figures.found_rates),
-        "putLatency99": "0.00",
-        "putLatency999": "0.00",
+        "putLatency99": f"{figures.puts.share_ms(0.99, figures.clock_s):.2f}",
+        "putLatency999": f"{figures.puts.share_ms(0.999, figures.clock_s):.2f}",
         "commitLogDiskRatio": str(used),
         f"commitLogDiskRatio_{figures.log_folder}": str(used),
         "consumeQueueDiskRatio": str(used),

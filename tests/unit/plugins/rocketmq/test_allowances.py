@@ -104,11 +104,26 @@ def test_the_addresses_of_one_ipv6_network_are_one_client() -> None:
     assert place_of("::no address") == "::no address"
 
 
-def test_a_connection_is_in_so_many_groups() -> None:
-    table = allowances(max_memberships_per_connection=5)
-    table.memberships(5)
+def test_a_connection_and_an_address_are_in_so_many_groups() -> None:
+    table, one, other = (
+        allowances(max_memberships_per_connection=5, max_memberships_per_address=8),
+        someone(),
+        someone(),
+    )
+    table.memberships(one, 5)
     with pytest.raises(ProtocolError, match="max_memberships_per_connection"):
-        table.memberships(6)
+        table.memberships(one, 6)
+    table.memberships(other, 3)
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match="max_memberships_per_address"):
+            table.memberships(other, 4)
+    elsewhere = someone("10.0.0.2")
+    table.memberships(elsewhere, 5)
+    for _ in range(2):
+        table.left(one)
+    table.memberships(other, 5)
+    table.left(other)
+    assert list(table._memberships.values()) == list(table._of_place.values()) == [5]
 
 
 def test_no_place_has_more_than_its_share_of_the_locks() -> None:

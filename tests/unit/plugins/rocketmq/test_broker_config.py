@@ -9,6 +9,7 @@ import pytest
 
 from commitmq.config import NodeConfig
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig, ConfigError, parse_properties
+from commitmq_plugins.rocketmq.broker.put_times import PutTimes
 from commitmq_plugins.rocketmq.broker.runtime_info import RuntimeFigures, human_bytes, runtime_table
 
 
@@ -51,7 +52,10 @@ def test_properties_are_read_as_java_writes_them() -> None:
 
 def test_the_runtime_table_is_in_the_form_that_tools_parse() -> None:
     rates = (1.5, 1.0, 0.5)
-    figures = RuntimeFigures(0, 93_784_000, 10, 50, rates, rates, rates, 0, 100, 40, 90, 7, 1 << 40, 1 << 39, "/s",
+    puts = PutTimes(0.0)
+    puts.failed = 3
+    puts.add(0.0255, 1.0)
+    figures = RuntimeFigures(0, 93_784_000, 10, 50, puts, 61.0, rates, rates, rates, 0, 100, 40, 90, 7, 1 << 40, 1 << 39, "/s",
                              {3: (5, 6)}, (9, 8), ((1, 2), (4, 6)))  # fmt: skip
     table = runtime_table(figures)
     assert table["runtime"] == "[ 1 days, 2 hours, 3 minutes, 4 seconds ]"
@@ -64,5 +68,9 @@ def test_the_runtime_table_is_in_the_form_that_tools_parse() -> None:
     assert table["remainHowManyDataToFlush"] == "60 B"
     assert table["commitLogDirCapacity"] == "Total : 1.0 TiB, Free : 512.0 GiB."
     assert table["commitLogDirCapacity"].split(" ")[2:4] == ["1.0", "TiB,"]
-    assert len([one for one in table["putMessageDistributeTime"].split(" ") if one]) == 13
+    classes = [one for one in table["putMessageDistributeTime"].split(" ") if one]
+    assert len(classes) == 13
+    assert classes[2] == "[10~50ms]:1"
+    assert [table[f"putMessage{one}"] for one in ("EntireTimeMax", "FailedTimes")] == ["25", "3"]
+    assert [table[f"putLatency{one}"] for one in ("99", "999")] == ["0.00", "0.00"], "as in RocketMQ of one message"
     assert human_bytes(1_536) == "1.5 KiB"

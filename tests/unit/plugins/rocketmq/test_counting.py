@@ -20,16 +20,17 @@ def test_events_count_under_rocketmqs_names() -> None:
     found.read("g", "t", 2, 20)
     found.popped("g", "t")
     found.acked("g", "t", 2)
-    found.sent_back("g", "t")
+    found.sent_back("g", "t", 40, None)
+    found.sent_back("g", "t", 50, "t2")
     totals = {key: item.value for key, item in found.statistics._items.items()}
     assert totals == {
         ("TOPIC_PUT_NUMS", "t"): 3,
         ("TOPIC_PUT_SIZE", "t"): 30,
         ("TOPIC_PUT_NUMS", "rmq_sys_wheel_timer"): 1,
         ("TOPIC_PUT_SIZE", "rmq_sys_wheel_timer"): 10,
-        ("BROKER_PUT_NUMS", "c"): 4,
-        ("BROKER_PUT_SIZE", "c"): 40,
-        ("BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC", "c"): 3,
+        ("BROKER_PUT_NUMS", "c"): 5,
+        ("BROKER_PUT_SIZE", "c"): 80,
+        ("BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC", "c"): 4,
         ("GROUP_GET_NUMS", "t@g"): 2,
         ("GROUP_GET_SIZE", "t@g"): 20,
         ("BROKER_GET_NUMS", "c"): 2,
@@ -38,7 +39,12 @@ def test_events_count_under_rocketmqs_names() -> None:
         ("BROKER_CK_NUMS", "c"): 1,
         ("GROUP_ACK_NUMS", "t@g"): 2,
         ("BROKER_ACK_NUMS", "c"): 2,
-        ("SNDBCK_PUT_NUMS", "t@g"): 1,
+        ("SNDBCK_PUT_NUMS", "t@g"): 2,
+        ("SNDBCK2DLQ_TIMES", "null@t2@g@SEND_BACK_TO_DLQ"): 1,
+        ("TOPIC_PUT_NUMS", "SCHEDULE_TOPIC_XXXX"): 1,
+        ("TOPIC_PUT_SIZE", "SCHEDULE_TOPIC_XXXX"): 40,
+        ("TOPIC_PUT_NUMS", "%RETRY%g"): 1,
+        ("TOPIC_PUT_SIZE", "%RETRY%g"): 40,
     }
     assert found.rate("GROUP_ACK_NUMS", "t@g") > 0
     assert found.rate("GROUP_ACK_NUMS", "t@h") == 0

@@ -5,6 +5,7 @@ Method: pops by hand, and a clock that is handed in.
 
 from __future__ import annotations
 
+from commitmq.semantics.pop_names import RetryNames
 from commitmq.workers.pop.parked_pops import ParkedPops, Pop
 
 
@@ -80,3 +81,21 @@ def test_a_client_has_a_share() -> None:
         assert parked.has_room(b"%d" % number)
         parked.add(pop(b"%d" % number), 0)
     assert not parked.has_room(b"another")
+
+
+def test_a_message_that_comes_back_wakes_under_both_forms_of_its_retry_topic() -> None:
+    parked = ParkedPops(10, RetryNames(v2=True))
+    one = pop()
+    for topic in ("%RETRY%g+orders", "%RETRY%g_orders"):
+        parked.add(one, 0)
+        parked.wake(topic)
+        assert parked.next_woken() == [one]
+        parked.wake_retries("orders", "g")
+        assert parked.next_woken() == [one]
+        parked.next_woken()
+        parked.remove(one)
+    assert not parked._waiting
+    usual = ParkedPops(10)
+    usual.add(one, 0)
+    usual.wake("%RETRY%g+orders")
+    assert not usual.has_woken

@@ -162,3 +162,11 @@ def test_limits_cut_what_a_pop_asks_for() -> None:
     one = pop_of(b"c", asked, LIMITS, Filters((), limit=1))
     assert (one.max_messages, one.wait_ms) == (LIMITS.max_messages, LIMITS.max_wait_ms)
     assert invisible_of({"invisible_ms": 2_000}, LIMITS) == 2_000
+
+
+@pytest.mark.parametrize(("topic", "back"), [("orders", "%RETRY%g+orders"), ("%RETRY%g_orders", "%RETRY%g_orders")])
+def test_a_message_comes_back_into_the_second_form_and_stays_in_the_first(topic: str, back: str) -> None:
+    """PopReviveService of RocketMQ with enableRetryTopicV2."""
+    records = Records(load(None, ["pop.retry_topics_v2=true"]), "C")
+    point = CheckPoint(KEY._replace(topic=topic), 5_000, (0,))
+    assert records.again(Record(topic, body=b"x", queue_offset=40), point, 16).topic == back

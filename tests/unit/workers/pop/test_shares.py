@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from commitmq.errors import ProtocolError
+from commitmq.semantics.pop_names import RetryNames
 from commitmq.workers.pop.shares import Shares
 
 
@@ -158,3 +159,28 @@ def test_a_renewal_makes_nothing_again_that_was_deleted(monkeypatch: pytest.Monk
     assert line.shared == [False, True, True], "no renewal after the refusal"
     shares.of("g", ["orders"])
     assert line.shared == [False, True, True, False], "the next receive makes them again"
+
+
+def test_a_group_learns_its_settings_and_names_the_retry_topics_of_the_second_form() -> None:
+    asked: list[list[str]] = []
+
+    class Asking(Line):
+        factor = 30
+
+        def one(self, request: dict[str, Any]) -> dict[str, Any]:
+            answer = super().one(request)
+            if request["op"] == "group.share":
+                asked.append(request["topics"])
+                answer |= {"priority_factor": self.factor, "max_retries": 2}
+            return answer
+
+    line = Asking()
+    names = RetryNames(v2=True)
+    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 8, 100, lambda: line.number, names)  # type: ignore[arg-type]
+    share = shares.of("g", ["orders"])
+    assert asked == [["%RETRY%g+orders"]]
+    assert (share.priority_factor, share.max_retries) == (30, 2)
+    line.factor = 60
+    share.renew_ms = 0
+    assert shares.commit([], lambda share: True)
+    assert share.priority_factor == 60, "a change acts with the next renewal"
