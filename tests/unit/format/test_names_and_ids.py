@@ -99,3 +99,10 @@ def test_forbidden_topics() -> None:
     in_the_spec = {name for name in re.findall(r"`([^`]+)`", named[0]) if not name.startswith("[")}
     assert len(in_the_spec) >= 6
     assert in_the_spec == FORBIDDEN_TOPICS
+
+
+def test_a_pop_retry_topic_of_the_second_form_has_one_plus() -> None:
+    validate_topic("%RETRY%group+topic")
+    for name in ("a+b", "%DLQ%a+b", "%RETRY%+b", "%RETRY%a+", "%RETRY%a+b+c", "%RETRY%a+b/c", "%RETRY%a+" + "b" * 250):
+        with pytest.raises(InvalidMessageError):
+            validate_topic(name)

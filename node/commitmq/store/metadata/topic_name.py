@@ -34,12 +34,19 @@ FORBIDDEN_TOPICS = frozenset(
 _SYSTEM_PREFIX = "rmq_sys_"
 _TIMER_TOPIC = "rmq_sys_wheel_timer"
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+_POP_RETRY_V2 = re.compile(rf"{RETRY_PREFIX}[^+]+\+[^+]+")
 
 
 def validate_topic(topic: str) -> None:
     """Raise InvalidMessageError unless ``topic`` is a legal name: ``% | a-z A-Z 0-9 _ -``, 1 to 127 characters (255 for
     a group's retry and dead-letter topics and for light message queues, which are not stored as a record's topic).
+
+    A pop retry topic of the second form has one ``+``, between group and topic (spec 12.6).
     """
+    if topic.startswith(RETRY_PREFIX) and "+" in topic:
+        if not _POP_RETRY_V2.fullmatch(topic):
+            raise InvalidMessageError(f"topic {topic!r} is no {RETRY_PREFIX}group+topic: one +, with a name on each side")
+        topic = topic.replace("+", "_")
     long_name = topic.startswith((RETRY_PREFIX, DLQ_PREFIX, LMQ_PREFIX))
     _validate("topic", topic, MAX_LONG_TOPIC_UNITS if long_name else MAX_TOPIC_UNITS)
 
