@@ -45,7 +45,9 @@ def validate_topic(topic: str) -> None:
     """
     if topic.startswith(RETRY_PREFIX) and "+" in topic:
         if not _POP_RETRY_V2.fullmatch(topic):
-            raise InvalidMessageError(f"topic {topic!r} is no {RETRY_PREFIX}group+topic: one +, with a name on each side")
+            raise InvalidMessageError(
+                f"topic {topic!r} is no {RETRY_PREFIX}group+topic: one +, with a name on each side"
+            )
         topic = topic.replace("+", "_")
     long_name = topic.startswith((RETRY_PREFIX, DLQ_PREFIX, LMQ_PREFIX))
     _validate("topic", topic, MAX_LONG_TOPIC_UNITS if long_name else MAX_TOPIC_UNITS)
