@@ -111,10 +111,7 @@ ELSEWHERE = {
     "resize.journal": "tests/unit/store/metadata/test_journal.py",
     **{f"{one}.acl": "tests/unit/security/test_access_file.py" for one in CONTENT},
     **{f"{one}.node_key": "tests/unit/security/test_node_key_file.py" for one in CONTENT},
-    **{
-        f"{one}.audit": "tests/unit/security/test_audit.py"
-        for one in ("replace", "unlink")
-    },
+    **{f"{one}.audit": "tests/unit/security/test_audit.py" for one in ("replace", "unlink")},
     "open.acl_lock": "tests/unit/security/test_access_file.py",
     "open.acl_configured": "tests/unit/security/test_access_file.py",
     "sync_folder.acl_configured": "tests/unit/security/test_access_file.py",

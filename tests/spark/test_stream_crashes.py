@@ -118,9 +118,9 @@ class Driver:
         with (self._folder / "driver.log").open("ab") as log:
             ended = subprocess.run([*self._arguments, "--finish"], stdout=log, stderr=log, timeout=600, check=False)
         if ended.returncode:
-            log = (self._folder / "driver.log").read_text().splitlines()
-            reasons = [one for one in log if "Error" in one or "Exception" in one or "Caused by" in one]
-            raise AssertionError("\n".join((*log[-60:], "--- the reasons, the last at the end ---", *reasons[-30:])))
+            lines = (self._folder / "driver.log").read_text().splitlines()
+            reasons = [one for one in lines if "Error" in one or "Exception" in one or "Caused by" in one]
+            raise AssertionError("\n".join((*lines[-60:], "--- the reasons, the last at the end ---", *reasons[-30:])))
 
 
 @pytest.fixture

@@ -55,7 +55,6 @@ ROLE = "dispatcher-memory"
 STORE_FACTORY: Final = "commitmq_dispatchers.memory:MemoryStore"
 _NOBLOCK = int(zmq.NOBLOCK)
 _SEND_MORE = int(zmq.SNDMORE) | _NOBLOCK
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _POLL_MS = 500
 _ANNOUNCE_MS = 1  # a sender that waits for each answer must not wait for a wake-up of readers each time
 _TURN_REQUESTS = 256
@@ -224,15 +223,13 @@ class MemoryProcess:
             if line.waiting and (long := router.take_long()) is not None:
                 identity, *frames = long
             else:
-                if not int(router.getsockopt(_EVENTS)) & _POLLIN:
+                if (first := router.next_sender(told=False)) is None:
                     more = False
                     gate.looks += 1
                     gate.is_empty = True
                     break
-                gate.is_empty = False
-                identity = router.recv(_NOBLOCK)
-                frame = router.recv(_NOBLOCK, copy=False)
-                frames = [frame]
+                gate.is_empty, identity = False, first
+                frames = [frame := router.recv(_NOBLOCK, copy=False)]
                 while frame.more:
                     if len(frames) > MAX_FRAMES:
                         router.skip_rest(identity, gate.peers.get(identity))

@@ -14,7 +14,6 @@ from commitmq import failpoints
 from commitmq.coordination.topic_rules import MAX_QUEUES
 from commitmq.coordination.topics import Topics
 from commitmq.errors import ProtocolError, StoreError
-from commitmq.files import disk
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.topic_config import TopicConfig, TopicTable

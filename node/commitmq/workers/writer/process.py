@@ -44,9 +44,9 @@ from commitmq.workers.writer.writer_sync import InlineFsync
 
 ROLE = "writer"
 # Plain ints: an enum's operators and look-ups cost half a microsecond each, several times a send.
+_send = zmq.backend.Socket.send  # that of the subclass only adds options of other kinds of sockets
 _NOBLOCK = int(zmq.NOBLOCK)
 _SEND_MORE = int(zmq.SNDMORE) | _NOBLOCK
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _FLUSHED, _FLUSH_WANTED = int(Word.FLUSHED), int(Word.FLUSH_WANTED)
 _PRODUCERS_KNOWN, _PRODUCERS_WANTED = int(Word.PRODUCERS_KNOWN), int(Word.PRODUCERS_WANTED)
 _SENDS = ("send", "append", "batch", "send_back", "recall")
@@ -105,7 +105,8 @@ class Writer:
         # True when a message may be waiting on the ZeroMQ socket. ZMQ_FD is edge-triggered: any call on the socket may
         # consume the event, so no turn ends with a wait while this is true. Asking costs two system calls, which turns
         # for the local sockets leave out.
-        self._look = True
+        # ``_is_told``: by epoll, of something on that socket. Mostly a request is there.
+        self._look, self._is_told = True, False
         self._arrived: list[tuple[int, list[Payload]]] = []
         self._waiting: deque[PendingAck] = deque()
         self._last_waiting: Peer = b""
@@ -130,21 +131,19 @@ class Writer:
                 self._answer(number, answer)
         router = self.router
         gate, line = router.gate, router.line
-        more = self._look
+        more, told, self._is_told = self._look, self._is_told, False
         for _ in range(_TURN_REQUESTS if more or line.waiting else 0):
             if line.waiting and (long := router.take_long()) is not None:
                 identity, *frames = long
             else:
-                # Asking for events costs half of what an Again exception does, and every turn ends with one of the two.
-                if not int(router.getsockopt(_EVENTS)) & _POLLIN:
+                first, told = router.next_sender(told=told), False
+                if first is None:
                     more = self._look = False
                     gate.looks += 1
                     gate.is_empty = True
                     break
-                gate.is_empty = False
-                identity = router.recv(_NOBLOCK)
-                frame = router.recv(_NOBLOCK, copy=False)
-                frames = [frame]
+                gate.is_empty, identity = False, first
+                frames = [frame := router.recv(_NOBLOCK, copy=False)]
                 while frame.more:
                     if len(frames) > MAX_FRAMES:
                         router.skip_rest(identity, gate.peers.get(identity))
@@ -249,9 +248,11 @@ class Writer:
             self.local.answer(identity, answer)
             return
         self._look = True
-        with contextlib.suppress(zmq.ZMQError):  # the peer has gone, so its answer is dropped
-            self.router.send(identity, _SEND_MORE)
-            self.router.send(answer, _NOBLOCK)
+        try:  # (contextlib.suppress costs as much as a send)
+            _send(self.router, identity, _SEND_MORE)
+            _send(self.router, answer, _NOBLOCK)
+        except zmq.ZMQError:  # the peer has gone, so its answer is dropped
+            pass
 
     # ------------------------------------------------------------ waiting for the flush
 
@@ -349,14 +350,14 @@ class Writer:
         more = self.take_requests(self._arrived)
         while not more and self.appender.populate_ahead():
             # Between requests the kernel maps the next pages to append to, a piece at a time.
-            more = self._look = bool(int(self.router.getsockopt(_EVENTS)) & _POLLIN)
+            more = self._look = self.router.has_request
         if self.requests.counts is not None:
             self.requests.counts.settle(len(self._waiting))
         timeout_ms = 0 if more else 20 if self._waiting or self._unknown.deadlines else _POLL_MS
         readable = self._context.wait(timeout_ms, self._flush_done)
         self._arrived = self.local.requests(readable)
         if self.router in readable:
-            self._look = True
+            self._look = self._is_told = True
         if self._waiting:
             self.answer_flushed()
         if self._unknown.socket in readable or self._unknown.deadlines:
