@@ -5,7 +5,6 @@ Both are started with retry topics of the second form (enableRetryTopicV2).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,10 +28,10 @@ EXPECTED = {
 
 
 def pop(group: str, topic: str, queue: int, most: int, **fields: str) -> Command:
-    """A pop that does not wait, unless ``pollTime`` says so."""
+    """A pop that does not wait, unless ``pollTime`` says so. It may be repeated: without a time it is born when it comes."""
     usual = {"invisibleTime": "60000", "pollTime": "0", "initMode": "0", "order": "false"}
     asked = {"consumerGroup": group, "topic": topic, "queueId": str(queue), "maxMsgNums": str(most),
-             "bornTime": str(time.time_ns() // 1_000_000)}  # fmt: skip
+             "bornTime": "0"}  # fmt: skip
     return request(RequestCode.POP_MESSAGE, {**usual, **asked, **fields})
 
 
