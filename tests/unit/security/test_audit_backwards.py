@@ -60,7 +60,9 @@ def test_junk_and_an_open_end_are_passed_over(tmp_path: Path) -> None:
     data = log.path.read_bytes()
     lines = data.splitlines(keepends=True)
     junk = b"x" * 200_000 + b"\n"
-    log.path.write_bytes(b"torn\n" + lines[0] + junk + b"".join(lines[1:3]) + b"{x\n" + b"".join(lines[3:]) + b'{"n": 6')
+    log.path.write_bytes(
+        b"torn\n" + lines[0] + junk + b"".join(lines[1:3]) + b"{x\n" + b"".join(lines[3:]) + b'{"n": 6'
+    )
     assert numbers(Backwards(log.path)) == [5, 4, 3, 2, 1]
 
 
