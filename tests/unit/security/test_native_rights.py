@@ -70,6 +70,7 @@ _NO_OPERATIONS = {
     "revoke",
     "broker",
     "max_retries",
+    "priority_factor",
     "kept",
     "assigned",
     "generation",

@@ -150,8 +150,7 @@ class Writer:
                         break
                     frame = router.recv(_NOBLOCK, copy=False)
                     frames.append(frame)
-                connection = gate.peers.get(identity) or router.meet(identity, frames[0])
-                if connection is None:
+                if (connection := gate.peers.get(identity) or router.meet(identity, frames[0])) is None:
                     continue
                 connection.handled += (size := sum(map(len, frames)) + connection.head_bytes * len(frames))
                 is_plain = not line.waiting and not connection.ending and len(frames[0]) <= LONG_HEADER_BYTES
