@@ -155,6 +155,9 @@ class SendFuture(Future[SendResult]):
 
     def result(self, timeout: float | None = None) -> SendResult:
         """The result; raises SendError, CancelledError, or TimeoutError after ``timeout`` seconds (still pending)."""
+        run = self._run
+        if run is not None:  # (a stream of sends asks for thousands of results that are there)
+            return run.result(self._index)
         return self.result_by(_deadline(timeout))
 
     def result_by(self, deadline: float | None) -> SendResult:
