@@ -92,11 +92,12 @@ class Deletions:
         A failure that left the ending where other processes may read it is none: the deletion is decided, and
         :attr:`is_doubtful` until :meth:`settle` has made it durable.
         """
+        was_doubtful = self.is_doubtful
         try:
             self._persist({**self._numbers(), name: incarnation})
         except StoreError:
             if not self._may_be_read(name):
-                self.is_doubtful = False
+                self.is_doubtful = was_doubtful
                 raise
         if failpoints.ACTIVE:
             failpoints.hit("deletion.decided")

@@ -360,6 +360,22 @@ def test_a_decision_that_nobody_can_have_read_is_refused(
     assert _load(layout).names() == ["t"]
 
 
+def test_a_refused_decision_leaves_the_doubt_about_an_earlier_one(
+    layout: StoreLayout, failing: Callable[[str], None]
+) -> None:
+    """Else the earlier topic could end before its ending is durable."""
+    topics = _load(layout)
+    topics.create("t", 2)
+    topics.create("u", 2)
+    topics.write()
+    failing("disk.replace.json:after")
+    topics.delete("t")
+    failing("json.write")
+    with pytest.raises(StoreError):
+        topics.delete("u")
+    assert topics.deletions.is_doubtful
+
+
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """``failing(place)``: the next time, the failpoint ``place`` errs."""
