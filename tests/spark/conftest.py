@@ -69,7 +69,9 @@ def threads(pid: int) -> str:
 
 
 def holders(pid: int) -> list[str]:
-    """Who has an end of the pipe that is the standard input of ``pid``: process, descriptor, its flags (1: it writes)."""
+    """Who has an end of the pipe that is the standard input of ``pid``: process, its parent, what it waits for, descriptor
+    and its flags (1: it writes). A forked child of this process has its name.
+    """
     pipe = os.readlink(f"/proc/{pid}/fd/0")
     found = []
     for process in psutil.process_iter():
@@ -83,5 +85,7 @@ def holders(pid: int) -> list[str]:
             with contextlib.suppress(OSError, psutil.Error):  # it has closed it, or has ended
                 if os.readlink(f"{folder}/{number}") == pipe:
                     flags = Path(f"/proc/{process.pid}/fdinfo/{number}").read_text().split()[3]
-                    found.append(f"{process.pid} descriptor {number} flags {flags} {' '.join(process.cmdline())[:200]}")
+                    waits = Path(f"/proc/{process.pid}/wchan").read_text()
+                    who = f"{process.pid} of {process.ppid()} (this is {os.getpid()}) in {waits or 'user code'}"
+                    found.append(f"{who} descriptor {number} flags {flags} {' '.join(process.cmdline())[:200]}")
     return found

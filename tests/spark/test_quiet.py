@@ -77,14 +77,30 @@ def test_an_error_of_the_program_is_all_there_is(tmp_path: Path, golden_stores: 
 
 @pytest.mark.slow
 def test_ctrl_c_is_a_keyboard_interrupt(tmp_path: Path, golden_stores: dict[str, GoldenStore]) -> None:
-    program = """
-import time
+    program = f"""
+import pathlib, time
+from py4j.clientserver import ClientServerConnection
 print(read().count(), flush=True)
-threading.Timer(5, lambda: os.killpg(0, signal.SIGINT)).start()
-spark.range(2).rdd.mapPartitions(lambda rows: [time.sleep(600)]).collect()
+begun = pathlib.Path({str(tmp_path / "begun")!r})
+def authenticate(connection, original=ClientServerConnection._authenticate_connection):
+    time.sleep(1)  # meanwhile the JVM does what py4j asks for on KeyboardInterrupt
+    original(connection)
+def interrupt():
+    while not begun.exists():
+        time.sleep(0.1)
+    time.sleep(1)  # the driver waits for its tasks
+    ClientServerConnection._authenticate_connection = authenticate
+    spark.sparkContext._gateway._gateway_client.deque.clear()  # py4j then asks over the interrupted connection only
+    os.killpg(0, signal.SIGINT)
+def work(rows):
+    begun.touch()
+    return [time.sleep(600)]
+job = spark.range(2).rdd.mapPartitions(work)
+threading.Thread(target=interrupt).start()
+job.collect()
 """
     code, out, err = run(tmp_path, golden_stores["clean"], program)
-    assert (code, out) == (-2 if code < 0 else 130, "240\n")
+    assert (code, out) == (-2 if code < 0 else 130, "240\n"), err
     assert err.count("Traceback") == 1, err
     assert err.endswith("\nKeyboardInterrupt\n")
 

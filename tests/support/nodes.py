@@ -128,8 +128,8 @@ def free_ports(count: int = 40) -> int:
     absent node) may sit on a port by the time it is wanted again. Tests that run at the same time draw from ranges of
     their own: between the look and the node's start another one could take a port.
     """
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT") or "1")
+    number = int((os.environ.get("PYTEST_XDIST_WORKER") or "gw0").removeprefix("gw"))
     span = (32_000 - 12_000) // workers
     while True:
         first = random.randrange(12_000 + number * span, 12_000 + (number + 1) * span - count)

@@ -119,7 +119,20 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
         canceller = threading.Thread(target=_quietly, args=(context.cancelAllJobs,), daemon=True)
         canceller.start()
         canceller.join(_CANCEL_S)
+    _close_connection(SparkContext._gateway)
     raise KeyboardInterrupt
+
+
+def _close_connection(gateway: Any) -> None:
+    """Close this thread's connection to the JVM; it makes a new one when it needs one.
+
+    Otherwise py4j tells the JVM on KeyboardInterrupt to close the interrupted connection. The JVM closes all connections
+    that it has when it reads that. The new one of this thread may be among them, and its error would hide the
+    KeyboardInterrupt.
+    """
+    connection = None if gateway is None else gateway._gateway_client.get_thread_connection()
+    if connection is not None:
+        _quietly(connection.close)
 
 
 def _quietly(work: Callable[..., Any], *arguments: Any) -> None:
