@@ -23,8 +23,8 @@ from commitmq.protocol.profile import load_profile
 from commitmq.security.signature import ACCESS_KEY, SIGNATURE, sign
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
-from nodes import Node, eventually, started
-from nodes import commitmq as command
+from keyed_node import KeyedNode, keyed
+from nodes import eventually
 from rocketmq_peer import connected, free_port, pull, send
 
 pytestmark = pytest.mark.timeout(120)
@@ -34,38 +34,21 @@ USERS = ("greedy", "modest", "maker", "many", "both")
 ACTIONS = "Pub,Sub,Create,Update,Delete,Get"
 
 
-class Shared:
-    """A node with keys that serves RocketMQ's clients too, and profiles and secrets of its users."""
+class Shared(KeyedNode):
+    """A node with keys that serves RocketMQ's clients too, and secrets of its users."""
 
     def __init__(self, folder: Path) -> None:
-        self.home = folder / "home"
         self.port = free_port()
-        settings = (
+        super().__init__(
+            folder,
+            "topics.default_queues=1",
+            "reader.count=1",
             "plugins.rocketmq.enable=true",
             "plugins.rocketmq.vip_port=false",
             "plugins.rocketmq.namesrv_port=0",
-        )
-        self.node = Node(
-            folder / "store",
-            "topics.default_queues=1",
-            "reader.count=1",
-            *settings,
             f"plugins.rocketmq.port={self.port}",
         )
         self.secrets: dict[str, str] = {}
-
-    def store(self, *arguments: str) -> str:
-        ended = command(*arguments, "--store", str(self.node.store), XDG_CONFIG_HOME=str(self.home), COMMITMQ_NODE="")
-        assert ended.returncode == 0, f"{arguments}: {ended.stderr}"
-        return ended.stdout
-
-    @property
-    def host_port(self) -> str:
-        return f"127.0.0.1:{self.node.address.rpartition(':')[2]}"
-
-    def add(self, name: str, *options: str) -> None:
-        output = str(self.home / "commitmq" / f"{name}.toml")
-        self.store("user", "add", name, *options, "--profile-for", self.host_port, "--output", output)
 
     def quota(self, user: str, *quotas: str) -> None:
         self.store("user", "alter", user, *(part for one in quotas for part in ("--quota", one)))
@@ -88,27 +71,19 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    found = Shared(tmp_path_factory.mktemp("quotas"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CONFIG_HOME", str(found.home))
-        patch.delenv("COMMITMQ_NODE", raising=False)
-        found.node.store.joinpath("commitlog").mkdir(parents=True)
-        found.store("keys", "init")
-        with started(found.node):
-            found.add("root", "--super")
-            for name in USERS:
-                found.add(name)
-                for resource in ("Topic:*", "Group:*"):
-                    found.store("acl", "allow", name, resource, ACTIONS)
-            for name in ("modest", "both"):
-                found.secrets[name] = orjson.loads(found.store("user", "alter", name, "--new-secret", "--json"))[
-                    "secret"
-                ]
-            with found.connect("root") as connection:
-                connection.admin().topic_create("orders", queues=1)
-                with connection.producer() as producer:
-                    producer.send_batch("orders", [Message(b"x")] * 400)
-            yield found
+    with keyed(Shared(tmp_path_factory.mktemp("quotas"))) as found:
+        found.add("root", "--super")
+        for name in USERS:
+            found.add(name)
+            for resource in ("Topic:*", "Group:*"):
+                found.store("acl", "allow", name, resource, ACTIONS)
+        for name in ("modest", "both"):
+            found.secrets[name] = orjson.loads(found.store("user", "alter", name, "--new-secret", "--json"))["secret"]
+        with found.connect("root") as connection:
+            connection.admin().topic_create("orders", queues=1)
+            with connection.producer() as producer:
+                producer.send_batch("orders", [Message(b"x")] * 400)
+        yield found
 
 
 def _send(shared: Shared, user: str, seconds: float, counts: dict[str, int]) -> None:
