@@ -257,8 +257,8 @@ BOUNDS: Final = (
         )
     ),
     Bound(
-        "2,000 idle producers of RocketMQ: memory in all",
-        (Row("connections", "memory", REMOTING), "memory_mb"),
+        "2,000 idle producers of RocketMQ: memory for them",
+        (Row("connections", "memory", REMOTING), "cost_mb"),
         "at most",
         200,
         "MB",

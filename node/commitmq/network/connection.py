@@ -30,6 +30,8 @@ _BYTES_A_SECOND: Final = 64
 _QUIET_S: Final = 1.0
 # ``handled`` counts 9 bytes for each frame's head, and the id. Less may have come.
 _HEADS_BYTES: Final = 32
+FORGOTTEN_S: Final = 60.0
+"""A closed connection is forgotten when no request of it was handled for so long, while those of others were."""
 FRAME_HEAD_BYTES: Final = 9
 """ZeroMQ writes them before each frame, or fewer."""
 SEALED_FRAME_BYTES: Final = 33
@@ -46,7 +48,7 @@ class Connection:
     closes it when it has read everything. ``sends_long``: it has sent a long header. ``ending``: its end was asked for,
     and its further requests are dropped. ``hurried``: one came, so it is ended at once.
     ``head_bytes``: counted for each frame of a request. ``refusals``: requests that its user may not
-    ask for. ``late_below``: requests that
+    ask for. ``idle_s``: how long none of its requests was handled while those of others were. ``late_below``: requests that
     end below this count of ``handled`` bytes waited longer than the limit of :meth:`judge`.
 
     The connection has a descriptor of its own. Otherwise bytes that came just before libzmq closed the other descriptor
@@ -55,6 +57,7 @@ class Connection:
 
     __slots__ = (
         "_handled_at_look",
+        "_handled_before",
         "_is_unix",
         "_left",
         "_left_before_renewal",
@@ -76,6 +79,7 @@ class Connection:
         "head_bytes",
         "hurried",
         "identity",
+        "idle_s",
         "late_below",
         "pending",
         "received",
@@ -107,6 +111,8 @@ class Connection:
         self.late_below = -2 * _HEADS_BYTES
         self._received_before = 0
         self._handled_at_look = 0
+        self._handled_before = 0
+        self.idle_s = 0.0
         self._marks: deque[tuple[float, int]] = deque()  # when, and how many bytes of requests had come by then
         self._others = _HANDSHAKE_BYTES  # bytes beside requests, at the time of the next
         self._others_at_s = self.accepted_s
@@ -239,11 +245,20 @@ class Connection:
         if marks and marks[0][0] <= now_s - limit_s:
             self.late_below = marks[0][1]
 
+    def has_moved(self) -> bool:
+        """Whether a request was handled since the last call."""
+        handled = self.handled
+        moved, self._handled_before = handled != self._handled_before, handled
+        return moved
+
     @property
     def is_held(self) -> bool:
-        """Whether bytes of this connection wait. libzmq drops an incomplete request when its connection has ended."""
+        """Whether bytes of this connection wait. libzmq drops an incomplete request when its connection has ended, and the
+        kernel drops what libzmq has not read. So of a closed connection none waits when the receiving thread, which takes the
+        connections in turns, has taken none for long.
+        """
         if self.closed:
-            return self.pending > self.unfinished
+            return self.pending > self.unfinished and self.idle_s < FORGOTTEN_S
         return (self.pending > 0 or bool(self._marks)) and not self.ended
 
     def end(self) -> None:

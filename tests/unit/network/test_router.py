@@ -6,6 +6,9 @@ Method: a real ROUTER with its gate, and a peer over a plain socket that asks an
 from __future__ import annotations
 
 import contextlib
+import socket
+import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +18,7 @@ import zmq
 
 from commitmq.config import NetworkConfig
 from commitmq.log import get_log
+from commitmq.network import connection
 from commitmq.network.router import Router, open_router
 from commitmq.protocol import wire
 from nodes import eventually
@@ -44,6 +48,8 @@ def identity_of(router: Router) -> bytes:
 def asked_and_gone(endpoint: str, router: Router) -> bytes:
     """The id of a peer that has sent many requests, of which one was taken, and has closed its connection."""
     with RawPeer(endpoint) as peer:
+        # What came and went before the gate heard of it cannot be counted: its requests are taken.
+        assert eventually(lambda: len(router.gate) == 1, "the gate has heard of the peer")
         for number in range(_REQUESTS):
             # (The gate takes the first 1,024 bytes of a connection for its handshake.)
             peer.send(wire.pack({"op": "status", "id": number, "more": "x" * 300}))
@@ -87,3 +93,43 @@ def test_a_peer_that_stays_has_not_left(tmp_path: Path) -> None:
         peer.send(wire.pack({"op": "status", "id": 2}))
         assert router.poll(5_000)
         assert router.recv_multipart(zmq.NOBLOCK)[0] == identity
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_what_the_kernel_dropped_is_forgotten_though_the_port_is_never_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
+    monkeypatch.setattr(connection, "FORGOTTEN_S", 0.5)
+    question = wire.pack({"op": "status", "id": 1, "more": "x" * 300})
+    with opened(tmp_path, only_answers=False) as (router, endpoints), RawPeer(endpoints[1]) as steady:
+        ended = threading.Event()
+
+        def ask() -> None:
+            with contextlib.suppress(OSError):
+                while not ended.is_set():
+                    steady.send(question)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            with RawPeer(endpoints[kind]) as peer:
+                peer.socket.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    while True:  # until libzmq reads no more and the kernel is full
+                        peer.send(question)
+                peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            identities, left = set(), False
+            for _ in range(20_000):
+                assert router.poll(5_000), "the port is never idle"
+                identities.add(bytes(router.recv_multipart(zmq.NOBLOCK)[0]))
+                waiting = [one for one in identities if router.gate.has_left(one)]
+                if left and not waiting:
+                    break
+                left = left or bool(waiting)
+                time.sleep(0.001)
+            assert left
+            assert not waiting
+        finally:
+            ended.set()
+            steady.socket.shutdown(socket.SHUT_RDWR)
+            asking.join()
