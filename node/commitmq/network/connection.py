@@ -48,8 +48,8 @@ class Connection:
     closes it when it has read everything. ``sends_long``: it has sent a long header. ``ending``: its end was asked for,
     and its further requests are dropped. ``hurried``: one came, so it is ended at once.
     ``head_bytes``: counted for each frame of a request. ``refusals``: requests that its user may not
-    ask for. ``idle_s``: how long none of its requests was handled while those of others were. ``late_below``: requests that
-    end below this count of ``handled`` bytes waited longer than the limit of :meth:`judge`.
+    ask for. ``idle_s``: since it was closed, how long none of its requests was handled while those of others were.
+    ``late_below``: requests that end below this count of ``handled`` bytes waited longer than the limit of :meth:`judge`.
 
     The connection has a descriptor of its own. Otherwise bytes that came just before libzmq closed the other descriptor
     would not be counted.

@@ -438,11 +438,16 @@ class Gate:
 
     def _count_idle(self, now: float) -> None:
         """Without it each client that comes and goes would leave something here for as long as the receiving thread never
-        finds nothing: a flood of a minute left 4,000 connections to look at.
+        finds nothing: a flood of 25 seconds left 2,000 connections to look at.
         """
-        still = [one for one in self._held if not one.has_moved()]
         passed_s, self._looked_s = min(now - self._looked_s, _LONGEST_STEP_S), now
-        for one in still if len(still) < len(self._held) else ():
+        has_moved, idle = False, []
+        for one in self._held:
+            if one.has_moved():
+                has_moved, one.idle_s = True, 0.0
+            elif one.closed:
+                idle.append(one)
+        for one in idle if has_moved else ():
             one.idle_s += passed_s
 
     def _count_left(self) -> None:
