@@ -30,7 +30,7 @@ from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode
 
 TOPIC, GROUP, CLIENT = "mutated", "mutants", "mutant@1"
 CHUNK = 50
-CONNECTIONS = 6
+CONNECTIONS = 32
 PATIENCE_S = 30.0
 _MAX_FRAME_BYTES = 1 << 20
 _NOW = "1763800000000"
