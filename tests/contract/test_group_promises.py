@@ -48,7 +48,16 @@ def break_connections(name: str) -> int:
     """End this process's connections to the node's process ``name``; returns how many there were."""
     broken = 0
     for descriptor in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
+        try:
+            copy = os.dup(descriptor)
+        except OSError:
+            continue  # the one of the listing
+        try:
+            one = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)  # no socket; a pipe must not stay open at this end
+            continue
+        with contextlib.suppress(OSError), one:
             if one.family == socket.AF_UNIX and name in str(one.getpeername()):
                 one.shutdown(socket.SHUT_RDWR)
                 broken += 1
