@@ -8,7 +8,7 @@ the log, so this takes one read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from commitmq.errors import StoreError
 from commitmq.format.constants import SysFlag
@@ -42,6 +42,11 @@ class IndexChain:
             start, is_indexed = max(header.end_offset, self._log.min_offset), header.end_offset >= self._log.min_offset
         return None
 
+    def _names_key(self, row: Any) -> bool:
+        """Whether the KEYS of a record are more than spaces, which name no key."""
+        at, size = int(row["physical_offset"]) + int(row["keys_start"]), int(row["keys_size"])
+        return size > 0 and bool(bytes(self._log.read(at, size)).strip(b" "))
+
     def _is_missing(self, start: int, begin: int, start_is_indexed: bool) -> bool:
         """Whether the log has a record with a key from ``start`` up to ``begin``, both record boundaries."""
         if begin <= start or (start, begin) in self._whole:
@@ -52,11 +57,10 @@ class IndexChain:
             while position < min(begin, start + _MOST_BYTES):
                 batch = walker.walk(position, begin)
                 rows = batch.rows
-                has_key = (rows["uniq_size"] > 0) | (rows["keys_size"] > 0)
-                has_key &= rows["sys_flag"] & SysFlag.TRANSACTION_ROLLBACK != SysFlag.TRANSACTION_ROLLBACK
+                has_key = rows["sys_flag"] & SysFlag.TRANSACTION_ROLLBACK != SysFlag.TRANSACTION_ROLLBACK
                 if start_is_indexed:
                     has_key &= rows["physical_offset"] != start
-                if has_key.any():
+                if (has_key & (rows["uniq_size"] > 0)).any() or any(map(self._names_key, rows[has_key])):
                     return True
                 position = batch.end
         except StoreError:

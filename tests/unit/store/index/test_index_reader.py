@@ -57,6 +57,15 @@ def reader_of(store: IndexStore) -> IndexReader:
     return IndexReader(store.log, store.folder, store.shape)
 
 
+def test_keys_of_spaces_alone_are_not_missing_in_the_index(tmp_path: Path) -> None:
+    store = IndexStore(tmp_path, IndexShape(1, 2))
+    blank = Record("Aa", properties={"KEYS": " "})
+    store.append(timed([blank, Record("Aa", properties={"UNIQ_KEY": "Aa"})]))
+    store.build()
+    found = reader_of(store).search(KeyQuery("Aa", "BB", KINDS["unique"]), bound=store.end, floor=0, max_messages=1)
+    assert found.is_whole
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(records, max_size=30), st.integers(1, 4), st.integers(2, 15), st.data())
 def test_random_logs(items: list[Record], slots: int, max_items: int, data: st.DataObject) -> None:
