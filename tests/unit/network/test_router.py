@@ -95,9 +95,8 @@ def test_a_peer_that_stays_has_not_left(tmp_path: Path) -> None:
         assert router.recv_multipart(zmq.NOBLOCK)[0] == identity
 
 
-@pytest.mark.parametrize("kind", [0, 1])
 def test_what_the_kernel_dropped_is_forgotten_though_the_port_is_never_idle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "FORGOTTEN_S", 0.5)
     question = wire.pack({"op": "status", "id": 1, "more": "x" * 300})
@@ -112,11 +111,12 @@ def test_what_the_kernel_dropped_is_forgotten_though_the_port_is_never_idle(
         asking = threading.Thread(target=ask)
         asking.start()
         try:
-            with RawPeer(endpoints[kind]) as peer:
+            with RawPeer(endpoints[0]) as peer:
                 peer.socket.setblocking(False)
                 with contextlib.suppress(BlockingIOError):
                     while True:  # until libzmq reads no more and the kernel is full
                         peer.send(question)
+                # Over TCP a reset drops what was not read.
                 peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             identities, left = set(), False
             for _ in range(20_000):

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from commitmq.errors import StoreError
 from commitmq.format.constants import SysFlag
 from commitmq.format.index_header import IndexHeader
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
 
+_SPACE: Final = ord(" ")
 _MOST_ROWS: Final = 1_024
 _BATCH_BYTES: Final = 1 << 20
 _MOST_BYTES: Final = 64 << 20  # of log without a key between two files: beyond that the search gives up
@@ -42,10 +45,12 @@ class IndexChain:
             start, is_indexed = max(header.end_offset, self._log.min_offset), header.end_offset >= self._log.min_offset
         return None
 
-    def _names_key(self, row: Any) -> bool:
-        """Whether the KEYS of a record are more than spaces, which name no key."""
-        at, size = int(row["physical_offset"]) + int(row["keys_start"]), int(row["keys_size"])
-        return size > 0 and bool(bytes(self._log.read(at, size)).strip(b" "))
+    def _names_key(self, rows: np.ndarray[Any, Any], start: int, end: int) -> bool:
+        """Whether the KEYS of one of ``rows``, records from ``start`` to ``end``, are more than spaces, which name none."""
+        is_letter = np.frombuffer(self._log.read(start, end - start), np.uint8) != _SPACE
+        letters_before = np.concatenate(([0], np.cumsum(is_letter)))
+        keys = rows["physical_offset"] - start + rows["keys_start"]
+        return bool((letters_before[keys + rows["keys_size"]] > letters_before[keys]).any())
 
     def _is_missing(self, start: int, begin: int, start_is_indexed: bool) -> bool:
         """Whether the log has a record with a key from ``start`` up to ``begin``, both record boundaries."""
@@ -60,7 +65,10 @@ class IndexChain:
                 has_key = rows["sys_flag"] & SysFlag.TRANSACTION_ROLLBACK != SysFlag.TRANSACTION_ROLLBACK
                 if start_is_indexed:
                     has_key &= rows["physical_offset"] != start
-                if (has_key & (rows["uniq_size"] > 0)).any() or any(map(self._names_key, rows[has_key])):
+                if (has_key & (rows["uniq_size"] > 0)).any():
+                    return True
+                rows = rows[has_key & (rows["keys_size"] > 0)]
+                if rows.size and self._names_key(rows, position, batch.end):
                     return True
                 position = batch.end
         except StoreError:
