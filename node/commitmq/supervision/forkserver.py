@@ -34,7 +34,7 @@ from commitmq.config import NodeConfig, from_mapping
 from commitmq.config.live import with_live_values
 from commitmq.files import kernel_cache
 from commitmq.store.layout import StoreLayout
-from commitmq.supervision.processes import set_process_name, wait_for_exit
+from commitmq.supervision.processes import release_library_pages, set_process_name, wait_for_exit
 
 _MAX_MESSAGE_BYTES = 1 << 18
 _REQUEST_TIMEOUT_S = 5.0
@@ -236,6 +236,7 @@ def _preload(worker_modules: list[str]) -> float:
     # A collection never visits frozen objects, so a worker's collector does not copy the shared pages.
     gc.collect()
     gc.freeze()
+    release_library_pages()
     return time.perf_counter() - started
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import mmap
 import os
 import select
 import signal
@@ -41,6 +42,26 @@ def _prctl(option: int, argument: int | bytes) -> None:
     if libc.prctl(ctypes.c_int(option), value, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def release_library_pages() -> None:
+    """Give the kernel back the pages of program files that this process has mapped and never changed. They stay in the page
+    cache, and one that is needed again is mapped again.
+
+    Only for a process with one thread. Does nothing where the kernel refuses.
+    """
+    # Linux 6.18 maps whole folios around a page that is touched: of LLVM's library alone, which compiled kernels need only
+    # while they are loaded, 50 to 90 MB.
+    libc = ctypes.CDLL(None)
+    begin, end, is_file = 0, 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):  # the head of a mapping: range, permissions, offset, device, inode, path
+            begin, end = (int(address, 16) for address in name.split("-"))
+            fields = rest.split(None, 4)
+            is_file = len(fields) == 5 and fields[4].startswith("/") and fields[0] in ("r--p", "r-xp")
+        elif name == "Anonymous:" and is_file and rest.split()[0] == "0":  # without a page of its own, so nothing is lost
+            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), ctypes.c_int(mmap.MADV_DONTNEED))
 
 
 def lock_holder(path: Path) -> int | None:
