@@ -60,7 +60,7 @@ def release_library_pages() -> None:
             begin, end = (int(address, 16) for address in name.split("-"))
             fields = rest.split(None, 4)
             is_file = len(fields) == 5 and fields[4].startswith("/") and fields[0] in ("r--p", "r-xp")
-        elif name == "Anonymous:" and is_file and rest.split()[0] == "0":  # without a page of its own, so nothing is lost
+        elif name == "Anonymous:" and is_file and rest.split()[0] == "0":  # it has no page of its own, so none is lost
             libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), ctypes.c_int(mmap.MADV_DONTNEED))
 
 
