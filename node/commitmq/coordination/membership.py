@@ -14,7 +14,8 @@ differ during a rebalance:
 Answers cross requests on the wire: a heartbeat sent before the answer that gave a queue was read does not list that
 queue, and must not count as giving it back. So every gift has the group's ``generation`` (which grows with each gift
 and each new target), and members repeat the newest generation they have read. An absent queue is free only when that
-generation is not older than the gift.
+generation is not older than the gift. A queue that was asked back and is meant for its holder again is given anew:
+the holder may have stopped reading it, and say so after this answer.
 
 The cost of a request grows with the topics and queues of its member, not with the group: ``target`` is no stored table
 but arithmetic on the sorted names of a topic's subscribers, and a heartbeat that changes nothing is answered with the
@@ -80,6 +81,7 @@ class Member:
     ends_ms: int = _NEVER_MS  # its session ends then, unless it is heard again: its connection has ended
     held: dict[Queue, int] = field(default_factory=dict)  # queue -> generation of the answer that gave it
     claims: set[Queue] = field(default_factory=set)  # of held: queues that it had already, so no answer gave them
+    asked: frozenset[Queue] = frozenset()  # of held: queues that its last answer did not assign
     owned: frozenset[Queue] = frozenset()  # as in its last request
     anew: dict[Queue, int] = field(default_factory=dict)  # see :mod:`commitmq.coordination.resets`
     instance: str = ""  # the instance of this name that joined last
@@ -219,7 +221,7 @@ class Membership:
             self._remove(name)
 
     def expire(self, now_ms: int, names: Iterable[str] | None = None) -> list[str]:
-        """End the sessions that are over at ``now_ms``, of all members or of ``names``. Returns their members' names."""
+        """End the sessions that are over at ``now_ms``, of all members or of ``names``. Returns their names."""
         over = []
         for name in [*self.members, *self.awaited] if names is None else names:
             awaited, member = self.awaited.get(name), self.members.get(name)
@@ -246,9 +248,9 @@ class Membership:
         self._changes += 1
 
     def check_member(self, name: str | None, instance: str = "") -> None:
-        """Raise unless ``name`` may act for the group: ProtocolError UNKNOWN_MEMBER when it has no session, FENCED when
-        it is another ``instance``. Without a name, FENCED while members from before a restart of the coordinator are
-        awaited: they may still read, and would undo a change that they do not know.
+        """Raise unless ``name`` may act for the group: ProtocolError UNKNOWN_MEMBER when it has no session, FENCED when it
+        is another ``instance``. Without a name, FENCED while members from before a restart of the coordinator are awaited:
+        they may still read, and would undo a change that they do not know.
         """
         if name is not None:
             self.member(name, instance)
@@ -290,13 +292,11 @@ class Membership:
 
     def member_of(self, name: str) -> Member:
         """The session of ``name``, of any instance; ProtocolError UNKNOWN_MEMBER when there is none."""
-        try:
-            return self.members[name]
-        except KeyError:
-            raise ProtocolError(
-                "UNKNOWN_MEMBER",
-                f"{name!r} has no session in group {self.group}: join again and name the queues you own",
-            ) from None
+        if (member := self.members.get(name)) is not None:
+            return member
+        raise ProtocolError(
+            "UNKNOWN_MEMBER", f"{name!r} has no session in group {self.group}: join again and name the queues you own"
+        )
 
     def _subscribe(self, member: Member, wanted: frozenset[str]) -> None:
         for topic in member.topics - wanted:
@@ -320,9 +320,7 @@ class Membership:
     def _settle(
         self, member: Member, owned: Iterable[Queue], read_generation: int, now_ms: int, *, accept: bool = True
     ) -> None:
-        """Take note of the queues in ``member.owned``: free those it gave back, ``accept`` those that no other member
-        holds.
-        """
+        """Note the queues of ``owned``: free those given back, and ``accept`` those that no other member holds."""
         member.heard_ms, member.ends_ms = now_ms, _NEVER_MS
         claimed = frozenset(owned)
         if claimed != member.owned:
@@ -351,7 +349,8 @@ class Membership:
             return member.told
         name = member.name
         assigned = [(topic, queue) for topic in member.topics for queue in self._share(topic, name)]
-        gifts = [queue for queue in assigned if queue not in self.holders] if not self.awaited else []
+        free = [queue for queue in assigned if queue not in self.holders] if not self.awaited else []
+        gifts = free + [queue for queue in assigned if queue in member.asked]
         if gifts:
             self.generation += 1
             self._changes += 1
@@ -359,6 +358,7 @@ class Membership:
                 self.holders[queue] = name
                 member.held[queue] = self.generation
         ready = sorted(queue for queue in assigned if self.holders.get(queue) == name)
+        member.asked = frozenset(member.held.keys() - set(ready))
         revoke = sorted(member.owned.difference(ready))
         member.told = View(self.generation, ready, revoke, not revoke and len(ready) == len(assigned))
         member.told_at = self._changes

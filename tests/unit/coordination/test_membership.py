@@ -92,6 +92,25 @@ def test_a_join_sent_twice_does_not_give_back_what_the_first_answer_brings() -> 
     assert _queues(group.heartbeat("a", group.generation, [], 3)) == [0]
 
 
+def test_a_queue_asked_back_and_assigned_again_is_not_given_back_by_who_read_the_first_answer() -> None:
+    topics = {"t": 1}
+    group = Membership("g", lambda topic: range(topics.get(topic, 0)))
+    first = group.join("b", ["t"], [], TIMEOUT_MS, 0)
+    topics["t"] = 0
+    group.rebalance()
+    asked = group.heartbeat("b", first.generation, first.assigned, 1)
+    assert asked.revoke == [("t", 0)]
+    topics["t"] = 1
+    group.rebalance()
+    again = group.heartbeat("b", first.generation, first.assigned, 2)  # was sent before ``asked`` was read
+    assert again.assigned == [("t", 0)]
+    group.join("a", ["t"], [], TIMEOUT_MS, 3)
+    group.heartbeat("b", asked.generation, [], 4)  # was sent before ``again`` was read, which is still under way
+    assert _queues(group.heartbeat("a", group.generation, [], 5)) == []
+    group.heartbeat("b", again.generation, [], 6)
+    assert _queues(group.heartbeat("a", group.generation, [], 7)) == [0]
+
+
 def test_leave_and_expiry_free_queues_at_once() -> None:
     group = _group(t=4)
     group.join("a", ["t"], [], TIMEOUT_MS, 0)
