@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commitmq import Admin, AsyncProducer, Consumer, ExactlyOnce, Message, Producer, SendError
 from commitmq.errors import Outcome
 from delays import Peer, everything
-from nodes import Node, commitmq, start_node
+from nodes import Node, commitmq, eventually, start_node
 
 pytestmark = pytest.mark.timeout(120)
 RATE = 50
@@ -50,6 +51,27 @@ def test_a_refusal_names_code_reason_and_time_and_stores_nothing(node: Node) -> 
     assert 0 < answer["retry_after_ms"] <= 1_100
     assert "topic 'refused' is over its rate of 50 messages/s" in answer["error"]
     assert len(bodies(node, name)) == 2 * RATE
+
+
+def test_a_change_of_settings_forgives_no_debt(tmp_path: Path) -> None:
+    with start_node(tmp_path, *SETTINGS) as node:
+        name = topic(node, "debt")
+        with Peer(node) as peer:
+            assert peer.append(name, [b"x"] * 20 * RATE, [0] * 20 * RATE)["ok"]
+            assert not peer.append(name, [b"y"], [0])["ok"]
+            changed = node.run(
+                "config", "set", "flow.topic_send_messages_per_s", str(RATE + 1), "--store", str(node.store)
+            )
+            assert changed.returncode == 0, changed.stderr
+            answer: dict[str, Any] = {}
+
+            def is_told() -> bool:
+                answer.update(peer.append(name, [b"y"], [0]))
+                return answer["ok"] or f"{RATE + 1} messages/s" in answer["error"]
+
+            assert eventually(is_told, "the writer has the new rate", 10)
+            assert (answer["ok"], answer["code"]) == (False, "SYSTEM_BUSY")
+            assert answer["retry_after_ms"] > 5_000
 
 
 def test_other_topics_are_not_refused(node: Node) -> None:

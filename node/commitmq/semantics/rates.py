@@ -62,6 +62,18 @@ class Rates:
         """Whether there is a rate at all."""
         return bool(self._messages_per_s or self._bytes_per_s or self._rates_of)
 
+    def continue_from(self, before: Rates) -> None:
+        """Begin with what the buckets of ``before`` hold, at most a burst. A rate that ``before`` did not have begins full."""
+        for name, old in before._buckets.items():
+            messages_per_s, bytes_per_s = self._of(name)
+            messages, size_bytes = messages_per_s * self._burst_s, bytes_per_s * self._burst_s
+            if old.messages_per_s:
+                messages = min(messages, old.messages)
+            if old.bytes_per_s:
+                size_bytes = min(size_bytes, old.size_bytes)
+            if (messages_per_s or bytes_per_s) and len(self._buckets) < self._limit:
+                self._buckets[name] = _Bucket(messages, size_bytes, old.at_s, messages_per_s, bytes_per_s)
+
     def wait_ms(self, name: object, now_s: float) -> int:
         """0 when a request of ``name`` may pass at ``now_s`` (monotonic), else the time after which it may."""
         bucket = self._buckets.get(name)

@@ -30,6 +30,29 @@ def test_a_refused_request_passes_after_the_time_that_its_refusal_names() -> Non
     assert not rates.wait_ms("a", wait_ms / 1000)
 
 
+def test_rates_that_are_set_anew_forgive_no_debt_and_give_no_second_burst() -> None:
+    before = Rates("user", 100, 0, 10)
+    assert passes(before, "greedy", 1_000, 0, 0.0)
+    assert passes(before, "used", 60, 0, 0.0)
+    for messages_per_s in (100, 200):
+        rates = Rates("user", messages_per_s, 0, 10)
+        rates.continue_from(before)
+        assert rates.wait_ms("greedy", 0.0) >= 900 * 1000 // messages_per_s
+        assert passes(rates, "used", 40, 0, 0.0)
+        assert not passes(rates, "used", 1, 0, 0.0)
+        assert passes(rates, "new", messages_per_s, 0, 0.0)
+    lower = Rates("user", 10, 50, 1)
+    lower.continue_from(before)
+    assert len(lower) == 1
+    assert lower.wait_ms("greedy", 0.0) == LONGEST_WAIT_MS
+    off = Rates("user", 0, 0, 10)
+    off.continue_from(before)
+    assert len(off) == 0
+    bytes_too = Rates("user", 0, 100, 10)
+    bytes_too.continue_from(before)  # bytes were not bounded, so nothing of them is known
+    assert not bytes_too.wait_ms("greedy", 0.0)
+
+
 def test_bytes_and_messages_bound_each_by_itself() -> None:
     rates = Rates("client", 1_000, 1_000, 10)
     assert passes(rates, "bytes", 1, 5_000, 0.0)

@@ -25,7 +25,7 @@ class PopRates:
         context.on_settings(lambda _config: self._take_settings())
 
     def _take_settings(self) -> None:
-        self.flow = Flow.of_pulls(self._context)
+        self.flow = Flow.of_pulls(self._context, self.flow)
         self.is_on = self.flow is not None or self._context.quotas.bounds_names
 
     def admit(self, pop: Pop, header: dict[str, Any], answers: Answers) -> None:

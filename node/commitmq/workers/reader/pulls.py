@@ -56,7 +56,7 @@ class Pulls:
         self._sweep_bound = (-1, -1)
 
     def _take_settings(self, _config: NodeConfig) -> None:
-        self._flow = Flow.of_pulls(self._ctx)
+        self._flow = Flow.of_pulls(self._ctx, self._flow)
 
     def close(self) -> None:
         if self._is_listening:

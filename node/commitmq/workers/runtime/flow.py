@@ -30,7 +30,7 @@ class FlowRefusedError(Exception):
 
 
 class Flow:
-    """The rates of one process."""
+    """The rates of one process. One that is made anew, because settings or quotas changed, continues from the one before."""
 
     def __init__(self, context: WorkerContext, rates: list[Rates]) -> None:
         self._refusals, self._rates = Refusals(context.control, context.slot), rates
@@ -38,24 +38,26 @@ class Flow:
         """Whether the user of a request has to be known."""
 
     @classmethod
-    def of_sends(cls, context: WorkerContext) -> Flow | None:
+    def of_sends(cls, context: WorkerContext, before: Flow | None = None) -> Flow | None:
         """The rates of sends: names are (client, topic, user). None where all are off."""
         flow, quotas = context.config.flow, context.quotas
         if flow.refuse_sends:
             return NoSends(context, [])
         return cls._of(
             context,
+            before,
             quotas.sends if quotas.bounds_sends else None,
             ("client", flow.client_send_messages_per_s, flow.client_send_bytes_per_s),
             ("topic", flow.topic_send_messages_per_s, flow.topic_send_bytes_per_s),
         )
 
     @classmethod
-    def of_pulls(cls, context: WorkerContext) -> Flow | None:
+    def of_pulls(cls, context: WorkerContext, before: Flow | None = None) -> Flow | None:
         """The rates of pulls: names are (client, topic, group, user). None where all are off."""
         flow, quotas = context.config.flow, context.quotas
         return cls._of(
             context,
+            before,
             quotas.pulls if quotas.bounds_pulls else None,
             ("client", flow.client_pull_messages_per_s, flow.client_pull_bytes_per_s),
             ("topic", flow.topic_pull_messages_per_s, flow.topic_pull_bytes_per_s),
@@ -66,11 +68,14 @@ class Flow:
     def _of(
         cls,
         context: WorkerContext,
+        before: Flow | None,
         of_user: Callable[[object], tuple[int, int]] | None,
         *kinds: tuple[str, int, int],
     ) -> Flow | None:
         limit = context.config.flow.max_buckets
         rates = [*(Rates(*kind, limit) for kind in kinds), Rates("user", 0, 0, limit, of_user)]
+        for one, old in zip(rates, before._rates if before is not None else (), strict=False):
+            one.continue_from(old)
         return cls(context, rates) if any(one.is_bounded for one in rates) else None
 
     def admit(self, *names: object) -> None:

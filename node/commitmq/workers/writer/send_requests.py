@@ -82,15 +82,15 @@ class SendRequests:
         self._rules = PutRules(appender, context.config, context.layout)
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
         self._recalls = None if topics is None else Recalls(context, self._rules)
+        self._flow: Flow | None = None
         self._set_rates()
         context.on_settings(lambda _config: self._set_rates())
-        self._born_hosts = BornHosts()
-        self._further = FurtherQueues(context.config, offsets)
+        self._born_hosts, self._further = BornHosts(), FurtherQueues(context.config, offsets)
         self._max_run_bytes = context.config.commit_log.max_run_bytes
         self._max_message_bytes = context.config.commit_log.max_message_bytes
 
     def _set_rates(self) -> None:
-        self._flow = Flow.of_sends(self._context)
+        self._flow = Flow.of_sends(self._context, self._flow)
         take: Send = self._handled if self._flow is None and self.busy is None else self._within_limits
         self._take: Send = take if self.counts is None else self.counts.timed_send(take)
 
