@@ -49,7 +49,7 @@ def form(visitor: Visitor, path: str, **values: Any) -> int:
 
 
 def test_a_delayed_message_is_cancelled_after_a_preview(node: Node, visitor: Visitor) -> None:
-    assert visitor.read("/delayed") == {"messages": [], "complete": True, "looked_at": 0}
+    assert visitor.read("/delayed") == {"messages": [], "complete": True, "looked_at": 0, "late_s": 0.0}
     with Producer(node.address) as producer:
         sent = producer.send("later", b"an espresso", delay=3_600, keys="k-1")
         producer.send("later", b"a tea", delay_level=18)

@@ -66,6 +66,10 @@ def test_what_waits_is_listed_and_recalled(node: Node) -> None:
         assert ([one.unique_id for one in first], first.complete) == ([other.unique_id], False)
         short = admin.delayed(most_read=3)
         assert (short.complete, short.read) == (False, 3)
+        little = admin.delayed(most_bytes=1)
+        assert (little.complete, 0 < little.read < admin.delayed().read) == (False, True)
+        late = admin.delayed(most_s=0.0)
+        assert (late.complete, late.read, list(late)) == (False, 0, [])
 
         handle = found[by_handle.unique_id].recall_handle
         assert handle is not None

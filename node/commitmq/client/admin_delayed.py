@@ -15,25 +15,34 @@ if TYPE_CHECKING:
     from commitmq.client.receiving.query import QueryResult
 
 _MOST_READ = 100_000
+_MOST_BYTES = 256 << 20
 
 
 class DelayedAdmin:
     """A part of :class:`commitmq.Admin`."""
 
     def delayed(
-        self, topic: str | None = None, *, max_messages: int = 64, most_read: int = _MOST_READ
+        self,
+        topic: str | None = None,
+        *,
+        max_messages: int = 64,
+        most_read: int = _MOST_READ,
+        most_bytes: int = _MOST_BYTES,
+        most_s: float | None = None,
     ) -> DelayedMessages:
         """The ``max_messages`` messages that are due first among those that wait; with ``topic`` only those for it.
 
-        The call reads at most ``most_read`` messages and 256 MiB of the topics in which messages wait; ``complete`` of the
-        result says whether that was everything. The list is a look at a moving thing: a message that was delivered or
-        cancelled in the last seconds may be in it, and one that was sent a moment ago may be missing.
+        The call reads at most ``most_read`` messages and about ``most_bytes`` of the topics in which messages wait, and begins
+        no further request after ``most_s`` seconds; ``complete`` of the result says whether that was everything. The list is a
+        look at a moving thing: a message that was delivered or cancelled in the last seconds may be in it, and one that was
+        sent a moment ago may be missing.
         """
-        from commitmq.client.delayed import Positions, WaitingMessages
+        from commitmq.client.delayed import Positions, ReadBounds, WaitingMessages
 
-        if max_messages < 1 or most_read < 1:
-            raise ValueError("max_messages and most_read must be at least 1")
-        return WaitingMessages(self._request, Positions.of(self.status()), topic, most_read).first(max_messages)
+        if max_messages < 1 or most_read < 1 or most_bytes < 1:
+            raise ValueError("max_messages, most_read and most_bytes must be at least 1")
+        bounds = ReadBounds.of(most_read, most_bytes, most_s)
+        return WaitingMessages(self._request, Positions.of(self.status()), topic, bounds).first(max_messages)
 
     def delayed_recall(self, which: str) -> str:
         """Cancel a waiting message: no consumer will get it. Returns its recall handle.

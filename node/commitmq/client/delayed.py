@@ -8,6 +8,7 @@ process that delivers them: the positions that it wrote down last.
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -31,7 +32,6 @@ Request = Callable[..., "tuple[dict[str, Any], list[zmq.Frame]]"]
 
 MOST_READ: Final = 100_000
 """Messages that one list reads at most, where the caller names no other number."""
-_MOST_BYTES: Final = 256 << 20
 _PAGE_MESSAGES: Final = 1_000
 _SLACK_MS: Final = 60_000  # two records may have times in another order than their places, by little
 _DEFAULT_WINDOW_MS: Final = 3 * 86_400_000
@@ -107,13 +107,31 @@ class Positions(NamedTuple):
         )
 
 
-class WaitingMessages:
-    """Reads the topics in which messages wait. ``most_read`` messages, and 256 MiB, are the most that one list reads."""
+@dataclass(slots=True)
+class ReadBounds:
+    """What one list may still read: messages, bytes, and until when (monotonic seconds)."""
 
-    def __init__(self, request: Request, positions: Positions, topic: str | None, most_read: int) -> None:
+    messages: int
+    size_bytes: int
+    until_s: float
+
+    @classmethod
+    def of(cls, messages: int, size_bytes: int, most_s: float | None) -> ReadBounds:
+        """From now on for ``most_s`` seconds; None for any time."""
+        return cls(messages, size_bytes, math.inf if most_s is None else time.monotonic() + most_s)
+
+    @property
+    def is_over(self) -> bool:
+        return self.messages <= 0 or self.size_bytes <= 0 or time.monotonic() >= self.until_s
+
+
+class WaitingMessages:
+    """Reads the topics in which messages wait, within ``bounds``."""
+
+    def __init__(self, request: Request, positions: Positions, topic: str | None, bounds: ReadBounds) -> None:
         """``topic``: only messages that will be delivered to it."""
         self._request, self._positions, self._topic = request, positions, topic
-        self._left, self._left_bytes = most_read, _MOST_BYTES
+        self._left = bounds
         self._now_ms = time.time_ns() // 1_000_000
         self._complete = True
         self._read = 0
@@ -217,16 +235,16 @@ class WaitingMessages:
         from commitmq.client.receiving.query import batch_of
 
         while offset < end:
-            if self._left <= 0 or self._left_bytes <= 0:
+            if self._left.is_over:
                 self._complete = False
                 return
-            most = min(_PAGE_MESSAGES, end - offset, self._left)
+            most = min(_PAGE_MESSAGES, end - offset, self._left.messages)
             fields = {"topic": topic, "queue": queue, "offset": offset, "max_messages": most}
             answer, frames = self._request("reader", "pull", fields)
             batch = batch_of(topic, [frame.buffer for frame in frames])
             self._read += len(batch)
-            self._left -= len(batch)
-            self._left_bytes -= sum(len(frame.buffer) for frame in frames)
+            self._left.messages -= len(batch)
+            self._left.size_bytes -= sum(len(frame.buffer) for frame in frames)
             yield from batch
             following = int(answer["next_offset"])
             if following <= offset:

@@ -48,11 +48,14 @@ class DelayedRow:
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """Those that are due first come first. ``complete``: everything that waits was read, and is here."""
+    """Those that are due first come first. ``complete``: everything that waits was read, and is here. ``late_s``: how long
+    the first of them has been due; 0 when its time is to come.
+    """
 
     messages: list[DelayedRow]
     complete: bool
     looked_at: int
+    late_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +87,19 @@ class Recall:
 
 
 def delayed(node: Node, asked: DelayedAsked) -> Delayed:
-    """Reads the topics in which messages wait, ``scan_messages`` at most."""
+    """Reads the topics in which messages wait: ``scan_messages``, ``scan_bytes`` and ``scan_ms`` at most."""
     node.status()  # refused to whoever may not know of the node
-    found = node.admin.delayed(asked.topic, max_messages=asked.limit, most_read=node.settings.scan_messages)
+    bounds = node.settings
+    found = node.admin.delayed(
+        asked.topic,
+        max_messages=asked.limit,
+        most_read=bounds.scan_messages,
+        most_bytes=bounds.scan_bytes,
+        most_s=bounds.scan_ms / 1000,
+    )
     now_ms = time.time_ns() // 1_000_000
-    return Delayed([_row(one, now_ms) for one in found], found.complete, found.read)
+    rows = [_row(one, now_ms) for one in found]
+    return Delayed(rows, found.complete, found.read, max(0.0, -rows[0].in_s) if rows else 0.0)
 
 
 def preview_recall(node: Node, asked: RecallAsked) -> Recall:
