@@ -20,7 +20,7 @@ from commitmq.control import ControlBlock, WorkerWord
 from commitmq.workers.runtime.context import monotonic_ms
 from commitmq.workers.runtime.slots import role_slot
 
-LITTLE_BYTES = 65_536
+LITTLE_BYTES = 262_144
 _AWAITED_UNTIL_MS = int(WorkerWord.AWAITED_UNTIL_MS)
 
 
