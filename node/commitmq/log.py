@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+_MOST_CHARACTERS: Final = 4_096
+
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
@@ -44,11 +46,12 @@ class _JsonFormatter(logging.Formatter):
             "message": record.msg.sentence if isinstance(record.msg, _Event) else record.getMessage(),
         }
         for key, value in getattr(record, "fields", {}).items():
-            plain = value if value is None or type(value) in (bool, int, float, str) else str(value)
+            plain = _shortened(value if value is None or type(value) in (bool, int, float, str) else str(value))
             line[f"{key}_" if key in line else key] = plain
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        text = json.dumps(line, ensure_ascii=False)
+        return text if text.isprintable() else json.dumps(line)
 
 
 FORMATS: Final[Mapping[str, type[logging.Formatter]]] = {"text": _Formatter, "json": _JsonFormatter}
@@ -108,7 +111,7 @@ def _take_new_file(path: Path) -> None:
 
 
 def _tail(fields: Mapping[str, Any]) -> str:
-    return "".join(f" {key}={_quoted(value)}" for key, value in fields.items())
+    return "".join(f" {key}={_quoted(_shortened(value))}" for key, value in fields.items())
 
 
 class _Event:
@@ -123,11 +126,21 @@ class _Event:
 
 
 def _quoted(value: Any) -> str:
+    """``value`` for a line. What a terminal or an editor would obey, and what is no UTF-8, is escaped as in Python."""
     text = str(value)
-    if text and not any(character in text for character in ' "=\n\t\\'):
-        return text
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-    return f'"{escaped}"'
+    if text.isprintable():
+        if text and not any(character in text for character in ' "=\\'):
+            return text
+        text = text.replace("\\", "\\\\")
+    else:
+        text = "".join(one if one.isprintable() and one != "\\" else repr(one)[1:-1] for one in text)
+    return '"' + text.replace('"', '\\"') + '"'
+
+
+def _shortened(value: Any) -> Any:
+    """A value that a client may have chosen takes no more of the log than others do."""
+    text = str(value)
+    return value if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}… ({len(text)} characters)"
 
 
 class Log:

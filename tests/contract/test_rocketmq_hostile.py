@@ -67,7 +67,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, int
         with Admin(node.address) as admin:
             for name in ("calm", "native", "mutated"):
                 admin.topic_create(name, 1)
+        # The broker server sees a topic that another client made a moment later.
+        assert eventually(lambda: asyncio.run(has_route(found[2], "calm")), "the name server has the topics")
         yield found
+
+
+async def has_route(namesrv_port: int, topic: str) -> bool:
+    async with connected(namesrv_port) as names:
+        return (await names.ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}), 30)).code == 0
 
 
 class Neighbours:

@@ -6,7 +6,9 @@ small reader of the documented form, and must give what was logged.
 
 from __future__ import annotations
 
+import ast
 import io
+import json
 import logging
 import re
 import subprocess
@@ -25,7 +27,6 @@ LINE = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (?P<level>[a-z]+) (?P<process>\S+) (?P<rest>.*)", re.DOTALL
 )
 FIELD = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|[^ "=]*)')
-ESCAPES = {"\\n": "\n", "\\t": "\t", '\\"': '"', "\\\\": "\\"}
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def fields_of(line: str) -> dict[str, str]:
     fields = {}
     for key, value in FIELD.findall(line):
         if value.startswith('"'):
-            value = re.sub(r'\\[nt"\\]', lambda found: ESCAPES[found[0]], value[1:-1])
+            value = re.sub(r"\\(x..|u.{4}|U.{8}|.)", lambda found: str(ast.literal_eval(f"'{found[0]}'")), value[1:-1])
         fields[key] = value
     return fields
 
@@ -103,6 +104,10 @@ def test_configuring_twice_does_not_double_the_lines(stream: io.StringIO) -> Non
         (None, "None"),
         (-7, "-7"),
         ("grün", "grün"),
+        ("\x1b[2J\r\0", r'"\x1b[2J\r\x00"'),
+        ("a\u2028b\u202ec", r'"a\u2028b\u202ec"'),
+        ("\udcff\\", r'"\udcff\\"'),
+        ("x" * 5_000, '"' + "x" * 4_096 + '… (5000 characters)"'),
     ],
 )
 def test_a_value_is_quoted_when_a_reader_would_mistake_it(stream: io.StringIO, value: object, written: str) -> None:
@@ -177,3 +182,13 @@ def test_what_strangers_cause_has_few_lines_and_the_rest_is_counted(stream: io.S
     assert max(map(len, lines)) < 700
     assert fields_of(lines[-1])["left_out"] == "97"
     assert fields_of(lines[-1])["peer"] == "100"
+
+
+def test_a_json_line_is_printable(stream: io.StringIO) -> None:
+    configure("INFO", "json")
+    value = "\x1b[2J\x9b\u2028\udcff"
+    get_log("x").info("event", key=value, long="x" * 5_000)
+    line = stream.getvalue()[:-1]
+    assert line.isprintable()
+    found = json.loads(line)
+    assert (found["key"], found["long"]) == (value, "x" * 4_096 + "… (5000 characters)")
