@@ -26,9 +26,9 @@ from commitmq.supervision.exit_codes import CliExit
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
 from keyed_node import KeyedNode, keyed
-from nodes import Node, eventually, start_node
+from nodes import Node, eventually, free_port, start_node
 from nodes import commitmq as command
-from rocketmq_client import ask, free_port
+from rocketmq_client import ask
 
 CANARY = "canary-4711-never-shown"
 SECRET = f"{CANARY}-of-root"

@@ -7,7 +7,6 @@ suite checks the same by a reader of its own (``test_metrics``).
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -30,7 +29,7 @@ from test_metrics import (
 
 from commitmq import Consumer, ShareConsumer
 from debian_programs import program
-from nodes import Node, eventually, start_node
+from nodes import Node, eventually, free_port, start_node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 CONFIG = """
@@ -90,10 +89,7 @@ def prometheus(node: Node, tmp_path: Path) -> Iterator[str]:
     engine = tool("prometheus")
     config = tmp_path / "prometheus.yml"
     config.write_text(CONFIG.format(target=address_of(node).removeprefix("http://")))
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    address = f"127.0.0.1:{port}"
+    address = f"127.0.0.1:{free_port()}"
     command = [
         engine,
         f"--config.file={config}",

@@ -25,8 +25,8 @@ from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.errors import PeerGoneError
 from commitmq_plugins.rocketmq.remoting.fastjson import load_object
-from nodes import Node
-from rocketmq_client import PULL, SEND, ask, free_port, send, served
+from nodes import Node, free_port
+from rocketmq_client import PULL, SEND, ask, send, served
 from rocketmq_peer import records
 
 

@@ -32,8 +32,8 @@ from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.errors import PeerSilentError
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
 from commitmq_plugins.rocketmq.remoting.frame import encode
-from nodes import Node, start_node
-from rocketmq_client import PULL, SEND, ask, free_port, send, served
+from nodes import Node, free_port, start_node
+from rocketmq_client import PULL, SEND, ask, send, served
 
 
 @pytest.fixture(scope="module")

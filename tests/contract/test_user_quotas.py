@@ -24,8 +24,8 @@ from commitmq.security.signature import ACCESS_KEY, SIGNATURE, sign
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
 from keyed_node import KeyedNode, keyed
-from nodes import eventually
-from rocketmq_peer import connected, free_port, pull, send
+from nodes import eventually, free_port
+from rocketmq_peer import connected, pull, send
 
 pytestmark = pytest.mark.timeout(120)
 RATE = 50

@@ -29,11 +29,13 @@ __all__ = [
     "commitmq",
     "environment",
     "eventually",
+    "free_port",
     "free_ports",
     "start_node",
     "started",
 ]
 
+_given_ports: set[int] = set()
 LIFECYCLE = Path(__file__).parents[1] / "contract" / "lifecycle"
 WORKERS = (
     "coordinator",
@@ -118,6 +120,14 @@ def started(node: Node, **extra: str) -> Iterator[Node]:
         raise
     finally:
         node.end()
+
+
+def free_port() -> int:
+    """One that :func:`free_ports` finds, and that this function has not returned before."""
+    while (port := free_ports(1)) in _given_ports:
+        pass
+    _given_ports.add(port)
+    return port
 
 
 def free_ports(count: int = 40) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -28,12 +27,6 @@ SEND = {
 }
 PULL = {"consumerGroup": "g", "topic": "orders", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32", "sysFlag": "6",
         "commitOffset": "0", "suspendTimeoutMillis": "5000", "subVersion": "0", "subscription": "*"}  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def ask(port: int, talk: Callable[[RemotingClient], Awaitable[Any]], *, tls: bool = False) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
 from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode
-from nodes import Node, start_node
+from nodes import Node, free_port, start_node
 
 PATIENCE_S = 60.0
 _PAUSE_S = 0.05
@@ -177,12 +176,6 @@ def records(body: bytes | bytearray | memoryview) -> list[Record]:
         found.append(decode_record(body, at))
         at += found[-1].total_size
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @contextlib.contextmanager
