@@ -15,9 +15,11 @@ from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBr
 from commitmq_plugins.rocketmq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from commitmq_plugins.rocketmq.remoting.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
 from commitmq_plugins.rocketmq.remoting.errors import RemotingError
+from commitmq_plugins.rocketmq.remoting.fastjson import dumps
 
 MASTER_ID: Final = 0
 DEFAULT_EXPIRY_MS: Final = 120_000
+_MAX_MAPPING_BYTES: Final = 65_536
 
 
 class RouteError(RemotingError):
@@ -81,6 +83,8 @@ class RouteTable:
         self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, dict[str, None]] = {}
         self._live: dict[BrokerKey, _Live] = {}
+        self._topics_of: dict[str, dict[str, None]] = {}
+        """By broker, so that one broker costs no look at the topics of others."""
         self._mappings: dict[str, dict[str, object]] = {}
         self._entries = 0
         self._encoded: dict[str, bytes] = {}
@@ -96,6 +100,8 @@ class RouteTable:
         addresses = {} if broker is None else broker.broker_addrs
         configs = body.topics.topic_config_table
         self._check_limits(registration, configs)
+        mappings = {topic: info for topic, info in body.topics.mapping_info.items() if topic in configs}
+        self._check_mappings(mappings)
         if self._is_older(registration, addresses, body):
             self._live.pop(key, None)
             return Registered(None, None)
@@ -111,9 +117,8 @@ class RouteTable:
         if self._tells_topics(broker, registration):
             self._take_topics(broker, registration, configs, is_changed=is_changed)
             if is_changed:
-                for topic, info in body.topics.mapping_info.items():
-                    owner = str(info.get("bname") or name) if isinstance(info, dict) else name
-                    self._mappings.setdefault(topic, {})[owner] = info
+                for topic, info in mappings.items():
+                    self._mappings.setdefault(topic, {})[name] = info
                     self._encoded.pop(topic, None)
         self._live[key] = _Live(
             now_ms, registration.expiry_ms, body.topics.data_version, channel, registration.ha_address
@@ -123,11 +128,24 @@ class RouteTable:
     def _check_limits(self, registration: Registration, configs: dict[str, TopicConfig]) -> None:
         if registration.key not in self._live and len(self._live) >= self._limits.max_brokers:
             raise RouteError(f"the name server has {len(self._live)} brokers already, which is its limit")
+        if registration.name not in self._brokers and len(self._brokers) >= self._limits.max_brokers:
+            raise RouteError(f"the name server has {len(self._brokers)} names of brokers already, which is its limit")
         new = sum(1 for name in configs if registration.name not in self._topics.get(name, ()))
         if self._entries + new > self._limits.max_topics:
             raise RouteError(
                 f"{new} new topics are too many: the name server has {self._entries} of {self._limits.max_topics}"
             )
+
+    @staticmethod
+    def _check_mappings(mappings: dict[str, object]) -> None:
+        """They are a part of the routes of their topics, which every client gets."""
+        for topic, info in mappings.items():
+            try:
+                size = len(dumps(info))
+            except TypeError as error:
+                raise RouteError(f"the mapping of topic {topic!r:.100} cannot be written: {error}") from error
+            if size > _MAX_MAPPING_BYTES:
+                raise RouteError(f"the mapping of topic {topic!r:.100} has {size} bytes of {_MAX_MAPPING_BYTES}")
 
     def _is_older(self, registration: Registration, addresses: dict[int, str], body: RegisterBrokerBody) -> bool:
         """Whether another process with the same broker id has a newer state."""
@@ -175,7 +193,7 @@ class RouteTable:
                 )
                 self._put(config.topic_name, data)
         if registration.is_whole:
-            for topic in [one for one, queues in self._topics.items() if name in queues and one not in configs]:
+            for topic in [one for one in self._topics_of.get(name, ()) if one not in configs]:
                 self._drop(topic, name)
 
     def _master_of(self, broker: BrokerData, registration: Registration) -> Registered:
@@ -203,7 +221,7 @@ class RouteTable:
             del self._clusters[cluster][name]
             if not self._clusters[cluster]:
                 del self._clusters[cluster]
-        for topic in [one for one, queues in self._topics.items() if name in queues]:
+        for topic in list(self._topics_of.get(name, ())):
             self._drop(topic, name)
 
     def channel_closed(self, channel: Hashable) -> list[BrokerKey]:
@@ -249,7 +267,7 @@ class RouteTable:
         return count
 
     def _queues_of(self, name: str) -> list[QueueData]:
-        return [queues[name] for queues in self._topics.values() if name in queues]
+        return [self._topics[topic][name] for topic in self._topics_of.get(name, ())]
 
     # ------------------------------------------------------------ topics
 
@@ -274,6 +292,7 @@ class RouteTable:
         old = queues.get(data.broker_name)
         if old != data:
             self._entries += old is None
+            self._topics_of.setdefault(data.broker_name, {})[topic] = None
             queues[data.broker_name] = data
             self._encoded.pop(topic, None)
 
@@ -281,9 +300,15 @@ class RouteTable:
         queues = self._topics[topic]
         del queues[name]
         self._entries -= 1
+        del self._topics_of[name][topic]
+        if not self._topics_of[name]:
+            del self._topics_of[name]
+        mappings = self._mappings.get(topic, {})
+        mappings.pop(name, None)
+        if not mappings:
+            self._mappings.pop(topic, None)
         if not queues:
             del self._topics[topic]
-            self._mappings.pop(topic, None)
         self._encoded.pop(topic, None)
 
     # ------------------------------------------------------------ answers

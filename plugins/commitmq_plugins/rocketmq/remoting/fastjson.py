@@ -102,12 +102,14 @@ def as_list(value: Any, what: str) -> list[Any]:
 
 
 def as_int(value: Any, what: str) -> int:
-    """An integer, which may be a text: other clients quote some (remoting 1.13). Raises BodyError."""
+    """An integer of 64 bits, which may be a text: other clients quote some (remoting 1.13). Raises BodyError."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise BodyError(f"{what} must be an integer, not {value!r:.100}")
+    if not -(1 << 63) <= value < 1 << 63:
+        raise BodyError(f"{what} must be an integer of 64 bits, not {value!s:.100}")
     return value
 
 

@@ -387,3 +387,92 @@ def test_limits(tmp_path: Path) -> None:
     assert namesrv.register(T, U, TopicConfig("V"), counter=2).code == 0
     namesrv.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T")
     assert namesrv.register(U, TopicConfig("W"), TopicConfig("X"), counter=3).code == 0, "deleted ones do not count"
+
+
+def test_one_address_registers_no_more_names_than_there_may_be_brokers(tmp_path: Path) -> None:
+    namesrv = Namesrv(tmp_path, RouteLimits(max_brokers=3))
+    codes = [namesrv.register(name=f"broker-{number}").code for number in range(5)]
+    assert codes == [0, 0, 0, ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_ERROR]
+    assert "3 names of brokers already" in str(namesrv.register(name="more").remark)
+    assert namesrv.register(T, name="broker-1").code == 0, "a known one registers again"
+    namesrv.routes.channel_closed(CHANNEL)
+    assert namesrv.register(T, U, name="more").code == 0
+
+
+def test_the_end_of_a_broker_looks_at_its_own_topics_only(namesrv: Namesrv) -> None:
+    namesrv.register(*(TopicConfig(f"t{number}") for number in range(500)))
+    namesrv.register(T, U, name="broker-b", address="10.0.0.2:10911", channel="another")
+    topics = namesrv.routes._topics
+
+    class Counted(dict[str, Any]):
+        looks = 0
+
+        def items(self) -> Any:
+            Counted.looks += 1
+            return super().items()
+
+    namesrv.routes._topics = Counted(topics)
+    namesrv.routes.channel_closed("another")
+    assert Counted.looks == 0
+    assert namesrv.topics() == {f"t{number}" for number in range(500)}
+
+
+def mapped(namesrv: Namesrv, topic: TopicConfig, info: dict[str, Any], **fields: Any) -> Command:
+    table = TopicConfigSerializeWrapper({topic.topic_name: topic, "U": U}, DataVersion(1, 1, 0), info)
+    body = RegisterBrokerBody(table).encode(compressed=False)
+    wanted: dict[str, Any] = {
+        "brokerName": "broker-a",
+        "brokerAddr": "10.0.0.1:10911",
+        "clusterName": "C",
+        "brokerId": 0,
+        **fields,
+    }
+    return namesrv.ask(RequestCode.REGISTER_BROKER, body, compressed=False, bodyCrc32=crc32(body), **wanted)
+
+
+def test_a_mapping_lives_as_long_as_its_topic_at_its_broker(namesrv: Namesrv) -> None:
+    info = {"T": {"bname": "broker-a", "epoch": 1}, "none": {"bname": "broker-a"}}
+    assert mapped(namesrv, T, info).code == 0
+    assert namesrv.route("T")["topicQueueMappingByBroker"] == {"broker-a": info["T"]}
+    assert namesrv.routes._mappings.keys() == {"T"}, "one of a topic that it does not register is nothing"
+    namesrv.register(T, U, name="broker-b", address="10.0.0.2:10911", channel="another")
+    fields: dict[str, Any] = {
+        "brokerName": "broker-a",
+        "brokerAddr": "10.0.0.1:10911",
+        "clusterName": "C",
+        "brokerId": 0,
+    }
+    namesrv.ask(RequestCode.UNREGISTER_BROKER, **fields)
+    assert "topicQueueMappingByBroker" not in namesrv.route("T")
+    assert not namesrv.routes._mappings
+
+
+def test_a_mapping_that_would_spoil_a_route_is_refused(namesrv: Namesrv) -> None:
+    table = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":%s,"U":%s},"topicQueueMappingInfoMap":{"T":%s}}}'
+    topics = [dumps(one.to_json()) for one in (T, U)]
+    fields: dict[str, Any] = {
+        "brokerName": "broker-a",
+        "brokerAddr": "10.0.0.1:10911",
+        "clusterName": "C",
+        "brokerId": 0,
+    }
+    for info in (b'{"a":' * 300 + b"{}" + b"}" * 300, dumps({"x": "y" * 70_000})):
+        answer = namesrv.ask(RequestCode.REGISTER_BROKER, table % (*topics, info), **fields)
+        assert answer.code == ResponseCode.SYSTEM_ERROR, info[:20]
+        assert "the mapping of topic 'T'" in str(answer.remark)
+    namesrv.register(T, U)
+    assert namesrv.route("T")["queueDatas"]
+
+
+def test_numbers_beyond_64_bits_are_refused(namesrv: Namesrv) -> None:
+    table = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{"topicName":"T","readQueueNums":"%s"}}}}'
+    fields: dict[str, Any] = {
+        "brokerName": "broker-a",
+        "brokerAddr": "10.0.0.1:10911",
+        "clusterName": "C",
+        "brokerId": 0,
+    }
+    answer = namesrv.ask(RequestCode.REGISTER_BROKER, table % (b"9" * 30), **fields)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "64 bits" in str(answer.remark)
+    assert namesrv.topics() == set()

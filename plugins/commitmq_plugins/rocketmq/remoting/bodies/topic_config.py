@@ -75,10 +75,7 @@ class TopicConfig:
         parts = text.split(" ", 5)
         if len(parts) < 5:
             raise BodyError(f"a topic has {len(parts)} parts, it needs 5: {text!r:.200}")
-        try:
-            read, write, perm = (int(part) for part in parts[1:4])
-        except ValueError as error:
-            raise BodyError(f"a topic's queues and permission are no integers: {text!r:.200}") from error
+        read, write, perm = (as_int(part, "a number of a topic") for part in parts[1:4])
         attributes: dict[str, str] = {}
         if len(parts) == 6:
             try:
