@@ -24,7 +24,7 @@ import pytest
 
 from commitmq import Admin, Producer
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import request
+from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
 from commitmq_plugins.rocketmq.remoting.frame import encode
 from nodes import Node, environment, eventually, halted
@@ -178,6 +178,19 @@ def test_mutated_frames_harm_nobody(served: tuple[Node, int, int], count: int) -
         "a mistake of a client is no failure of the server"
     )
     assert len(lines) < 300 + counts["seconds"] * 20
+
+
+def test_the_settings_of_a_group_are_bounded(served: tuple[Node, int, int]) -> None:
+    async def put(size: int) -> Command:
+        body = dumps({"groupName": "fat", "attributes": {"+fat": "x" * size}})
+        async with connected(served[1]) as peer:
+            return await peer.ask(request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body), 30)
+
+    for size in (70_000, 700_000):
+        answer = asyncio.run(put(size))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "the settings of a group have" in str(answer.remark)
+    assert asyncio.run(put(1_000)).code == 0
 
 
 def test_a_client_makes_no_more_groups_and_topics_than_it_may(served: tuple[Node, int, int]) -> None:
