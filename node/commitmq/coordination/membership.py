@@ -350,7 +350,7 @@ class Membership:
         name = member.name
         assigned = [(topic, queue) for topic in member.topics for queue in self._share(topic, name)]
         free = [queue for queue in assigned if queue not in self.holders] if not self.awaited else []
-        gifts = free + [queue for queue in assigned if queue in member.asked]
+        gifts = free + [queue for queue in assigned if queue in member.asked and queue in member.held]
         if gifts:
             self.generation += 1
             self._changes += 1

@@ -48,13 +48,17 @@ def release_library_pages() -> None:
     """Give the kernel back the pages of program files that this process has mapped and never changed. They stay in the page
     cache, and one that is needed again is mapped again.
 
-    Only for a process with one thread. Does nothing where the kernel refuses.
+    Only for a process with one thread. Does nothing where the kernel refuses, or does not tell the mappings.
     """
     # Linux 6.18 maps whole folios around a page that is touched: of LLVM's library alone, which compiled kernels need only
     # while they are loaded, 50 to 90 MB.
     libc = ctypes.CDLL(None)
     begin, end, is_file = 0, 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
+    try:
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
         name, _, rest = line.partition(" ")
         if not name.endswith(":"):  # the head of a mapping: range, permissions, offset, device, inode, path
             begin, end = (int(address, 16) for address in name.split("-"))

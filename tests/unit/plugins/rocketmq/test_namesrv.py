@@ -417,17 +417,13 @@ def test_the_end_of_a_broker_looks_at_its_own_topics_only(namesrv: Namesrv) -> N
     assert namesrv.topics() == {f"t{number}" for number in range(500)}
 
 
-def mapped(namesrv: Namesrv, topic: TopicConfig, info: dict[str, Any], **fields: Any) -> Command:
+BROKER_A: dict[str, Any] = {"brokerName": "broker-a", "brokerAddr": "10.0.0.1:10911", "clusterName": "C", "brokerId": 0}
+
+
+def mapped(namesrv: Namesrv, topic: TopicConfig, info: dict[str, Any]) -> Command:
     table = TopicConfigSerializeWrapper({topic.topic_name: topic, "U": U}, DataVersion(1, 1, 0), info)
     body = RegisterBrokerBody(table).encode(compressed=False)
-    wanted: dict[str, Any] = {
-        "brokerName": "broker-a",
-        "brokerAddr": "10.0.0.1:10911",
-        "clusterName": "C",
-        "brokerId": 0,
-        **fields,
-    }
-    return namesrv.ask(RequestCode.REGISTER_BROKER, body, compressed=False, bodyCrc32=crc32(body), **wanted)
+    return namesrv.ask(RequestCode.REGISTER_BROKER, body, compressed=False, bodyCrc32=crc32(body), **BROKER_A)
 
 
 def test_a_mapping_lives_as_long_as_its_topic_at_its_broker(namesrv: Namesrv) -> None:
@@ -436,13 +432,7 @@ def test_a_mapping_lives_as_long_as_its_topic_at_its_broker(namesrv: Namesrv) ->
     assert namesrv.route("T")["topicQueueMappingByBroker"] == {"broker-a": info["T"]}
     assert namesrv.routes._mappings.keys() == {"T"}, "one of a topic that it does not register is nothing"
     namesrv.register(T, U, name="broker-b", address="10.0.0.2:10911", channel="another")
-    fields: dict[str, Any] = {
-        "brokerName": "broker-a",
-        "brokerAddr": "10.0.0.1:10911",
-        "clusterName": "C",
-        "brokerId": 0,
-    }
-    namesrv.ask(RequestCode.UNREGISTER_BROKER, **fields)
+    namesrv.ask(RequestCode.UNREGISTER_BROKER, **BROKER_A)
     assert "topicQueueMappingByBroker" not in namesrv.route("T")
     assert not namesrv.routes._mappings
 
@@ -450,14 +440,8 @@ def test_a_mapping_lives_as_long_as_its_topic_at_its_broker(namesrv: Namesrv) ->
 def test_a_mapping_that_would_spoil_a_route_is_refused(namesrv: Namesrv) -> None:
     table = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":%s,"U":%s},"topicQueueMappingInfoMap":{"T":%s}}}'
     topics = [dumps(one.to_json()) for one in (T, U)]
-    fields: dict[str, Any] = {
-        "brokerName": "broker-a",
-        "brokerAddr": "10.0.0.1:10911",
-        "clusterName": "C",
-        "brokerId": 0,
-    }
     for info in (b'{"a":' * 300 + b"{}" + b"}" * 300, dumps({"x": "y" * 70_000})):
-        answer = namesrv.ask(RequestCode.REGISTER_BROKER, table % (*topics, info), **fields)
+        answer = namesrv.ask(RequestCode.REGISTER_BROKER, table % (*topics, info), **BROKER_A)
         assert answer.code == ResponseCode.SYSTEM_ERROR, info[:20]
         assert "the mapping of topic 'T'" in str(answer.remark)
     namesrv.register(T, U)
@@ -466,13 +450,7 @@ def test_a_mapping_that_would_spoil_a_route_is_refused(namesrv: Namesrv) -> None
 
 def test_numbers_beyond_64_bits_are_refused(namesrv: Namesrv) -> None:
     table = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{"topicName":"T","readQueueNums":"%s"}}}}'
-    fields: dict[str, Any] = {
-        "brokerName": "broker-a",
-        "brokerAddr": "10.0.0.1:10911",
-        "clusterName": "C",
-        "brokerId": 0,
-    }
-    answer = namesrv.ask(RequestCode.REGISTER_BROKER, table % (b"9" * 30), **fields)
+    answer = namesrv.ask(RequestCode.REGISTER_BROKER, table % (b"9" * 30), **BROKER_A)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "64 bits" in str(answer.remark)
     assert namesrv.topics() == set()
