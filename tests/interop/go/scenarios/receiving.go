@@ -144,9 +144,12 @@ func playResumed(at place) (any, error) {
 	return found, nil
 }
 
+// pulled messages are sent, as many to each queue.
+const pulled = 12
+
 // playPull: every queue from its beginning to its end, and the offsets kept at the broker.
 func playPull(at place) (any, error) {
-	if err := sendAll(at, messages(at, 12)); err != nil {
+	if err := sendAll(at, messages(at, pulled)); err != nil {
 		return nil, err
 	}
 	made, err := rocketmq.NewPullConsumer(
@@ -172,15 +175,20 @@ func playPull(at place) (any, error) {
 	var bodies []string
 	ends := 0
 	for _, queue := range queues {
-		result, err := made.PullFrom(context.Background(), queue, 0, 32)
-		if err != nil {
-			return nil, err
+		// A broker shows what it stored a moment later: each queue is read until it has given its share.
+		var next, end int64
+		for next < int64(pulled/len(queues)) {
+			result, err := made.PullFrom(context.Background(), queue, next, 32)
+			if err != nil {
+				return nil, err
+			}
+			for _, message := range result.GetMessageExts() {
+				bodies = append(bodies, string(message.Body))
+			}
+			next, end = result.NextBeginOffset, result.MaxOffset
 		}
-		for _, message := range result.GetMessageExts() {
-			bodies = append(bodies, string(message.Body))
-		}
-		ends += int(result.MaxOffset)
-		if err := made.UpdateOffset(queue, result.NextBeginOffset); err != nil {
+		ends += int(end)
+		if err := made.UpdateOffset(queue, next); err != nil {
 			return nil, err
 		}
 	}
