@@ -14,8 +14,9 @@ from commitmq.format.record import Record, encode_record
 from commitmq.log import get_log
 from commitmq_plugins.rocketmq.namesrv.config import NamesrvConfig
 from commitmq_plugins.rocketmq.namesrv.kv_config import KVConfig
+from commitmq_plugins.rocketmq.namesrv.registration import BrokerKey, Registration
 from commitmq_plugins.rocketmq.namesrv.requests import NamesrvRequests
-from commitmq_plugins.rocketmq.namesrv.route_table import BrokerKey, Registration, RouteTable
+from commitmq_plugins.rocketmq.namesrv.route_table import RouteTable
 from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
 from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody
 from commitmq_plugins.rocketmq.remoting.bodies.routes import QueueData, kv_table

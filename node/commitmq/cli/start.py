@@ -25,6 +25,7 @@ from commitmq.config.profiles import DEFAULT_PROFILE, PROFILES
 from commitmq.network import ports
 from commitmq.store.access import keep_private
 from commitmq.store.layout import StoreLayout
+from commitmq.supervision.console import server_lines
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.node_files import make_folders
@@ -153,7 +154,7 @@ def _start_in_background(layout: StoreLayout, config: NodeConfig, config_fd: int
     if outcome.get("event") == "ready":
         for warning in outcome["warnings"]:
             click.secho(f"WARNING: {warning}", fg="red", bold=True, err=True)
-        click.echo(f"node is ready at {outcome['admin'][0]}")
+        click.echo("\n".join([f"node is ready at {outcome['admin'][0]}", *server_lines(outcome)]))
         click.echo(f"store {layout.root}, supervisor {outcome['pid']}, log {log_path}")
         keeper.returncode = 0  # the keeper lives on; this process does not wait for it
         return

@@ -262,6 +262,8 @@ class GroupsConfig:
     disconnect_grace_ms: int = _key(2_000, 0, live=True)
     offsets_interval_ms: int = _key(5_000, 50)
     max_groups: int = _key(10_000, 1, live=True)
+    max_group_settings_bytes: int = _key(65_536, 1_024, 1 << 30, live=True)
+    max_settings_bytes: int = _key(8 * 1024 * 1024, 1_024, 1 << 30, live=True)
     max_members_per_group: int = _key(1_000, 1, live=True)
     max_topics_per_member: int = _key(1_024, 1, live=True)
     max_member_bytes: int = _key(1024 * 1024, 4_096, live=True)
@@ -316,6 +318,7 @@ class SupervisorConfig:
     stop_timeout_s: int = _key(60, 1, live=True)
     hang_timeout_s: int = _key(60, 2, live=True)
     plugin_load_timeout_s: int = _key(10, 1)
+    server_wait_s: int = _key(5, 0, 3_600)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from bisect import bisect_right
 
 from commitmq.coordination import requests
 from commitmq.coordination.answers import Answer, Operations
-from commitmq.coordination.group_settings import check_name
+from commitmq.coordination.group_settings import check_forbidden_size, check_name
 from commitmq.coordination.groups import Groups
 from commitmq.coordination.listing import MAX_ENTRIES
 from commitmq.coordination.requests import Header
@@ -81,6 +81,8 @@ class GroupConfigOperations:
         check_name(name)
         if "readable" in header:
             readable = requests.flag(header, "readable")
+            if not readable:
+                check_forbidden_size(self._groups.table, name, topic, self._groups.config)
             self._groups.use(name, consuming=False)
             bits = self._groups.unwritten.forbid(self._groups.table, name, topic, readable=readable)
             return Answer(lambda: {"forbidden": bits}, "groups")

@@ -1,7 +1,10 @@
-"""The settings of groups: legal names, what a setting forbids, and changed settings until the file has them."""
+"""The settings of groups: legal names, sizes, what a setting forbids, and changed settings until the file has them."""
 
 from __future__ import annotations
 
+import orjson
+
+from commitmq.config import GroupsConfig
 from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.store.metadata.group_config import GroupConfig, GroupTable
 from commitmq.store.metadata.topic_name import validate_group
@@ -67,6 +70,35 @@ def check_enabled(name: str, group: GroupConfig | None) -> None:
             "NO_PERMISSION",
             f"group {name} may not consume: its consumeEnable is off"
             f" (`commitmq group config {name} --set consumeEnable=true` switches it on)",
+        )
+
+
+def check_size(table: GroupTable, known: GroupConfig | None, group: GroupConfig, config: GroupsConfig) -> None:
+    """ProtocolError LIMIT_EXCEEDED when the settings of one group, or of all, would be too large. A smaller one passes."""
+    before, size = 0 if known is None else known.object_bytes, group.object_bytes
+    _check_room(table, group.name, size, max(0, size - before), config)
+
+
+def check_forbidden_size(table: GroupTable, name: str, topic: str, config: GroupsConfig) -> None:
+    """The same for one more topic that a group must not read."""
+    known = table.forbidden.get(name) or {}
+    if topic not in known:
+        more = len(topic.encode()) + 8
+        _check_room(table, name, len(orjson.dumps(known)) + more, more, config)
+
+
+def _check_room(table: GroupTable, name: str, size: int, more: int, config: GroupsConfig) -> None:
+    if more and size > (most := config.max_group_settings_bytes):
+        raise ProtocolError(
+            "LIMIT_EXCEEDED",
+            f"the settings of group {name} would have {size} bytes, at most {most} are allowed"
+            " (groups.max_group_settings_bytes)",
+        )
+    if more and table.object_bytes + more > (most := config.max_settings_bytes):
+        raise ProtocolError(
+            "LIMIT_EXCEEDED",
+            f"the settings of all groups would have {table.object_bytes + more} bytes, at most {most} are allowed"
+            " (groups.max_settings_bytes)",
         )
 
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from commitmq.config import GroupsConfig
 from commitmq.coordination.allocation_table import AllocationTable
-from commitmq.coordination.group_settings import UnwrittenSettings, changed, check_enabled, check_name
+from commitmq.coordination.group_settings import UnwrittenSettings, changed, check_enabled, check_name, check_size
 from commitmq.coordination.group_strategy import use_strategy
 from commitmq.coordination.makers import GROUP
 from commitmq.coordination.member_log import MemberLog
@@ -133,6 +133,7 @@ class Groups:
         """
         known = self.table.groups.get(name)
         group = changed(name, known, changes)
+        check_size(self.table, known, group, self.config)
         if group != known:
             self._put(group)
             self.unwritten.note(name, known)

@@ -106,9 +106,11 @@ class AdminAnswers:
         told = [self._exposure.audit.fault, *(str(one.info.get("audit") or "") for one in self._table.workers.values())]
         return [one for one in told if one]
 
-    def disk_warnings(self) -> list[str]:
-        """See :func:`commitmq.supervision.status.disk_warnings`."""
-        return status.disk_warnings(self._control, self._config, self._layout)
+    def start_warnings(self) -> list[str]:
+        """What whoever started the node must know: open listeners, the disk, and what the start cut."""
+        disk = status.disk_warnings(self._control, self._config, self._layout)
+        cut = self.recovered().get("cut_now")
+        return [*self._exposure.warnings, *disk, *([f"this start cut the log. {cut}"] if cut else [])]
 
     def _process_rows(self, state: str) -> list[dict[str, Any]]:
         memory = self._memory

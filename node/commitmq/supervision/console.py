@@ -54,12 +54,18 @@ def lines_of(message: dict[str, Any]) -> list[tuple[str, bool]]:
     if event == "ready":
         store = message["store"]
         warnings = [(f"WARNING: {warning}", True) for warning in message["warnings"]]
-        return [*warnings, (f"store {store}; Ctrl-C stops the node, or `commitmq stop --store {store}`", False)]
+        stop = (f"store {store}; Ctrl-C stops the node, or `commitmq stop --store {store}`", False)
+        return [*warnings, stop, *((line, False) for line in server_lines(message))]
     if event == "stopped":
         if message["clean"]:
             return [("node stopped; everything written is flushed and dispatched", False)]
         return [("node stopped, but not in order: its next start recovers the store", True)]
     return []
+
+
+def server_lines(message: dict[str, Any]) -> list[str]:
+    """Where the servers of plugins serve, from the report of a node that is ready."""
+    return [f"{name} is at {address.removeprefix('tcp://')}" for name, address in message["servers"].items()]
 
 
 def _write(fd: int, line: str, style: str) -> None:

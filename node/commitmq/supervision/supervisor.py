@@ -58,6 +58,7 @@ from commitmq.supervision.node_store import NodeStore
 from commitmq.supervision.process_table import ProcessTable
 from commitmq.supervision.processes import become_subreaper
 from commitmq.supervision.roster import Roster, own_role, start_order
+from commitmq.supervision.servers import Servers
 from commitmq.supervision.service_manager import ServiceManager
 from commitmq.supervision.settings_operations import SettingsOperations
 from commitmq.supervision.start_failed import StartFailed, with_a_way_out
@@ -245,8 +246,7 @@ class Supervisor:
     def _start(self) -> None:
         """Bring all workers up in order. Returns early when asked to stop; raises StartFailed.
 
-        The node is ready when all essential workers are: the start waits neither for a plugin nor for an index that is
-        behind.
+        The node is ready when all essential workers are: it waits for no index that is behind, and for servers not long.
         """
         table = self._table
         for role in self._roles:
@@ -260,6 +260,8 @@ class Supervisor:
                 self._enlist(Roster(table.workers["discovery"].info))
         for worker in [one for one in table.workers.values() if one.phase is Phase.IDLE and not one.spec.on_demand]:
             self._bring_up(worker)
+        servers = Servers(table.workers.values())
+        servers.wait(self._timing.server_wait_s, self._turn, lambda: self._stop_asked)
         if failpoints.ACTIVE:
             failpoints.hit("supervisor.before_ready")
         self._starting = self._table.judging = False
@@ -268,13 +270,11 @@ class Supervisor:
         self._log.info(
             "node is ready", admin=self._admin.endpoints[0], store=self._layout.root, epoch=self._store.epoch
         )
-        warnings = [*self._exposure.warnings, *self._answers.disk_warnings()]
-        if cut := self._answers.recovered().get("cut_now"):
-            warnings.append(f"this start cut the log. {cut}")
+        warnings = [*self._answers.start_warnings(), *servers.warnings()]
         for warning in warnings:
             self._log.warning(warning)
-        about = {"pid": os.getpid(), "epoch": self._store.epoch, "store": str(self._layout.root), "warnings": warnings}
-        self._report({"event": "ready", "admin": self._admin.endpoints, **about})
+        about = {"admin": self._admin.endpoints, "servers": servers.addresses(), "store": str(self._layout.root)}
+        self._report({"event": "ready", "pid": os.getpid(), "epoch": self._store.epoch, "warnings": warnings, **about})
 
     def _bring_up(self, worker: WorkerProcess) -> bool:
         """Start ``worker``, and wait until it is ready if it is essential. False when the node is to stop."""

@@ -23,7 +23,8 @@ class RocketMQSettings:
     the groups of consumers and of producers that one connection is in, known ones too, and ``max_memberships_per_address``
     those of all connections of one address; ``max_waiting_pulls_per_connection``
     and ``max_waiting_pops_per_connection`` its requests that wait for messages; ``max_locks_per_address`` locks of ordered
-    queues. 0 means no limit for ``max_connections_per_address`` and ``max_new_names_per_second``.
+    queues. ``max_brokers``, ``max_topic_routes`` (one for each topic of each broker) and ``max_route_bytes`` bound what the
+    name server keeps of all brokers. 0 means no limit for ``max_connections_per_address`` and ``max_new_names_per_second``.
 
     ``recall_message_enable``, ``store_reply_message_enable`` and ``trace_topic_enable`` are RocketMQ's recallMessageEnable,
     storeReplyMessageEnable and traceTopicEnable. ``tls_mode`` is its tlsMode: without ``tls_certificate`` and ``tls_key``
@@ -52,6 +53,9 @@ class RocketMQSettings:
     max_waiting_pulls_per_connection: int = setting(4_096, 1, 1_000_000)
     max_waiting_pops_per_connection: int = setting(1_024, 1, 1_000_000)
     max_locks_per_address: int = setting(50_000, 1, 200_000)
+    max_brokers: int = setting(1_000, 1, 100_000)
+    max_topic_routes: int = setting(200_000, 1, 10_000_000)
+    max_route_bytes: int = setting(128 * 1024 * 1024, 1 << 20, 1 << 40)
     idle_timeout_ms: int = setting(120_000, 1_000, 86_400_000)
     recall_message_enable: bool = setting(True)
     store_reply_message_enable: bool = setting(True)

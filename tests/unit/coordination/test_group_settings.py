@@ -5,11 +5,14 @@ Method: groups over a folder whose file cannot be replaced for a while; a member
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from commitmq.config import NodeConfig
+from commitmq.coordination.group_config_operations import GroupConfigOperations
 from commitmq.coordination.groups import Groups
 from commitmq.coordination.membership import Membership
 from commitmq.coordination.resets import begin_anew, to_begin_anew
@@ -45,6 +48,46 @@ def test_settings_that_cannot_be_written_are_taken_back(tmp_path: Path, monkeypa
     assert list(groups.names_from("")) == ["old"]
     groups.write(0, at_once=True)
     assert _load(layout).config_of("old").max_retries == 3
+
+
+def test_the_size_of_settings_is_limited(tmp_path: Path) -> None:
+    layout = StoreLayout(tmp_path)
+    layout.config.mkdir(parents=True)
+    layout.own.mkdir(parents=True)
+    config = replace(NodeConfig().groups, max_group_settings_bytes=2_000, max_settings_bytes=3_000)
+    groups = Groups.load(layout, lambda _: [0, 1], config, first_generation=1, now_ms=0)
+
+    def refused(limit: str, act: Callable[[], object]) -> None:
+        before = groups.table.object_bytes
+        with pytest.raises(ProtocolError, match=limit) as info:
+            act()
+        assert info.value.code == "LIMIT_EXCEEDED"
+        assert groups.table.object_bytes == before, "nothing has changed"
+
+    refused("max_group_settings_bytes", lambda: groups.configure("a", {"attributes": {"x": "y" * 2_000}}))
+    assert not groups.exists("a")
+    groups.configure("a", {"attributes": {"x": "y" * 1_900}})
+    refused("max_settings_bytes", lambda: groups.configure("b", {"attributes": {"x": "y" * 1_900}}))
+    operations = GroupConfigOperations(groups)
+
+    def forbid(topic: str, *, readable: bool = False) -> None:
+        operations.operations["group.forbid"]({"id": 1, "group": "b", "topic": topic, "readable": readable}, 0)
+
+    for number in range(4):
+        forbid(f"{number}" * 250)
+    refused("max_settings_bytes", lambda: forbid("4" * 250))
+    forbid("0" * 250)  # it is forbidden already
+    groups.configure("a", {"attributes": {"x": "y" * 100}})  # smaller is always allowed
+    for number in range(4, 7):
+        forbid(f"{number}" * 250)
+    refused("max_group_settings_bytes", lambda: forbid("7" * 250))
+    groups.write(0)
+    sizes = groups.table.object_bytes
+    assert _load(layout).table.object_bytes == sizes > 1_700
+    for number in range(9):
+        forbid(f"{number}" * 250, readable=True)
+    groups.unwritten.remove(groups.table, "a")
+    assert groups.table.object_bytes == 0
 
 
 def test_members_of_the_file_that_nobody_knows_stay(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
+
 from commitmq.errors import StoreError
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.json_config import DataVersion, MemberTexts
@@ -103,6 +105,12 @@ class GroupConfig:
                 raise ValueError(f"{name} must be an integer from {values[0]} to {values[-1]}, not {value!r:.100}")
         return GroupConfig(self.name, {**self.settings, **changes})
 
+    @property
+    def object_bytes(self) -> int:
+        """Bytes of the settings whose size a client chooses; 0 for a group that has none of its own."""
+        own = {name: self.settings.get(name) for name in _OBJECTS if self.settings.get(name) != _DEFAULTS[name]}
+        return len(orjson.dumps(own)) if any(own.values()) else 0
+
     @classmethod
     def from_json(cls, name: str, data: dict[str, Any]) -> GroupConfig:
         """The group of one entry of ``subscriptionGroupTable``."""
@@ -121,7 +129,13 @@ class GroupTable:
     version: DataVersion = field(default_factory=DataVersion)
     forbidden: dict[str, Any] = field(default_factory=dict)
     unknown: dict[str, Any] = field(default_factory=dict)
+    object_bytes: int = field(default=0, init=False, compare=False)
+    """Bytes that clients chose, of all groups: their own objects, and the topics that they must not read."""
     _texts: MemberTexts = field(default_factory=lambda: MemberTexts(1), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.object_bytes = sum(one.object_bytes for one in self.groups.values())
+        self.object_bytes += sum(map(_forbidden_bytes, self.forbidden.values()))
 
     @classmethod
     def load(cls, path: Path) -> GroupTable:
@@ -151,18 +165,23 @@ class GroupTable:
 
     def put(self, group: GroupConfig) -> None:
         """Add or replace a group; counts as one change."""
+        known = self.groups.get(group.name)
+        self.object_bytes += group.object_bytes - (0 if known is None else known.object_bytes)
         self.groups[group.name] = group
         self.version.advance()
 
     def remove(self, name: str) -> None:
         """Remove a group, and what it must not read; counts as one change if it existed."""
-        self.forbidden.pop(name, None)
-        if self.groups.pop(name, None) is not None:
+        self.object_bytes -= _forbidden_bytes(self.forbidden.pop(name, None))
+        known = self.groups.pop(name, None)
+        if known is not None:
+            self.object_bytes -= known.object_bytes
             self.version.advance()
 
     def forbid(self, name: str, topic: str, *, readable: bool) -> int:
         """Say whether the group may read ``topic``. Returns the bits that it has for the topic then (spec remoting 1.9)."""
         table = dict(self.forbidden.get(name) or {})
+        self.object_bytes -= _forbidden_bytes(table)
         bits = _number(table.get(topic), 0) & ~FORBIDDEN_READ | (0 if readable else FORBIDDEN_READ)
         table[topic] = bits
         if not bits:
@@ -171,6 +190,7 @@ class GroupTable:
             self.forbidden[name] = table
         else:
             self.forbidden.pop(name, None)
+        self.object_bytes += _forbidden_bytes(table)
         self.version.advance()
         return bits
 
@@ -191,6 +211,11 @@ class GroupTable:
 
 def _copy(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else value
+
+
+def _forbidden_bytes(topics: Any) -> int:
+    """Of one group's entry of ``forbiddenTable``."""
+    return len(orjson.dumps(topics)) if topics else 0
 
 
 def _number(value: Any, default: int) -> int:

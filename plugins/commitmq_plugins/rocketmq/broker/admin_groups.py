@@ -25,7 +25,6 @@ from commitmq_plugins.rocketmq.remoting.headers.groups import (
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 _READ: Final = 1 << 2
-_MAX_SETTINGS_BYTES: Final = 65_536
 _DEFAULTS: Final[dict[str, Any]] = {
     "consumeEnable": True,
     "consumeFromMinEnable": True,
@@ -121,8 +120,9 @@ class AdminGroups:
                 if error.code != "GROUP_NOT_EXIST":
                     raise
             wanted["attributes"] = _edited(known.get("attributes") or {}, changes)
-        if (size := len(dumps(wanted))) > _MAX_SETTINGS_BYTES:
-            raise BodyError(f"the settings of a group have {size} bytes, at most {_MAX_SETTINGS_BYTES} are allowed")
+        most = self._node.config.groups.max_group_settings_bytes
+        if (size := len(dumps(wanted))) > most + len(dumps(_DEFAULTS)):  # not even worth a request to the coordinator
+            raise BodyError(f"the settings of a group have {size} bytes (groups.max_group_settings_bytes: {most})")
         more = self._node.on_behalf_of("group.config", connection.user, connection.peer[0])
         await self._node.ask("coordinator", "group.config", group=group["groupName"], set=wanted, **more)
 

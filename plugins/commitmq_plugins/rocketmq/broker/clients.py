@@ -50,6 +50,7 @@ class Clients:
         self._left_at: dict[tuple[Connection, str], float] = {}
         self._changed: set[str] = set()
         self._no_broadcast: set[str] = set()
+        self._asking: dict[str, asyncio.Task[None]] = {}
         self.producers_changed: list[Any] = []
         """Functions that are called with the names of producer groups that came or went."""
         self.pops: Callable[[str], bool] = lambda group: False
@@ -86,7 +87,7 @@ class Clients:
                     if error.code != "NO_PERMISSION":  # the group keeps no failed messages
                         return command.answer(*refusal_of(error))
             elif not data.without_sub:
-                await self._ask_broadcast(consumer.group_name, connection.user)
+                await self._look_at_broadcast(consumer.group_name, connection.user)
         if self.neighbours is not None:
             await self.neighbours.learn({one.topic for consumer in data.consumers for one in consumer.subscriptions})
         if connection.is_closed:  # meanwhile: nobody would ever take such a member out again
@@ -127,6 +128,19 @@ class Clients:
     def _fingerprint(self, group: str) -> int:
         found = self.registry.groups.get(group)
         return 0 if found is None else found.fingerprint
+
+    async def _look_at_broadcast(self, group: str, user: str) -> None:
+        """Whether the group may broadcast. Only its first heartbeat waits for the answer.
+
+        A client sends its second heartbeat at the moment in which it takes its queues, and drops the one that would tell about
+        them while it waits for the answer to the other: it would receive nothing for 30 s.
+        """
+        known = self.registry.groups.get(group)
+        if known is None or known.message_model != BROADCASTING:
+            await self._ask_broadcast(group, user)
+        elif group not in self._asking:
+            task = self._asking[group] = self._loop.create_task(self._ask_broadcast(group, user))
+            task.add_done_callback(lambda _: self._asking.pop(group, None))
 
     async def _ask_broadcast(self, group: str, user: str) -> None:
         try:

@@ -151,7 +151,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     # What is there by now stays: a collection of the whole heap would look at it again and again, which takes milliseconds.
     gc.collect()
     gc.freeze()
-    context.ready(endpoints={"rocketmq": f"{settings.host}:{port}"})
+    context.ready(endpoints=[f"tcp://{settings.host}:{port}"])
     log.info("RocketMQ's clients are served", host=settings.host, port=port)
     await stopping.wait()
     await neighbours.close()

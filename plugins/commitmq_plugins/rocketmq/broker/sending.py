@@ -30,7 +30,7 @@ from commitmq_plugins.rocketmq.broker.places import count_of
 from commitmq_plugins.rocketmq.broker.plain_properties import DROPPED, WAITED, Completed, PlainProperties
 from commitmq_plugins.rocketmq.broker.retries import Retries
 from commitmq_plugins.rocketmq.broker.runs import Runs, Waiting
-from commitmq_plugins.rocketmq.broker.send_refusal import FAQ, SEND_FIELDS, Refusal, check_name
+from commitmq_plugins.rocketmq.broker.send_refusal import FAQ, SEND_FIELDS, Refusal, check_name, topic_text
 from commitmq_plugins.rocketmq.broker.send_targets import CLIENTS, USERS, RunKey, SendTargets, Target, is_batch
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
@@ -167,7 +167,9 @@ class Sends:
         """
         queue = header.queue_id
         if queue >= max(topic.write_queues, topic.read_queues):
-            raise Refusal(ResponseCode.INVALID_PARAMETER, f"request queueId[{queue}] is illegal, {topic.to_json()}")
+            peer = f"{connection.peer[0]}:{connection.peer[1]}"
+            remark = f"request queueId[{queue}] is illegal, {topic_text(topic)} Producer: {peer}"
+            raise Refusal(ResponseCode.INVALID_PARAMETER, remark)
         if is_any := queue < 0:
             queue = random.randrange(max(1, topic.write_queues))
         text = header.properties or ""

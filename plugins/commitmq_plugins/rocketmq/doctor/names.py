@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commitmq_plugins.rocketmq.doctor.addresses import NAMESRV_PORT
 from commitmq_plugins.rocketmq.doctor.finding import Finding, Report, State
 from commitmq_plugins.rocketmq.doctor.peer import Peer, PeerRefusedError
 from commitmq_plugins.rocketmq.doctor.tls import examine_tls
@@ -50,7 +51,8 @@ class NameServers:
         version = version_text(answer.version)
         if answer.code:
             refusal = PeerRefusedError(answer.code, answer.remark)
-            self._report(Finding(State.FAILED, "name server", where, f"{version} refuses to list brokers: {refusal}"))
+            detail = f"{version} refuses to list brokers: {refusal}"
+            self._report(Finding(State.FAILED, "name server", where, detail, await _no_name_server(peer)))
             return None
         try:
             info = ClusterInfo.from_json(loads(answer.body))
@@ -153,6 +155,17 @@ def _wrong_route(broker: BrokerData | None, perm: int) -> list[str]:
 def _addresses(info: ClusterInfo) -> set[str]:
     return {f"{name}/{number} {address}" for name, broker in info.broker_addr_table.items()
             for number, address in broker.broker_addrs.items()}  # fmt: skip
+
+
+async def _no_name_server(peer: Peer) -> str:
+    """What to do about a server that knows no clusters."""
+    try:
+        answer = await peer.answer(RequestCode.GET_BROKER_RUNTIME_INFO)
+    except RemotingError:
+        return ""
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return ""
+    return f"this is a broker: name its name server, whose port is usually {NAMESRV_PORT}"
 
 
 async def _wrong_end(peer: Peer) -> str:

@@ -16,6 +16,7 @@ from commitmq.plugin import WorkerContext, run_async
 from commitmq_plugins.rocketmq.limits import limits_of, tls_of
 from commitmq_plugins.rocketmq.namesrv.config import NamesrvConfig
 from commitmq_plugins.rocketmq.namesrv.kv_config import KVConfig
+from commitmq_plugins.rocketmq.namesrv.registration import RouteLimits
 from commitmq_plugins.rocketmq.namesrv.requests import NamesrvRequests
 from commitmq_plugins.rocketmq.namesrv.route_table import RouteTable
 from commitmq_plugins.rocketmq.remoting.server import Connection, RemotingServer
@@ -34,7 +35,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     log = LimitedLog(context.log)
     path = context.folder / "kvConfig.json"
     config = NamesrvConfig(listen_port=settings.namesrv_port, kv_config_path=str(path))
-    routes = RouteTable()
+    routes = RouteTable(RouteLimits(settings.max_brokers, settings.max_topic_routes, settings.max_route_bytes))
     requests = NamesrvRequests(routes, KVConfig(path), config, _now_ms, log)
 
     def closed(connection: Connection) -> None:

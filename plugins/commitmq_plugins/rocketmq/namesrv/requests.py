@@ -11,13 +11,8 @@ from commitmq.log import Log
 from commitmq.plugin import failpoints
 from commitmq_plugins.rocketmq.namesrv.config import BlackListError, NamesrvConfig
 from commitmq_plugins.rocketmq.namesrv.kv_config import ORDER_TOPIC_CONFIG, KVConfig
-from commitmq_plugins.rocketmq.namesrv.route_table import (
-    DEFAULT_EXPIRY_MS,
-    BrokerKey,
-    Registration,
-    RouteError,
-    RouteTable,
-)
+from commitmq_plugins.rocketmq.namesrv.registration import DEFAULT_EXPIRY_MS, BrokerKey, Registration, RouteError
+from commitmq_plugins.rocketmq.namesrv.route_table import RouteTable
 from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
 from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody, crc32
 from commitmq_plugins.rocketmq.remoting.bodies.routes import TopicRouteData, kv_table, topic_list
@@ -176,6 +171,13 @@ class NamesrvRequests:
         except RouteError as error:
             self._log.warning("a broker is refused", broker=header.broker_addr, error=str(error))
             return command.answer(ResponseCode.SYSTEM_ERROR, str(error))
+        if found.replaced:
+            self._log.warning(
+                "another address takes a broker's place",
+                broker=header.broker_name,
+                address=header.broker_addr,
+                before=found.replaced,
+            )
         if is_new:
             self._log.info("a broker registers", broker=header.broker_name, address=header.broker_addr)
         answer = headers.RegisterBrokerResponseHeader(found.ha_address, found.master_address)

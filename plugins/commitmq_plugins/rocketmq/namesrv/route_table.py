@@ -1,60 +1,35 @@
 """The routes of a name server: brokers, clusters and topics, as brokers register them (spec 14; remoting 7).
 
 Pure: no socket, no clock. A broker lives as long as it registers within its expiry, and as long as the connection on
-which it registered last. The number of addresses and of topics is limited; what is beyond is refused, and the rest stays.
+which it registered last. The number of addresses and of topics, and their bytes, are limited; what is beyond is refused, and
+the rest stays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
+from commitmq_plugins.rocketmq.namesrv.registration import (
+    MASTER_ID,
+    BrokerKey,
+    Mapping,
+    Registered,
+    Registration,
+    RouteError,
+    RouteLimits,
+    check_names,
+    checked_mappings,
+)
+from commitmq_plugins.rocketmq.namesrv.route_cache import RouteCache
 from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
 from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody
 from commitmq_plugins.rocketmq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from commitmq_plugins.rocketmq.remoting.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
-from commitmq_plugins.rocketmq.remoting.errors import RemotingError
-from commitmq_plugins.rocketmq.remoting.fastjson import dumps
 
-MASTER_ID: Final = 0
-DEFAULT_EXPIRY_MS: Final = 120_000
-_MAX_MAPPING_BYTES: Final = 65_536
-
-
-class RouteError(RemotingError):
-    """A registration that the name server does not take."""
-
-
-class BrokerKey(NamedTuple):
-    """One process of a broker."""
-
-    cluster: str
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """What one REGISTER_BROKER says beside its topics. ``acting_master`` is None for a broker below 5.0.
-
-    ``is_whole``: the topics are all that the broker has, so others of it are gone. RocketMQ's brokers do not say it.
-    """
-
-    key: BrokerKey
-    name: str
-    broker_id: int
-    ha_address: str = ""
-    zone: str | None = None
-    expiry_ms: int = DEFAULT_EXPIRY_MS
-    acting_master: bool | None = None
-    is_whole: bool = False
-
-
-class Registered(NamedTuple):
-    """For a slave: where its master is."""
-
-    master_address: str | None
-    ha_address: str | None
+_ENTRY_BYTES: Final = 256
+"""Of memory for a topic of a broker, beside its name and its mapping."""
 
 
 @dataclass(slots=True)
@@ -64,14 +39,6 @@ class _Live:
     version: DataVersion
     channel: Hashable
     ha_address: str
-
-
-@dataclass(frozen=True, slots=True)
-class RouteLimits:
-    """Most addresses of brokers, and most entries of topics: one for each topic of each broker."""
-
-    max_brokers: int = 1_000
-    max_topics: int = 200_000
 
 
 class RouteTable:
@@ -85,9 +52,9 @@ class RouteTable:
         self._live: dict[BrokerKey, _Live] = {}
         self._topics_of: dict[str, dict[str, None]] = {}
         """By broker, so that one broker costs no look at the topics of others."""
-        self._mappings: dict[str, dict[str, object]] = {}
-        self._entries = 0
-        self._encoded: dict[str, bytes] = {}
+        self._mappings: dict[str, dict[str, Mapping]] = {}
+        self._entries = self._bytes = 0
+        self._encoded = RouteCache(self._limits.max_bytes // 4)
 
     # ------------------------------------------------------------ brokers
 
@@ -99,53 +66,65 @@ class RouteTable:
         broker = self._brokers.get(name)
         addresses = {} if broker is None else broker.broker_addrs
         configs = body.topics.topic_config_table
-        self._check_limits(registration, configs)
-        mappings = {topic: info for topic, info in body.topics.mapping_info.items() if topic in configs}
-        self._check_mappings(mappings)
+        mappings = checked_mappings(body.topics.mapping_info, configs)
+        self._check_limits(registration, configs, mappings)
         if self._is_older(registration, addresses, body):
             self._live.pop(key, None)
-            return Registered(None, None)
+            return Registered()
         if broker_id not in addresses and len(configs) == 1:
             # An increment of a broker that the name server does not know, as after a restart (spec 14).
             raise RouteError("register broker failed")
         if broker is None:
             broker = self._brokers[name] = BrokerData(key.cluster, name)
         self._clusters.setdefault(key.cluster, {})[name] = None
+        before = broker.broker_addrs.get(broker_id)
         is_first = self._place(broker, registration)
         live = self._live.get(key)
         is_changed = is_first or live is None or live.version != body.topics.data_version
         if self._tells_topics(broker, registration):
             self._take_topics(broker, registration, configs, is_changed=is_changed)
             if is_changed:
-                for topic, info in mappings.items():
-                    self._mappings.setdefault(topic, {})[name] = info
-                    self._encoded.pop(topic, None)
+                for topic, mapping in mappings.items():
+                    self._bytes += mapping.size - self._mapping_bytes(topic, name)
+                    self._mappings.setdefault(topic, {})[name] = mapping
+                    self._encoded.drop(topic)
         self._live[key] = _Live(
             now_ms, registration.expiry_ms, body.topics.data_version, channel, registration.ha_address
         )
-        return self._master_of(broker, registration)
+        replaced = before if before and before != key.address else None
+        return self._master_of(broker, registration)._replace(replaced=replaced)
 
-    def _check_limits(self, registration: Registration, configs: dict[str, TopicConfig]) -> None:
-        if registration.key not in self._live and len(self._live) >= self._limits.max_brokers:
-            raise RouteError(f"the name server has {len(self._live)} brokers already, which is its limit")
-        if registration.name not in self._brokers and len(self._brokers) >= self._limits.max_brokers:
-            raise RouteError(f"the name server has {len(self._brokers)} names of brokers already, which is its limit")
-        new = sum(1 for name in configs if registration.name not in self._topics.get(name, ()))
-        if self._entries + new > self._limits.max_topics:
+    def _check_limits(
+        self, registration: Registration, configs: dict[str, TopicConfig], mappings: dict[str, Mapping]
+    ) -> None:
+        key, name = registration.key, registration.name
+        check_names(name, key.cluster, key.address, registration.ha_address, registration.zone or "", *configs)
+        if key not in self._live and len(self._live) >= self._limits.max_brokers:
+            raise RouteError(f"the name server has {len(self._live)} brokers already, which is its limit (max_brokers)")
+        if name not in self._brokers and len(self._brokers) >= self._limits.max_brokers:
             raise RouteError(
-                f"{new} new topics are too many: the name server has {self._entries} of {self._limits.max_topics}"
+                f"the name server has {len(self._brokers)} names of brokers already, which is its limit (max_brokers)"
+            )
+        new = [topic for topic in configs if name not in self._topics.get(topic, ())]
+        self._check_room(new, sum(one.size - self._mapping_bytes(topic, name) for topic, one in mappings.items()))
+
+    def _check_room(self, topics: list[str], more: int = 0) -> None:
+        """For one more entry of each of ``topics``, and ``more`` bytes."""
+        if self._entries + len(topics) > self._limits.max_topics:
+            raise RouteError(
+                f"{len(topics)} new topics are too many: the name server has {self._entries} of {self._limits.max_topics}"
+                " (plugins.rocketmq.max_topic_routes)"
+            )
+        more += sum(map(_entry_bytes, topics))
+        if more > 0 and self._bytes + more > self._limits.max_bytes:
+            raise RouteError(
+                f"{more} more bytes of routes are too many: the name server has {self._bytes} of {self._limits.max_bytes}"
+                " (plugins.rocketmq.max_route_bytes)"
             )
 
-    @staticmethod
-    def _check_mappings(mappings: dict[str, object]) -> None:
-        """They are a part of the routes of their topics, which every client gets."""
-        for topic, info in mappings.items():
-            try:
-                size = len(dumps(info))
-            except TypeError as error:
-                raise RouteError(f"the mapping of topic {topic!r:.100} cannot be written: {error}") from error
-            if size > _MAX_MAPPING_BYTES:
-                raise RouteError(f"the mapping of topic {topic!r:.100} has {size} bytes of {_MAX_MAPPING_BYTES}")
+    def _mapping_bytes(self, topic: str, name: str) -> int:
+        found = self._mappings.get(topic, {}).get(name)
+        return 0 if found is None else found.size
 
     def _is_older(self, registration: Registration, addresses: dict[int, str], body: RegisterBrokerBody) -> bool:
         """Whether another process with the same broker id has a newer state."""
@@ -199,9 +178,9 @@ class RouteTable:
     def _master_of(self, broker: BrokerData, registration: Registration) -> Registered:
         master = broker.broker_addrs.get(MASTER_ID)
         if registration.broker_id == MASTER_ID or master is None:
-            return Registered(None, None)
+            return Registered()
         live = self._live.get(BrokerKey(registration.key.cluster, master))
-        return Registered(None, None) if live is None else Registered(master, live.ha_address)
+        return Registered() if live is None else Registered(master, live.ha_address)
 
     def unregister(self, key: BrokerKey, name: str) -> None:
         """The process of broker ``name`` at this address ends."""
@@ -276,8 +255,8 @@ class RouteTable:
         datas = list(queue_datas)
         if any(data.broker_name not in self._brokers for data in datas):
             return
-        if self._entries + len(datas) > self._limits.max_topics:
-            raise RouteError(f"the name server has {self._entries} topics of {self._limits.max_topics}")
+        check_names(topic)
+        self._check_room([topic] * len(datas))
         for data in datas:
             self._put(topic, data)
 
@@ -292,14 +271,16 @@ class RouteTable:
         old = queues.get(data.broker_name)
         if old != data:
             self._entries += old is None
+            self._bytes += _entry_bytes(topic) if old is None else 0
             self._topics_of.setdefault(data.broker_name, {})[topic] = None
             queues[data.broker_name] = data
-            self._encoded.pop(topic, None)
+            self._encoded.drop(topic)
 
     def _drop(self, topic: str, name: str) -> None:
         queues = self._topics[topic]
         del queues[name]
         self._entries -= 1
+        self._bytes -= _entry_bytes(topic) + self._mapping_bytes(topic, name)
         del self._topics_of[name][topic]
         if not self._topics_of[name]:
             del self._topics_of[name]
@@ -309,7 +290,7 @@ class RouteTable:
             self._mappings.pop(topic, None)
         if not queues:
             del self._topics[topic]
-        self._encoded.pop(topic, None)
+        self._encoded.drop(topic)
 
     # ------------------------------------------------------------ answers
 
@@ -321,20 +302,24 @@ class RouteTable:
         brokers = [self._brokers[name] for name in queues if name in self._brokers]
         if not brokers:
             return None
+        mappings = self._mappings.get(topic)
         return TopicRouteData(
             [replace(data) for data in queues.values()],
             [replace(broker, broker_addrs=dict(broker.broker_addrs)) for broker in brokers],
-            topic_queue_mapping_by_broker=self._mappings.get(topic),
+            topic_queue_mapping_by_broker=None
+            if mappings is None
+            else {name: one.info for name, one in mappings.items()},
         )
 
     def encoded_route(self, topic: str) -> bytes | None:
-        """The body of :meth:`route`. Clients ask for it all the time, so it is kept until it changes."""
+        """The body of :meth:`route`."""
         found = self._encoded.get(topic)
         if found is None:
             route = self.route(topic)
             if route is None:
                 return None
-            found = self._encoded[topic] = route.encode()
+            found = route.encode()
+            self._encoded.put(topic, found)
         return found
 
     def topics(self) -> list[str]:
@@ -367,3 +352,7 @@ class RouteTable:
             names += [cluster, *brokers]
         addresses = (address for broker in self._brokers.values() for address in broker.broker_addrs.values())
         return names, next(addresses, None)
+
+
+def _entry_bytes(topic: str) -> int:
+    return _ENTRY_BYTES + len(topic.encode(errors="replace"))

@@ -288,6 +288,16 @@ def test_what_is_no_name_server(noise: bytes) -> None:
     assert took_s < 5, "every wait has an end"
 
 
+def test_a_broker_in_the_place_of_a_name_server_is_named(tmp_path: Path) -> None:
+    async def talk(cluster: StubCluster) -> list[Finding]:
+        cluster.answers[RequestCode.GET_BROKER_CLUSTER_INFO] = lambda command: command.not_supported()
+        return await examine(cluster, name_servers=[("127.0.0.1", cluster.broker_port)])
+
+    [finding] = play(tmp_path, talk)
+    assert (finding.check, finding.state) == ("name server", State.FAILED)
+    assert finding.advice == "this is a broker: name its name server, whose port is usually 9876"
+
+
 def test_name_servers_that_differ(tmp_path: Path) -> None:
     async def talk(cluster: StubCluster) -> list[Finding]:
         async with stub_cluster(tmp_path) as other:

@@ -14,8 +14,10 @@ import pytest
 from commitmq.log import get_log
 from commitmq_plugins.rocketmq.namesrv.config import NamesrvConfig
 from commitmq_plugins.rocketmq.namesrv.kv_config import KVConfig
+from commitmq_plugins.rocketmq.namesrv.registration import RouteLimits
 from commitmq_plugins.rocketmq.namesrv.requests import NamesrvRequests
-from commitmq_plugins.rocketmq.namesrv.route_table import RouteLimits, RouteTable
+from commitmq_plugins.rocketmq.namesrv.route_cache import RouteCache
+from commitmq_plugins.rocketmq.namesrv.route_table import RouteTable
 from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
 from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody, crc32
 from commitmq_plugins.rocketmq.remoting.bodies.topic_config import TopicConfig, TopicConfigSerializeWrapper
@@ -382,7 +384,9 @@ def test_limits(tmp_path: Path) -> None:
     answer = namesrv.register(T, U, name="broker-c", address="10.0.0.3:10911")
     assert "2 brokers already" in str(answer.remark)
     answer = namesrv.register(T, U, TopicConfig("V"), TopicConfig("W"), counter=2)
-    assert answer.remark == "2 new topics are too many: the name server has 4 of 5"
+    assert answer.remark == (
+        "2 new topics are too many: the name server has 4 of 5 (plugins.rocketmq.max_topic_routes)"
+    )
     assert namesrv.topics() == {"T", "U"}
     assert namesrv.register(T, U, TopicConfig("V"), counter=2).code == 0
     namesrv.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T")
@@ -397,6 +401,53 @@ def test_one_address_registers_no_more_names_than_there_may_be_brokers(tmp_path:
     assert namesrv.register(T, name="broker-1").code == 0, "a known one registers again"
     namesrv.routes.channel_closed(CHANNEL)
     assert namesrv.register(T, U, name="more").code == 0
+
+
+def test_names_and_mappings_have_a_limit_in_bytes(tmp_path: Path) -> None:
+    namesrv = Namesrv(tmp_path, RouteLimits(max_bytes=4_000))
+    assert "1025 characters" in str(namesrv.register(T, TopicConfig("x" * 1_025)).remark)
+    assert "1025 characters" in str(namesrv.register(T, U, name="n" * 1_025).remark)
+    assert namesrv.topics() == set()
+    assert namesrv.register(T, U, *(TopicConfig(f"t{number}") for number in range(10))).code == 0
+    answer = namesrv.register(T, U, *(TopicConfig(f"t{number}") for number in range(20)), counter=2)
+    assert "10 new topics" not in str(answer.remark)
+    assert "bytes of routes are too many" in str(answer.remark)
+    answer = mapped(namesrv, T, {"T": {"bname": "x" * 2_000}}, counter=3)
+    assert "bytes of routes are too many" in str(answer.remark)
+    assert "topicQueueMappingByBroker" not in namesrv.route("T")
+    for size in (500, 600, 500):  # one takes the place of the other
+        assert mapped(namesrv, T, {"T": {"bname": "x" * size}}, counter=4 + size).code == 0
+    namesrv.ask(RequestCode.UNREGISTER_BROKER, **BROKER_A)
+    assert namesrv.routes._bytes == 0
+
+
+def test_another_address_that_takes_a_brokers_place_is_in_the_log(
+    namesrv: Namesrv, caplog: pytest.LogCaptureFixture
+) -> None:
+    namesrv.register(T, U)
+    namesrv.register(T, U)
+    assert "takes a broker's place" not in caplog.text
+    namesrv.register(T, U, address="10.0.0.66:10911", state_version=5)
+    [line] = [one for one in caplog.messages if "takes a broker's place" in one]
+    assert "address=10.0.0.66:10911 before=10.0.0.1:10911" in line
+
+
+def test_encoded_routes_are_kept_as_far_as_there_is_room() -> None:
+    cache = RouteCache(100)
+    cache.put("a", b"x" * 60)
+    cache.put("b", b"x" * 30)
+    assert (cache.get("a"), cache.get("b")) == (b"x" * 60, b"x" * 30)
+    cache.put("a", b"y" * 70)
+    assert (cache.get("a"), cache.get("b")) == (b"y" * 70, b"x" * 30), "the old one makes room"
+    cache.put("c", b"x" * 50)
+    assert [cache.get(one) for one in "abc"] == [None, None, b"x" * 50]
+    cache.put("d", b"x" * 101)
+    assert cache.get("d") is None
+    cache.put("e", b"x" * 100)
+    cache.drop("e")
+    cache.put("f", b"x" * 60)
+    cache.put("g", b"x" * 40)
+    assert (cache.get("f"), cache.get("g")) == (b"x" * 60, b"x" * 40)
 
 
 def test_the_end_of_a_broker_looks_at_its_own_topics_only(namesrv: Namesrv) -> None:
@@ -420,8 +471,8 @@ def test_the_end_of_a_broker_looks_at_its_own_topics_only(namesrv: Namesrv) -> N
 BROKER_A: dict[str, Any] = {"brokerName": "broker-a", "brokerAddr": "10.0.0.1:10911", "clusterName": "C", "brokerId": 0}
 
 
-def mapped(namesrv: Namesrv, topic: TopicConfig, info: dict[str, Any]) -> Command:
-    table = TopicConfigSerializeWrapper({topic.topic_name: topic, "U": U}, DataVersion(1, 1, 0), info)
+def mapped(namesrv: Namesrv, topic: TopicConfig, info: dict[str, Any], counter: int = 1) -> Command:
+    table = TopicConfigSerializeWrapper({topic.topic_name: topic, "U": U}, DataVersion(1, counter, 0), info)
     body = RegisterBrokerBody(table).encode(compressed=False)
     return namesrv.ask(RequestCode.REGISTER_BROKER, body, compressed=False, bodyCrc32=crc32(body), **BROKER_A)
 
