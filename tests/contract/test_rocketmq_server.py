@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +23,7 @@ from commitmq import Admin, Producer, Reader
 from commitmq.format.client_batch import BatchElement, encode_client_batch
 from commitmq.format.record import decode_record
 from commitmq.store.layout import StoreLayout
+from commitmq.supervision.exit_codes import CliExit
 from commitmq.testing.node_process import eventually
 from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
 from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody
@@ -32,7 +34,7 @@ from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.errors import PeerSilentError
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
 from commitmq_plugins.rocketmq.remoting.frame import encode
-from nodes import Node, free_port, start_node
+from nodes import Node, free_port, free_ports, start_node
 from rocketmq_client import PULL, SEND, ask, send, served
 
 
@@ -87,6 +89,63 @@ def test_what_a_client_of_rocketmq_sends_all_can_read(node: Node, port: int) -> 
             if len(bodies) >= 20:
                 break
     assert sorted(bodies) == sorted(record.body for record in records)
+
+
+def test_a_topic_that_a_send_makes_has_a_route_when_the_send_is_answered(node: Node, port: int) -> None:
+    [names] = node.row("worker-rocketmq_namesrv")["endpoints"]
+
+    async def talk(client: RemotingClient) -> list[int]:
+        server = RemotingClient("127.0.0.1", int(names.rpartition(":")[2]))
+        codes = []
+        for number in range(20):
+            fields = {**SEND, "topic": f"new{number}", "e": "0", "b": f"new{number}"}
+            answer = await client.request(Command(RequestCode.SEND_MESSAGE_V2, 1, ext_fields=fields, body=b"x"), 10)
+            assert answer.code == 0, answer.remark
+            route = await server.request(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": f"new{number}"}), 10)
+            codes.append(route.code)
+        await server.close()
+        return codes
+
+    assert ask(port, talk) == [0] * 20
+
+
+def test_the_progress_of_all_groups_is_computed_once_for_all_who_ask(node: Node, port: int) -> None:
+    async def talk(client: RemotingClient) -> list[bytes]:
+        for number in range(200):
+            fields = {"groupName": f"progress{number}"}
+            await client.request(request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, dumps(fields)), 10)
+        began = time.monotonic()
+        command = request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
+        await client.request(command, 30)
+        alone_s = time.monotonic() - began
+        began = time.monotonic()
+        commands = [request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"}) for _ in range(100)]
+        answers = await asyncio.gather(*(client.request(one, 30) for one in commands))
+        assert time.monotonic() - began < 10 * alone_s + 1, f"one takes {alone_s:.2f} s"
+        return [bytes(one.body) for one in answers]
+
+    answers = ask(port, talk)
+    assert all(b'"progress199"' in one for one in answers)
+
+
+@pytest.mark.parametrize("taken", ["plugins.rocketmq.namesrv_port", "network.store_port", "vip"])
+def test_a_start_without_its_ports_is_refused(tmp_path: Path, taken: str) -> None:
+    first = free_ports(8)
+    ports = {"plugins.rocketmq.namesrv_port": first, "network.store_port": first + 5}
+    with socket.create_server(("127.0.0.1", first + 3 if taken == "vip" else ports[taken])) as other:
+        node = Node(
+            tmp_path / "store", "plugins.rocketmq.enable=true", *(f"{key}={port}" for key, port in ports.items())
+        )
+        done = node.start()
+        number = other.getsockname()[1]
+        assert done.returncode == CliExit.ADDRESS_IN_USE
+        assert f"port {number} is in use by process {os.getpid()} " in done.stderr
+        key = "network.store_port" if taken == "vip" else taken
+        assert f"choose another port with --set {key}=PORT" in done.stderr
+    done = node.start()
+    assert done.returncode == 0
+    assert f"rocketmq_namesrv is at 127.0.0.1:{first}\nrocketmq_broker is at 127.0.0.1:{first + 5}\n" in done.stdout
+    node.end()
 
 
 def records_of(data: bytes) -> list[Any]:

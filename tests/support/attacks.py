@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -73,6 +74,22 @@ def requests_by_half(ports: Endpoints) -> None:
         time.sleep(0.2)
         for one in peers:
             one.close()
+
+
+@attack
+def other_protocols(ports: Endpoints) -> None:
+    """What a browser, a scanner, or an old ZeroMQ sends: TLS, HTTP, ZMTP 1.0 and 2.0."""
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 2
+    old = b"\x01\x00" + b"\x08\x00request" * 20
+    second = b"\xff" + bytes(8) + b"\x7f\x01\x05" + b"\x00\x00" + b"\x00\x07request" * 20
+    for turn in again():
+        for port in PORTS:
+            host, _, number = ports[port].removeprefix("tcp://").rpartition(":")
+            for text in (hello, old, second, b"GET / HTTP/1.1\r\nHost: node\r\n\r\n"):
+                with turn, socket.create_connection((host, int(number)), 5) as peer:
+                    peer.sendall(text)
+                    time.sleep(0.01)
+                    peer.sendall(text)
 
 
 @attack

@@ -144,6 +144,7 @@ def _start_in_background(layout: StoreLayout, config: NodeConfig, config_fd: int
             start_new_session=True,
         )
     os.close(ready_write)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C: no node is left that nobody knows
     try:
         with open(ready_read, "rb", buffering=0) as reports:
             outcome = _wait_until_ready(reports, keeper)

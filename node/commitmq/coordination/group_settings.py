@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 
 from commitmq.config import GroupsConfig
@@ -11,32 +13,35 @@ from commitmq.store.metadata.topic_name import validate_group
 
 
 class UnwrittenSettings:
-    """Groups whose settings were changed in a table and are not in its file yet, with their settings in the file."""
+    """Groups whose settings were changed in a table and are not in its file yet, with their settings in the file, and the
+    topics that they must not read there.
+    """
 
     def __init__(self) -> None:
-        self._before: dict[str, GroupConfig | None] = {}
+        self._before: dict[str, tuple[GroupConfig | None, dict[str, Any] | None]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._before)
 
-    def note(self, name: str, before: GroupConfig | None) -> None:
-        """``before``: None for a group that did not exist."""
-        self._before.setdefault(name, before)
+    def note(self, table: GroupTable, name: str) -> None:
+        """Call it before the group is changed."""
+        if name not in self._before:
+            forbidden = table.forbidden.get(name)
+            self._before[name] = table.groups.get(name), None if forbidden is None else dict(forbidden)
 
     def remove(self, table: GroupTable, name: str) -> bool:
         """Forget the settings of a group; whoever uses it makes it again. False when there were none."""
         known = table.groups.get(name)
         if known is None:
             return False
+        self.note(table, name)
         table.remove(name)
-        self.note(name, known)
         return True
 
     def forbid(self, table: GroupTable, name: str, topic: str, *, readable: bool) -> int:
         """Say whether an existing group may read ``topic``. Returns its bits of ``forbiddenTable``."""
-        bits = table.forbid(name, topic, readable=readable)
-        self.note(name, table.groups[name])
-        return bits
+        self.note(table, name)
+        return table.forbid(name, topic, readable=readable)
 
     def clear(self) -> None:
         """The file has them."""
@@ -45,12 +50,13 @@ class UnwrittenSettings:
     def take_back(self, table: GroupTable) -> list[str]:
         """The file could not be written: nothing was changed. Returns the names of groups that do not exist then."""
         removed = []
-        for name, group in self._before.items():
+        for name, (group, forbidden) in self._before.items():
             if group is not None:
                 table.put(group)
             else:
                 table.remove(name)
                 removed.append(name)
+            table.put_forbidden(name, forbidden)
         self._before.clear()
         return removed
 
@@ -83,7 +89,7 @@ def check_forbidden_size(table: GroupTable, name: str, topic: str, config: Group
     """The same for one more topic that a group must not read."""
     known = table.forbidden.get(name) or {}
     if topic not in known:
-        more = len(topic.encode()) + 8
+        more = len(orjson.dumps(topic)) + 4
         _check_room(table, name, len(orjson.dumps(known)) + more, more, config)
 
 

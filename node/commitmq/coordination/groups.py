@@ -135,8 +135,8 @@ class Groups:
         group = changed(name, known, changes)
         check_size(self.table, known, group, self.config)
         if group != known:
+            self.unwritten.note(self.table, name)
             self._put(group)
-            self.unwritten.note(name, known)
 
     @property
     def is_configured(self) -> bool:

@@ -81,6 +81,10 @@ _SCAN: Final = 1_000
 _UNHEARD: Final = 4_096
 
 
+class UnknownSourceError(Exception):
+    """The peer speaks ZMTP before 3.0, or something that libzmq takes for it: no frame of it names its connection."""
+
+
 class Gate:
     """The connections of one ROUTER. ``max_request_bytes``: the size of the longest request that it takes, with all its
     frames. ``first_number``: the number of the first automatic id that clients can get.
@@ -147,8 +151,13 @@ class Gate:
     # ------------------------------------------------------------ the receiving thread's side
 
     def meet(self, identity: bytes, frame: zmq.Frame) -> tuple[Connection, str | None]:
-        """The connection of ``frame``, the first of an unknown peer; and why the peer must not have its id, or None."""
-        descriptor = int(frame.get(zmq.SRCFD))
+        """The connection of ``frame``, the first of an unknown peer; and why the peer must not have its id, or None. Raises
+        UnknownSourceError.
+        """
+        try:
+            descriptor = int(frame.get(zmq.SRCFD))
+        except zmq.ZMQError as error:
+            raise UnknownSourceError from error
         fault = routing_ids.fault(identity, self._first_number, self._accepted + _UNHEARD)
         with self._meeting:
             found = self._connections.get(descriptor)

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from commitmq.config import NodeConfig
+from commitmq.security.start_rule import Listener
 
 PORTS: Final = 38
 """Number of ports in a block."""
@@ -38,6 +39,7 @@ _FIRST_PLUGIN_DISPATCHER: Final = 23
 _FREE_PORTS: Final = range(10_240, 60_000)
 _ATTEMPTS: Final = 64
 _PATIENCE_S: Final = 0.5
+_PATIENCE_WITH_SERVERS_S: Final = 5.0
 
 
 def configured_port(role: str, config: NodeConfig, slot: int = 0) -> int:
@@ -120,6 +122,24 @@ def first_in_use(wanted: Iterable[tuple[str, int]], config: NodeConfig) -> str:
             if time.monotonic() >= deadline:
                 return in_use(port, role, config)
             time.sleep(0.02)
+    return ""
+
+
+def require_free(listeners: Iterable[Listener]) -> str:
+    """The sentence for the first port of ``listeners`` that another program has; "" when all are free. A server of this store
+    that is just ending is waited for.
+    """
+    for listener in listeners:
+        for port in listener.ports:
+            deadline = time.monotonic() + _PATIENCE_WITH_SERVERS_S
+            while port and not is_free(listener.host, port):
+                if time.monotonic() >= deadline:
+                    who = holder_of(port) or "another program"
+                    return (
+                        f"port {port} is in use by {who}, and {listener.name} needs it. End that program, or choose another"
+                        f" port with --set {listener.setting}=PORT"
+                    )
+                time.sleep(0.02)
     return ""
 
 

@@ -25,7 +25,7 @@ from commitmq.config import NetworkConfig
 from commitmq.log import Log
 from commitmq.network import ports, routing_ids
 from commitmq.network.connection import FRAME_HEAD_BYTES, SEALED_FRAME_BYTES, Connection
-from commitmq.network.gate import Gate
+from commitmq.network.gate import Gate, UnknownSourceError
 from commitmq.network.guard import PROTOCOL, Guard
 from commitmq.network.long_requests import LONG_HEADER_BYTES, MAX_BYTES, LongRequests
 from commitmq.network.unsent import UnsentAnswers
@@ -251,8 +251,15 @@ class Router(zmq.Socket[bytes]):
             self.gate.end(one, "max_unsent_bytes", why)
 
     def meet(self, identity: bytes, first: zmq.Frame) -> Connection | None:
-        """The connection of a peer that ``gate.peers`` lacks. None: its request was refused, and must be dropped."""
-        connection, fault = self.gate.meet(identity, first)
+        """The connection of a peer that ``gate.peers`` lacks. None: its request was refused, and must be dropped.
+
+        What is no request at all, as the first bytes of TLS or of HTTP may be, comes from no connection that can be named. The
+        gate ends it as one without a request.
+        """
+        try:
+            connection, fault = self.gate.meet(identity, first)
+        except UnknownSourceError:
+            return None
         if fault is None:
             return connection
         with contextlib.suppress(zmq.ZMQError):

@@ -20,6 +20,8 @@ NATIVE: Final = "native"
 class Listener:
     """A server's address. ``name``: as in ``security.insecure_listeners``. ``encrypts``: every connection; false where clients
     may also connect without. ``asks``: each client must prove who it is; with ``open_without_users`` once the node has users.
+
+    ``ports``: a start is refused when another program has one of them. ``setting``: the key that chooses them.
     """
 
     name: str
@@ -27,6 +29,8 @@ class Listener:
     encrypts: bool = False
     asks: bool = False
     open_without_users: bool = False
+    ports: tuple[int, ...] = ()
+    setting: str = ""
 
     def authenticates(self, *, has_users: bool) -> bool:
         """Whether each client must prove who it is."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from commitmq.config import NodeConfig
 from commitmq.control import DISPATCHER_SLOTS, WORKER_SLOTS
+from commitmq.log import Log
 from commitmq.security.start_rule import Listener
 from commitmq.semantics import movers
 from commitmq.workers.runtime.slots import DISPATCHER_BASE, WORKER_BASE, role_slot
@@ -83,6 +84,13 @@ class Roster:
     def listeners(self) -> list[Listener]:
         """Where the workers of plugins listen."""
         return [Listener(**one) for worker in self._workers for one in worker.get("listeners", ())]
+
+    def log_failures(self, log: Log) -> None:
+        """A line for each plugin that failed."""
+        for report in self.reports:
+            if report["failure"]:
+                why = report["failure"].strip().splitlines()[-1]
+                log.error("a plugin failed", plugin=report["name"], where=report["failed_in"], why=why)
 
     def own_dispatchers(self) -> list[dict[str, Any]]:
         """Built-in dispatchers other than the ConsumeQueue's (which runs with every result of discovery)."""

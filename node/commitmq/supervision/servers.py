@@ -1,6 +1,7 @@
 """The servers of plugins at a node's start: it waits for them, but not for long, and says where they serve.
 
-A server that cannot serve, because its port is taken or its plugin fails, does not keep a node from starting.
+A server that fails does not keep a node from starting. One whose port is taken does (:func:`.ports.require_free`): its clients
+would meet somebody else.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ class Servers:
     def __init__(self, workers: Iterable[WorkerProcess]) -> None:
         self._workers = [worker for worker in workers if worker.spec.params.get("is_server")]
 
-    def wait(self, timeout_s: float, turn: Callable[[float], None], is_stopping: Callable[[], bool]) -> None:
-        """Call ``turn`` with the milliseconds that are left, until each serves or has died once, or the time is over."""
+    def wait(self, timeout_s: float, turn: Callable[[float], None], is_stopping: Callable[[], bool]) -> bool:
+        """Call ``turn`` with the milliseconds that are left, until each serves or has died once, or the time is over. False
+        when the node is to stop.
+        """
         end_ms = monotonic_ms() + timeout_s * 1_000
         while any(map(_comes, self._workers)) and (left_ms := end_ms - monotonic_ms()) > 0 and not is_stopping():
             turn(left_ms)
+        return not is_stopping()
 
     def addresses(self) -> dict[str, str]:
         """By name of the server: where it serves."""

@@ -261,7 +261,8 @@ class Supervisor:
         for worker in [one for one in table.workers.values() if one.phase is Phase.IDLE and not one.spec.on_demand]:
             self._bring_up(worker)
         servers = Servers(table.workers.values())
-        servers.wait(self._timing.server_wait_s, self._turn, lambda: self._stop_asked)
+        if not servers.wait(self._timing.server_wait_s, self._turn, lambda: self._stop_asked):
+            return
         if failpoints.ACTIVE:
             failpoints.hit("supervisor.before_ready")
         self._starting = self._table.judging = False
@@ -293,11 +294,10 @@ class Supervisor:
         if roster.config_errors:
             raise StartFailed("; ".join(roster.config_errors), CliExit.CONFIG_ERROR)
         self._exposure.check(roster.listeners)
+        if sentence := ports.require_free(roster.listeners):
+            raise StartFailed(sentence, CliExit.ADDRESS_IN_USE)
         dispatchers, workers = roster.plugin_roles()
-        for report in roster.reports:
-            if report["failure"]:
-                why = report["failure"].strip().splitlines()[-1]
-                self._log.error("a plugin failed", plugin=report["name"], where=report["failed_in"], why=why)
+        roster.log_failures(self._log)
         self._table.filters = roster.filters
         for role in (*dispatchers, *workers):
             self._table.add(role)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from commitmq import config as node_config
 from commitmq import failpoints
@@ -33,6 +35,12 @@ def main(arguments: list[str]) -> int:
         if fd >= 0:
             os.set_inheritable(fd, False)
     report = (pipe_report if mode == "background" else console_report)(int(ready_fd))
+    events: set[str] = set()
+
+    def tell(message: dict[str, Any]) -> None:
+        events.add(message["event"])
+        report(message)
+
     keep_private(Path(store))
     log_module.follow(StoreLayout(Path(store)).log)
     supervisor: Supervisor | None = None
@@ -42,13 +50,15 @@ def main(arguments: list[str]) -> int:
             read_config(int(config_fd)),
             keeper_pid=int(keeper_pid),
             background=mode == "background",
-            report=report,
+            report=tell,
             config_fd=int(config_fd),
             life=life,
         )
         code = int(supervisor.run())
     except Exception as error:  # the exit code must be right after any failure, and the workers end with the lifelines
         log_module.get_log("supervisor").exception("supervisor crashed", error=repr(error))
+        if "ready" in events:
+            os.kill(os.getpid(), signal.SIGKILL)  # the keeper starts the next one, as after any other kill
         report({"event": "failed", "error": f"the supervisor crashed: {error!r}", "code": int(CliExit.CRASHED)})
         code = int(CliExit.CRASHED)
     if supervisor is not None:

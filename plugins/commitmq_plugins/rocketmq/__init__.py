@@ -31,11 +31,16 @@ def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
         return []
     encrypts = found.tls_mode == "enforcing"
     broker = "commitmq_plugins.rocketmq.broker.process:run"
-    listener = Listener("rocketmq", found.host, encrypts=encrypts, asks=True, open_without_users=True)
+    port = found.port or config.network.store_port
+    ports = (port, port - 2) if found.vip_port and port > 2 else (port,)
+    setting = "plugins.rocketmq.port" if found.port else "network.store_port"
+    listener = Listener("rocketmq", found.host, encrypts, True, open_without_users=True, ports=ports, setting=setting)
     workers = [WorkerSpec("rocketmq_broker", broker, is_server=True, listeners=(listener,))]
     if found.namesrv_port:
         name_server = "commitmq_plugins.rocketmq.namesrv.process:run"
-        listener = Listener("rocketmq_namesrv", found.host, encrypts=encrypts)  # it asks nobody, as RocketMQ's
+        ports, setting = (found.namesrv_port,), "plugins.rocketmq.namesrv_port"
+        # It asks nobody, as RocketMQ's.
+        listener = Listener("rocketmq_namesrv", found.host, encrypts, ports=ports, setting=setting)
         workers.insert(0, WorkerSpec("rocketmq_namesrv", name_server, is_server=True, listeners=(listener,)))
     return workers
 

@@ -50,6 +50,53 @@ def test_settings_that_cannot_be_written_are_taken_back(tmp_path: Path, monkeypa
     assert _load(layout).config_of("old").max_retries == 3
 
 
+def test_what_a_group_must_not_read_is_taken_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = StoreLayout(tmp_path)
+    layout.config.mkdir(parents=True)
+    layout.own.mkdir(parents=True)
+    groups = _load(layout)
+    operations = GroupConfigOperations(groups).operations
+
+    def ask(op: str, **fields: object) -> None:
+        operations[op]({"id": 1, "group": "old", **fields}, 0)
+
+    ask("group.forbid", topic="t1", readable=False)
+    groups.write(0)
+    size = groups.table.object_bytes
+    changes: list[Callable[[], None]] = [
+        lambda: ask("group.forbid", topic="t2", readable=False),
+        lambda: ask("group.forbid", topic="t1", readable=True),
+        lambda: ask("group.delete"),
+        lambda: ask("group.forbid", group="new", topic="t2", readable=False),
+        lambda: groups.configure("old", {"attributes": {"a": "b"}}),
+    ]
+    for change in changes:
+        with monkeypatch.context() as full:
+            full.setattr(json_config, "persist", _full)
+            change()
+            with pytest.raises(StoreError):
+                groups.write(0)
+        assert groups.table.forbidden == {"old": {"t1": 4}}
+        assert groups.table.object_bytes == size
+    groups.write(0, at_once=True)
+    assert _load(layout).table.forbidden == {"old": {"t1": 4}}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("attributes", {"a": {}}), ("attributes", {"a": []}), ("groupRetryPolicy", {"x": [[[[[[[[[]]]]]]]]]})],
+)
+def test_settings_are_not_nested(tmp_path: Path, setting: str, value: object) -> None:
+    layout = StoreLayout(tmp_path)
+    layout.config.mkdir(parents=True)
+    layout.own.mkdir(parents=True)
+    groups = _load(layout)
+    with pytest.raises(ProtocolError, match=f"{setting} is nested"):
+        groups.configure("g", {setting: value})
+    assert not groups.exists("g")
+    groups.configure("g", {"groupRetryPolicy": {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 5}}})
+
+
 def test_the_size_of_settings_is_limited(tmp_path: Path) -> None:
     layout = StoreLayout(tmp_path)
     layout.config.mkdir(parents=True)

@@ -86,6 +86,30 @@ def test_a_port_that_changes_something_gets_what_was_read(tmp_path: Path) -> Non
         assert 1 < taken <= _REQUESTS  # the kernel drops what a peer sent that closed without reading
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 2,
+        b"\x01\x00" + b"\x08\x00request" * 5,
+        b"\xff" + bytes(8) + b"\x7f\x01\x05" + b"\x00\x00" + b"\x00\x07request" * 5,
+        b"GET / HTTP/1.1\r\nHost: node\r\n\r\n",
+    ],
+    ids=["TLS", "ZMTP 1.0", "ZMTP 2.0", "HTTP"],
+)
+def test_what_is_no_request_of_zmtp_3_is_dropped(tmp_path: Path, text: bytes) -> None:
+    with opened(tmp_path, only_answers=True) as (router, endpoints):
+        host, _, port = endpoints[0].removeprefix("tcp://").rpartition(":")
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.sendall(text)
+            time.sleep(0.2)
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    router.recv_multipart(zmq.NOBLOCK)
+            with RawPeer(endpoints[0]) as peer:
+                peer.send(wire.pack({"op": "status", "id": 1}))
+                assert identity_of(router)
+
+
 def test_a_peer_that_stays_has_not_left(tmp_path: Path) -> None:
     with opened(tmp_path, only_answers=True) as (router, endpoints), RawPeer(endpoints[0]) as peer:
         peer.send(wire.pack({"op": "status", "id": 1}))

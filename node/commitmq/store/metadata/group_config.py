@@ -47,8 +47,10 @@ SETTABLE: dict[str, range | None] = {
     "retryQueueNums": range(1_025),
     "whichBrokerWhenConsumeSlowly": range(_MOST),
 }
-_OBJECTS: Final = ("attributes", "groupRetryPolicy")
-"""Settings that are objects. The node keeps them for RocketMQ's tools, and reads one attribute of them."""
+_OBJECTS: Final = {"attributes": 1, "groupRetryPolicy": 8}
+"""Settings that are objects, and how deep each may be nested: the file and lists of groups have them in their midst. The node
+keeps them for RocketMQ's tools, and reads one attribute of them.
+"""
 _PRIORITY_FACTOR: Final = "priority.factor"
 
 
@@ -93,6 +95,8 @@ class GroupConfig:
             if name in _OBJECTS:
                 if type(value) is not dict:
                     raise ValueError(f"{name} must be an object, not {value!r:.100}")
+                if _is_deeper(value, _OBJECTS[name]):
+                    raise ValueError(f"{name} is nested more than {_OBJECTS[name]} deep")
                 continue
             if name not in SETTABLE:
                 raise ValueError(
@@ -194,6 +198,12 @@ class GroupTable:
         self.version.advance()
         return bits
 
+    def put_forbidden(self, name: str, topics: dict[str, Any] | None) -> None:
+        """Set what a group must not read, as it was before."""
+        self.object_bytes += _forbidden_bytes(topics) - _forbidden_bytes(self.forbidden.pop(name, None))
+        if topics:
+            self.forbidden[name] = topics
+
     def prepare(self, entries: Iterable[tuple[str, GroupConfig]]) -> None:
         """Encode the texts of ``entries`` for :meth:`persist` now."""
         self._texts.prepare(entries)
@@ -211,6 +221,15 @@ class GroupTable:
 
 def _copy(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else value
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Whether ``value``, an object or a list, has more than ``depth`` levels of both."""
+    level = [value]
+    for _ in range(depth):
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)
+                 if isinstance(inner, dict | list)]  # fmt: skip
+    return bool(level)
 
 
 def _forbidden_bytes(topics: Any) -> int:

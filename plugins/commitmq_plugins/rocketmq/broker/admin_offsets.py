@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -36,6 +37,7 @@ class AdminOffsets:
         self._pulls, self._queues, self._groups, self._counting = pulls, queues, groups, counting
         self._address = address
         self._broker_name = node.config.network.broker_name
+        self._stats: dict[bool, asyncio.Future[bytes]] = {}
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.all,
             RequestCode.GET_CONSUME_STATS: self.stats,
@@ -95,28 +97,34 @@ class AdminOffsets:
         return command.answer(body=found.encode())
 
     async def broker_stats(self, connection: Connection, command: Command) -> Command:
-        """Request 317: the progress of all groups."""
+        """Request 317: the progress of all groups. All who ask meanwhile get one answer: it has a question for each group."""
         only_ordered = GetConsumeStatsInBrokerHeader.decode(command.ext_fields).is_order
-        rows: list[dict[str, Any]] = []
-        total = inflight = 0
+        task = self._stats.get(only_ordered)
+        if task is None:
+            task = self._stats[only_ordered] = asyncio.ensure_future(self._all_progress(only_ordered=only_ordered))
+            task.add_done_callback(lambda _: self._stats.pop(only_ordered))
         try:
-            for group in sorted((await self._groups.everything())[0]):
-                found = []
-                for topic in await topics_of_group(self._node, group):
-                    config = self._topics.get(topic)
-                    if config is None or (only_ordered and not config.order) or not self._subscribes(group, topic):
-                        continue
-                    progress = await self._progress(group, topic, config.write_queues)
-                    for one in progress.offset_table.values():
-                        total += one.broker_offset - one.consumer_offset
-                        inflight += max(0, one.pull_offset - one.consumer_offset)
-                    found.append(progress.to_json())
-                rows.append({group: found})
+            return command.answer(body=await asyncio.shield(task))
         except ProtocolError as error:
             return command.answer(*refusal_of(error))
-        body = {"brokerAddr": self._address, "consumeStatsList": rows, "totalDiff": total,
-                "totalInflightDiff": inflight}  # fmt: skip
-        return command.answer(body=dumps(body))
+
+    async def _all_progress(self, *, only_ordered: bool) -> bytes:
+        rows: list[dict[str, Any]] = []
+        total = inflight = 0
+        for group in sorted((await self._groups.everything())[0]):
+            found = []
+            for topic in await topics_of_group(self._node, group):
+                config = self._topics.get(topic)
+                if config is None or (only_ordered and not config.order) or not self._subscribes(group, topic):
+                    continue
+                progress = await self._progress(group, topic, config.write_queues)
+                for one in progress.offset_table.values():
+                    total += one.broker_offset - one.consumer_offset
+                    inflight += max(0, one.pull_offset - one.consumer_offset)
+                found.append(progress.to_json())
+            rows.append({group: found})
+        return dumps({"brokerAddr": self._address, "consumeStatsList": rows, "totalDiff": total,
+                      "totalInflightDiff": inflight})  # fmt: skip
 
     async def reset(self, connection: Connection, command: Command) -> Command:
         """Request 222: committed offsets are set at once, and clients are sent there by their next pull or pop."""

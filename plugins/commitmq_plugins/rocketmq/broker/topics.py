@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from commitmq.control import Word
@@ -29,6 +30,11 @@ class Topics:
         self._table = self._reader.everything()
         self.changed: set[str] = set(self._table.topics)
         """Names that changed since somebody emptied this set: name servers have to hear of them."""
+        self.tell: Callable[[], Awaitable[None]] = self._tell_nobody
+        """Lets name servers know what changed. Clients look a topic up as soon as they know that it was made."""
+
+    async def _tell_nobody(self) -> None:
+        self.sync()
 
     @property
     def template_queues(self) -> int:
@@ -80,6 +86,7 @@ class Topics:
             perm=perm,
             **self._node.on_behalf_of("topic.create", user),
         )
+        await self.tell()
         return self.must_get(name)
 
     def template(self, name: str) -> tuple[int, int] | None:
@@ -109,4 +116,4 @@ class Topics:
         if self.get(f"%RETRY%{group}") is None or (dead and self.get(f"%DLQ%{group}") is None):
             more = self._node.on_behalf_of("group.retry_topics", user)
             await self._node.ask("coordinator", "group.retry_topics", group=group, only_retry=not dead, **more)
-            self.sync()
+            await self.tell()

@@ -14,6 +14,8 @@ from commitmq_plugins.rocketmq.remoting.errors import BodyError, RemotingError
 from commitmq_plugins.rocketmq.remoting.fastjson import as_list, as_text, loads
 from commitmq_plugins.rocketmq.remoting.headers.topics import TopicRequestHeader
 
+_ZEROMQ = f"claims {int.from_bytes(bytes((255, 0, 0, 0)), 'big', signed=True)} bytes"
+"""What the greeting of ZeroMQ looks like, taken for a frame."""
 TEMPLATE = "TBW102"
 """RocketMQ's template of new topics: it has a route while sends may make topics."""
 
@@ -46,7 +48,11 @@ class NameServers:
         try:
             answer = await peer.answer(RequestCode.GET_BROKER_CLUSTER_INFO)
         except RemotingError as error:
-            self._report(Finding(State.FAILED, "name server", where, str(error), await _wrong_end(peer)))
+            own = (
+                "this is a port of CommitMQ's own clients: RocketMQ's are served at others (commitmq start --rocketmq)"
+            )
+            advice = own if _ZEROMQ in str(error) else await _wrong_end(peer)
+            self._report(Finding(State.FAILED, "name server", where, str(error), advice))
             return None
         version = version_text(answer.version)
         if answer.code:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import orjson
+
 from commitmq_plugins.rocketmq.remoting.bodies.topic_config import TopicConfig
-from commitmq_plugins.rocketmq.remoting.errors import RemotingError
+from commitmq_plugins.rocketmq.remoting.errors import BodyError, RemotingError
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
 
 MASTER_ID: Final = 0
 DEFAULT_EXPIRY_MS: Final = 120_000
 _MAX_MAPPING_BYTES: Final = 65_536
+MAX_MAPPINGS_BYTES: Final = 1 << 20
+"""Of one topic at all brokers: its route must stay readable for clients."""
 _MAX_NAME: Final = 1_024
 
 
@@ -63,9 +67,9 @@ class RouteLimits:
 
 
 class Mapping(NamedTuple):
-    """Of a static topic at one broker: which of the topic's queues it has. ``size``: in bytes, as JSON."""
+    """Of a static topic at one broker: which of the topic's queues it has, as JSON. ``size``: in bytes."""
 
-    info: object
+    info: orjson.Fragment
     size: int
 
 
@@ -86,10 +90,10 @@ def checked_mappings(infos: dict[str, Any], configs: dict[str, TopicConfig]) -> 
         if topic not in configs:
             continue
         try:
-            size = len(dumps(info))
-        except TypeError as error:
-            raise RouteError(f"the mapping of topic {topic!r:.100} cannot be written: {error}") from error
-        if size > _MAX_MAPPING_BYTES:
-            raise RouteError(f"the mapping of topic {topic!r:.100} has {size} bytes of {_MAX_MAPPING_BYTES}")
-        found[topic] = Mapping(info, size)
+            encoded = dumps(info)
+        except BodyError as error:
+            raise RouteError(f"the mapping of topic {topic!r:.100}: {error}") from error
+        if len(encoded) > _MAX_MAPPING_BYTES:
+            raise RouteError(f"the mapping of topic {topic!r:.100} has {len(encoded)} bytes of {_MAX_MAPPING_BYTES}")
+        found[topic] = Mapping(orjson.Fragment(encoded), len(encoded))
     return found

@@ -170,6 +170,7 @@ class NamesrvRequests:
             found = self.routes.register(registration, body, channel, self._now_ms())
         except RouteError as error:
             self._log.warning("a broker is refused", broker=header.broker_addr, error=str(error))
+            self.routes.touch(key, self._now_ms())  # what it registered before stays
             return command.answer(ResponseCode.SYSTEM_ERROR, str(error))
         if found.replaced:
             self._log.warning(

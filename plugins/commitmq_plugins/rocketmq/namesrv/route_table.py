@@ -1,8 +1,9 @@
 """The routes of a name server: brokers, clusters and topics, as brokers register them (spec 14; remoting 7).
 
 Pure: no socket, no clock. A broker lives as long as it registers within its expiry, and as long as the connection on
-which it registered last. The number of addresses and of topics, and their bytes, are limited; what is beyond is refused, and
-the rest stays.
+which it registered last. An address belongs to one name, and a name to one cluster: the newest registration is right, and
+takes the place of others. The number of addresses and of topics, and their bytes, are limited; what is beyond is refused,
+and the rest stays.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 
 from commitmq_plugins.rocketmq.namesrv.registration import (
     MASTER_ID,
+    MAX_MAPPINGS_BYTES,
     BrokerKey,
     Mapping,
     Registered,
@@ -34,6 +36,9 @@ _ENTRY_BYTES: Final = 256
 
 @dataclass(slots=True)
 class _Live:
+    """A broker's process. Its address is in the ``broker_addrs`` of broker ``name``, and nowhere else."""
+
+    name: str
     seen_ms: int
     expiry_ms: int
     version: DataVersion
@@ -65,19 +70,20 @@ class RouteTable:
         key, name, broker_id = registration.key, registration.name, registration.broker_id
         broker = self._brokers.get(name)
         addresses = {} if broker is None else broker.broker_addrs
-        configs = body.topics.topic_config_table
+        configs = {one.topic_name: one for one in body.topics.topic_config_table.values()}
         mappings = checked_mappings(body.topics.mapping_info, configs)
         self._check_limits(registration, configs, mappings)
         if self._is_older(registration, addresses, body):
-            self._live.pop(key, None)
+            self._end([key])
             return Registered()
         if broker_id not in addresses and len(configs) == 1:
             # An increment of a broker that the name server does not know, as after a restart (spec 14).
             raise RouteError("register broker failed")
+        before = self._make_way(registration)
+        broker = self._brokers.get(name)
         if broker is None:
             broker = self._brokers[name] = BrokerData(key.cluster, name)
         self._clusters.setdefault(key.cluster, {})[name] = None
-        before = broker.broker_addrs.get(broker_id)
         is_first = self._place(broker, registration)
         live = self._live.get(key)
         is_changed = is_first or live is None or live.version != body.topics.data_version
@@ -89,10 +95,27 @@ class RouteTable:
                     self._mappings.setdefault(topic, {})[name] = mapping
                     self._encoded.drop(topic)
         self._live[key] = _Live(
-            now_ms, registration.expiry_ms, body.topics.data_version, channel, registration.ha_address
+            name, now_ms, registration.expiry_ms, body.topics.data_version, channel, registration.ha_address
         )
-        replaced = before if before and before != key.address else None
-        return self._master_of(broker, registration)._replace(replaced=replaced)
+        return self._master_of(broker, registration)._replace(replaced=before)
+
+    def _make_way(self, registration: Registration) -> str | None:
+        """End what has the name, the id or the address otherwise. Returns the address that had the name and id."""
+        key, name = registration.key, registration.name
+        live = self._live.get(key)
+        if live is not None and live.name != name:
+            self._end([key])
+        broker = self._brokers.get(name)
+        if broker is None:
+            return None
+        before = broker.broker_addrs.get(registration.broker_id)
+        if broker.cluster != key.cluster:
+            self._end([BrokerKey(broker.cluster, one) for one in broker.broker_addrs.values()])
+            return before
+        if before is None or before == key.address:
+            return None
+        del self._live[BrokerKey(key.cluster, before)]  # its topics stay: the newcomer is the same broker
+        return before
 
     def _check_limits(
         self, registration: Registration, configs: dict[str, TopicConfig], mappings: dict[str, Mapping]
@@ -101,10 +124,10 @@ class RouteTable:
         check_names(name, key.cluster, key.address, registration.ha_address, registration.zone or "", *configs)
         if key not in self._live and len(self._live) >= self._limits.max_brokers:
             raise RouteError(f"the name server has {len(self._live)} brokers already, which is its limit (max_brokers)")
-        if name not in self._brokers and len(self._brokers) >= self._limits.max_brokers:
-            raise RouteError(
-                f"the name server has {len(self._brokers)} names of brokers already, which is its limit (max_brokers)"
-            )
+        for topic, one in mappings.items():
+            size = sum(other.size for owner, other in self._mappings.get(topic, {}).items() if owner != name) + one.size
+            if size > MAX_MAPPINGS_BYTES:
+                raise RouteError(f"the mappings of topic {topic!r:.100} have {size} bytes of {MAX_MAPPINGS_BYTES}")
         new = [topic for topic in configs if name not in self._topics.get(topic, ())]
         self._check_room(new, sum(one.size - self._mapping_bytes(topic, name) for topic, one in mappings.items()))
 
@@ -183,23 +206,23 @@ class RouteTable:
         return Registered() if live is None else Registered(master, live.ha_address)
 
     def unregister(self, key: BrokerKey, name: str) -> None:
-        """The process of broker ``name`` at this address ends."""
-        self._live.pop(key, None)
-        broker = self._brokers.get(name)
-        if broker is not None:
-            for broker_id in [one for one, text in broker.broker_addrs.items() if text == key.address]:
-                del broker.broker_addrs[broker_id]
+        """The process of broker ``name`` at this address ends. One of another name there stays."""
+        live = self._live.get(key)
+        if live is None or live.name != name:
+            return
+        del self._live[key]
+        broker = self._brokers[name]
+        for broker_id in [one for one, text in broker.broker_addrs.items() if text == key.address]:
+            del broker.broker_addrs[broker_id]
         self._encoded.clear()
-        if broker is not None and broker.broker_addrs:
+        if broker.broker_addrs:
             if broker.enable_acting_master and MASTER_ID not in broker.broker_addrs:
                 for data in self._queues_of(name):
                     data.perm &= ~PERM_WRITE
             return
-        self._brokers.pop(name, None)
-        for cluster in [one for one, names in self._clusters.items() if name in names]:
-            del self._clusters[cluster][name]
-            if not self._clusters[cluster]:
-                del self._clusters[cluster]
+        del self._brokers[name], self._clusters[key.cluster][name]
+        if not self._clusters[key.cluster]:
+            del self._clusters[key.cluster]
         for topic in list(self._topics_of.get(name, ())):
             self._drop(topic, name)
 
@@ -216,13 +239,8 @@ class RouteTable:
     def _end(self, keys: Iterable[BrokerKey]) -> list[BrokerKey]:
         ended = list(keys)
         for key in ended:
-            for name in [
-                broker.broker_name
-                for broker in self._brokers.values()
-                if broker.cluster == key.cluster and key.address in broker.broker_addrs.values()
-            ]:
-                self.unregister(key, name)
-            self._live.pop(key, None)
+            if (live := self._live.get(key)) is not None:
+                self.unregister(key, live.name)
         return ended
 
     def version_of(self, key: BrokerKey) -> DataVersion | None:

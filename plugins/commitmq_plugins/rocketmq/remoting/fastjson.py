@@ -21,6 +21,8 @@ from commitmq_plugins.rocketmq.remoting.errors import BodyError
 
 _OPTIONS: Final = orjson.OPT_NON_STR_KEYS
 MAX_DEPTH: Final = 64
+MAX_VALUES: Final = 2_000_000
+"""Commas and opening brackets of a body: a value of two bytes takes some 60 in memory."""
 MAX_NAME_CHARACTERS: Final = 255
 """Of the name of a topic, a group, a client or a broker, as the node allows."""
 _Value = TypeVar("_Value")
@@ -51,9 +53,12 @@ class MessageQueue:
 def dumps(value: Any) -> bytes:
     """``value`` as a body: dicts (keys may be integers), lists, texts, numbers, booleans and :func:`queue_map`.
 
-    Members that are None must have been left out (:func:`without_none`).
+    Members that are None must have been left out (:func:`without_none`). Raises BodyError for what is no JSON.
     """
-    return orjson.dumps(value, option=_OPTIONS)
+    try:
+        return orjson.dumps(value, option=_OPTIONS)
+    except TypeError as error:
+        raise BodyError(f"this cannot be written as JSON: {error}") from error
 
 
 def without_none(members: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,15 +74,38 @@ def queue_map(values: Mapping[MessageQueue, Any]) -> orjson.Fragment:
 
 def loads(data: bytes | bytearray | memoryview) -> Any:
     """The value of a body. Keys are texts, in maps of queues :class:`MessageQueue`. Raises BodyError."""
+    values = _count(data, b",[{")
+    if values > MAX_VALUES:
+        raise BodyError(f"the body has {values} values, at most {MAX_VALUES} are allowed")
     try:
-        return orjson.loads(data)
+        found = orjson.loads(data)
     except orjson.JSONDecodeError:
         pass
+    else:
+        if _count(data, b"[{") > MAX_DEPTH and _is_too_deep(found):
+            raise BodyError(f"the body is nested more than {MAX_DEPTH} deep")
+        return found
     try:
         text = bytes(data).decode()
     except UnicodeDecodeError as error:
         raise BodyError(f"the body is no UTF-8: {error}") from error
     return _Lenient(text).document()
+
+
+def _count(data: bytes | bytearray | memoryview, marks: bytes) -> int:
+    """How often any of ``marks`` is in a body: at least as often as it has values of that kind."""
+    plain = bytes(data) if isinstance(data, memoryview) else data
+    return sum(plain.count(mark) for mark in marks)
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for one in level if isinstance(one, dict | list)
+                 for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, dict | list)]  # fmt: skip
+        if not level:
+            return False
+    return True
 
 
 def load_object(data: bytes | bytearray | memoryview) -> dict[str, Any]:

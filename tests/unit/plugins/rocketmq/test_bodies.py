@@ -93,6 +93,22 @@ def test_the_lenient_reader_agrees_with_the_strict_one(value: object) -> None:
         assert fastjson._Lenient(text).document() == value
 
 
+def test_bodies_that_would_cost_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    depth = fastjson.MAX_DEPTH + 1
+    deepest = b"[" * depth + b"]" * depth
+    assert loads(deepest) == fastjson._Lenient(deepest.decode()).document()
+    wide = dumps([{"a": [number]} for number in range(100)])
+    assert len(loads(wide)) == 100
+    for deep in (b"[" + deepest + b"]", b'{"a":' + b"[" * 900 + b"]" * 900 + b"}"):
+        with pytest.raises(BodyError, match="nested more than 64 deep"):
+            loads(memoryview(deep))
+    monkeypatch.setattr(fastjson, "MAX_VALUES", 1_000)
+    with pytest.raises(BodyError, match="1001 values"):
+        loads(b"[" + b",".join([b"1"] * 1_001) + b"]")
+    with pytest.raises(BodyError, match="cannot be written"):
+        dumps({"a": object()})
+
+
 def test_what_only_fastjson_writes() -> None:
     assert loads(b"{0:'it\\'s \"x\"',name:[1,2,],-3:null}") == {"0": 'it\'s "x"', "name": [1, 2], "-3": None}
     assert loads(b'{1:"\\u0001\\"\\\\"}') == {"1": '\x01"\\'}

@@ -255,7 +255,7 @@ def test_addresses_that_lead_nowhere(tmp_path: Path) -> None:
 def test_no_more_brokers_than_wanted(tmp_path: Path) -> None:
     async def talk(cluster: StubCluster) -> list[Finding]:
         for number in range(5):
-            cluster.register(f"zz{number}", "127.0.0.1:1")
+            cluster.register(f"zz{number}", f"127.0.0.1:{number + 1}")
         return await examine(cluster, most=1)
 
     findings = play(tmp_path, talk)

@@ -6,6 +6,7 @@ registration, silence, end of its connection and its own word.
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,9 @@ class Namesrv:
 
     def perm(self, topic: str, name: str = "broker-a") -> int:
         return int(next(one["perm"] for one in self.route(topic)["queueDatas"] if one["brokerName"] == name))
+
+    def brokers(self) -> set[str]:
+        return set(loads(self.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body)["brokerAddrTable"])
 
     def topics(self) -> set[str]:
         return set(loads(self.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)["topicList"])
@@ -393,14 +397,121 @@ def test_limits(tmp_path: Path) -> None:
     assert namesrv.register(U, TopicConfig("W"), TopicConfig("X"), counter=3).code == 0, "deleted ones do not count"
 
 
-def test_one_address_registers_no_more_names_than_there_may_be_brokers(tmp_path: Path) -> None:
-    namesrv = Namesrv(tmp_path, RouteLimits(max_brokers=3))
-    codes = [namesrv.register(name=f"broker-{number}").code for number in range(5)]
-    assert codes == [0, 0, 0, ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_ERROR]
-    assert "3 names of brokers already" in str(namesrv.register(name="more").remark)
-    assert namesrv.register(T, name="broker-1").code == 0, "a known one registers again"
+def test_one_address_has_one_name(tmp_path: Path) -> None:
+    namesrv = Namesrv(tmp_path, RouteLimits(max_brokers=2))
+    for number in range(5):
+        assert namesrv.register(T, U, name=f"broker-{number}").code == 0
+        assert namesrv.brokers() == {f"broker-{number}"}
+    assert namesrv.register(T, U, name="other", address="10.0.0.2:10911").code == 0
+    assert "2 brokers already" in str(namesrv.register(T, U, name="more", address="10.0.0.3:10911").remark)
+    namesrv.ask(RequestCode.UNREGISTER_BROKER, **{**BROKER_A, "brokerName": "nosuch"})
+    assert namesrv.brokers() == {"broker-4", "other"}, "who names another broker ends none"
     namesrv.routes.channel_closed(CHANNEL)
-    assert namesrv.register(T, U, name="more").code == 0
+    assert namesrv.brokers() == namesrv.topics() == set()
+
+
+def test_a_name_is_in_one_cluster(namesrv: Namesrv) -> None:
+    namesrv.register(T, U)
+    namesrv.register(T, U, address="10.0.0.3:10911", broker_id=1)
+    namesrv.register(T, U, address="10.0.0.2:10911", clusterName="D", channel="another")
+    info = loads(namesrv.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body)
+    assert info["clusterAddrTable"] == {"D": ["broker-a"]}
+    assert info["brokerAddrTable"]["broker-a"]["brokerAddrs"] == {"0": "10.0.0.2:10911"}
+    namesrv.routes.channel_closed("another")
+    assert namesrv.brokers() == namesrv.topics() == set()
+
+
+def test_a_broker_whose_new_topics_are_refused_stays(tmp_path: Path) -> None:
+    namesrv = Namesrv(tmp_path, RouteLimits(max_topics=3))
+    namesrv.register(T, U, heartbeatTimeoutMillis=1_000)
+    for _ in range(5):
+        namesrv.now_ms += 900
+        many = [TopicConfig(f"t{number}") for number in range(5)]
+        assert namesrv.register(T, U, *many, heartbeatTimeoutMillis=1_000).code == ResponseCode.SYSTEM_ERROR
+        assert namesrv.routes.expire(namesrv.now_ms) == []
+    assert namesrv.topics() == {"T", "U"}
+
+
+def test_topics_have_the_names_that_they_say(tmp_path: Path) -> None:
+    namesrv = Namesrv(tmp_path, RouteLimits(max_bytes=100_000))
+    table = {f"key{number}": TopicConfig("same") for number in range(50)} | {"U": U}
+    info = {f"key{number}": {"bname": "x" * 1_000} for number in range(50)}
+    wrapper = TopicConfigSerializeWrapper(table, DataVersion(1, 1, 0), info)
+    body = RegisterBrokerBody(wrapper).encode()
+    for _ in range(5):
+        assert namesrv.ask(RequestCode.REGISTER_BROKER, body, compressed=False, **BROKER_A).code == 0
+        assert namesrv.topics() == {"same", "U"}
+        namesrv.ask(RequestCode.UNREGISTER_BROKER, **BROKER_A)
+    assert namesrv.routes._bytes == namesrv.routes._entries == 0
+    wrapper = TopicConfigSerializeWrapper({"short": TopicConfig("x" * 5_000), "U": U}, DataVersion(1, 1, 0))
+    body = RegisterBrokerBody(wrapper).encode()
+    assert namesrv.ask(RequestCode.REGISTER_BROKER, body, compressed=False, **BROKER_A).code != 0
+
+
+def check_sums(routes: RouteTable) -> None:
+    """What the table counts is what it has, and each address is that of a broker that lives."""
+    places = {
+        (one.cluster, address, name) for name, one in routes._brokers.items() for address in one.broker_addrs.values()
+    }
+    assert places == {(key.cluster, key.address, live.name) for key, live in routes._live.items()}
+    assert sum(len(one.broker_addrs) for one in routes._brokers.values()) == len(routes._live)
+    assert {name for names in routes._clusters.values() for name in names} == routes._brokers.keys()
+    entries = {(topic, name) for topic, queues in routes._topics.items() for name in queues}
+    assert routes._entries == len(entries)
+    assert {name for _, name in entries} <= routes._brokers.keys()
+    size = sum(256 + len(topic.encode()) for topic, _ in entries)
+    size += sum(one.size for owners in routes._mappings.values() for one in owners.values())
+    assert routes._bytes == size
+    assert {(topic, name) for topic, owners in routes._mappings.items() for name in owners} <= entries
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_liars_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
+    """Brokers that share names, addresses, clusters, ids and connections at random."""
+    chosen = random.Random(seed)
+    namesrv = Namesrv(tmp_path, RouteLimits(max_brokers=6, max_topics=40, max_bytes=20_000))
+    routes, one_of = namesrv.routes, chosen.choice
+    names, addresses, clusters, channels = "ab", ("1:1", "2:1", "3:1", "4:1"), "CD", "xyz"
+    for step in range(200):
+        channel: str = one_of(channels)
+        place: dict[str, Any] = {
+            "brokerName": one_of(names),
+            "brokerAddr": one_of(addresses),
+            "clusterName": one_of(clusters),
+            "brokerId": chosen.randrange(3),
+        }
+        namesrv.now_ms += chosen.randrange(400)
+        what = chosen.randrange(10)
+        if what < 6:
+            table = {f"k{number}": TopicConfig(f"t{chosen.randrange(12)}") for number in range(chosen.randrange(8))}
+            info = {
+                name: {"b": "x" * chosen.randrange(2_000)} for name in (*table, "none", "t1") if chosen.random() < 0.3
+            }
+            info = {table[name].topic_name if name in table and step % 2 else name: one for name, one in info.items()}
+            wrapper = TopicConfigSerializeWrapper(table, DataVersion(1, step // 3, chosen.randrange(3)), info)
+            body = RegisterBrokerBody(wrapper).encode()
+            namesrv.ask(
+                RequestCode.REGISTER_BROKER,
+                body,
+                channel=channel,
+                **place,
+                heartbeatTimeoutMillis=chosen.randrange(3_000),
+                enableActingMaster=chosen.random() < 0.5,
+                wholeTopicTable=chosen.random() < 0.3,
+            )
+        elif what == 6:
+            namesrv.ask(RequestCode.UNREGISTER_BROKER, **place)
+        elif what == 7:
+            routes.channel_closed(channel)
+        elif what == 8:
+            routes.expire(namesrv.now_ms)
+        else:
+            namesrv.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic=f"t{chosen.randrange(12)}")
+        check_sums(routes)
+    for channel in channels:
+        routes.channel_closed(channel)
+    assert (routes._live, routes._brokers, routes._topics, routes._mappings) == ({}, {}, {}, {})
+    assert routes._bytes == routes._entries == 0
 
 
 def test_names_and_mappings_have_a_limit_in_bytes(tmp_path: Path) -> None:
@@ -491,12 +602,30 @@ def test_a_mapping_lives_as_long_as_its_topic_at_its_broker(namesrv: Namesrv) ->
 def test_a_mapping_that_would_spoil_a_route_is_refused(namesrv: Namesrv) -> None:
     table = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":%s,"U":%s},"topicQueueMappingInfoMap":{"T":%s}}}'
     topics = [dumps(one.to_json()) for one in (T, U)]
-    for info in (b'{"a":' * 300 + b"{}" + b"}" * 300, dumps({"x": "y" * 70_000})):
+    deep, long = b'{"a":' * 300 + b"{}" + b"}" * 300, dumps({"x": "y" * 70_000})
+    for info, why in ((deep, "nested more than 64 deep"), (long, "the mapping of topic 'T'")):
         answer = namesrv.ask(RequestCode.REGISTER_BROKER, table % (*topics, info), **BROKER_A)
         assert answer.code == ResponseCode.SYSTEM_ERROR, info[:20]
-        assert "the mapping of topic 'T'" in str(answer.remark)
+        assert why in str(answer.remark)
     namesrv.register(T, U)
     assert namesrv.route("T")["queueDatas"]
+
+
+def test_the_mappings_of_a_topic_are_limited_together(namesrv: Namesrv) -> None:
+    """A liar's mappings would make the route of a topic of others too long for any client."""
+    answers = []
+    for number in range(20):
+        table = TopicConfigSerializeWrapper({"T": T, "U": U}, DataVersion(1, 1, 0), {"T": {"x": "y" * 60_000}})
+        place: dict[str, Any] = {
+            "brokerName": f"b{number}",
+            "brokerAddr": f"10.0.0.{number}:1",
+            "clusterName": "C",
+            "brokerId": 0,
+        }
+        answers.append(namesrv.ask(RequestCode.REGISTER_BROKER, RegisterBrokerBody(table).encode(), **place))
+    assert [one.code for one in answers] == [0] * 17 + [1] * 3
+    assert "the mappings of topic 'T' have" in str(answers[-1].remark)
+    assert len(namesrv.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T").body) < 1_100_000
 
 
 def test_numbers_beyond_64_bits_are_refused(namesrv: Namesrv) -> None:
