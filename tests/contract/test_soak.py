@@ -2,7 +2,8 @@
 
 Method: a real node with metrics and a limit for its store, so that files expire all the time; ten groups read what one
 producer sends at half of the rate that they all can follow; /metrics is scraped each second. Memory, descriptors and ages of
-messages are looked at all the while; the first sixth of the time does not count. The short version looks for the same.
+messages are looked at all the while; the first sixth of the time does not count. The short version shows that the test itself
+works: in its time caches still fill.
 """
 
 from __future__ import annotations
@@ -38,9 +39,7 @@ SETTINGS = (
     "retention.store_bytes=268435456",
     "retention.check_interval_ms=1000",
 )
-TOP_S, LOOK_S = 15.0, 5.0
-SMALL_GROWTH_BYTES = 6_000_000
-"""What a process may grow by without being asked why: pages that a collection frees at other times."""
+TOP_S, LOOK_S = 10.0, 5.0
 
 
 class Client:
@@ -54,9 +53,10 @@ class Client:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.last = json.loads(line)
-            self.lines.put(self.last)
+        with contextlib.suppress(ValueError):  # it was closed
+            for line in self._process.stdout:
+                self.last = json.loads(line)
+                self.lines.put(self.last)
 
 
 @contextlib.contextmanager
@@ -70,6 +70,8 @@ def running(*words: str) -> Iterator[Client]:
     finally:
         process.kill()
         process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 @contextlib.contextmanager
@@ -134,13 +136,14 @@ def watch(node: Node, readers: Client, seconds: float) -> tuple[dict[str, dict[s
 
 
 @pytest.mark.parametrize(
-    "seconds",
+    ("seconds", "growth_bytes", "more_descriptors"),
     [
-        pytest.param(60, marks=[pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]),
-        pytest.param(3_600, marks=[pytest.mark.long, pytest.mark.timeout(4_500)]),
+        pytest.param(30, 30_000_000, 64, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+        pytest.param(3_600, 6_000_000, 4, marks=[pytest.mark.long, pytest.mark.timeout(4_500)]),
     ],
 )
-def test_a_node_stays_as_it_is(tmp_path: Path, seconds: int) -> None:
+def test_a_node_stays_as_it_is(tmp_path: Path, seconds: int, growth_bytes: int, more_descriptors: int) -> None:
+    """``growth_bytes``: pages that a collection frees at other times."""
     with start_node(tmp_path, *SETTINGS) as node, running("groups", node.address, TOPIC, str(GROUPS)) as readers:
         with Admin(node.address) as admin:
             admin.topic_create(TOPIC, 4)
@@ -164,7 +167,12 @@ def test_a_node_stays_as_it_is(tmp_path: Path, seconds: int) -> None:
         for kind, roles in found.items():
             for role, values in sorted(roles.items()):
                 sys.stdout.write(f"{kind} {role}: {values[0]:.0f} to {values[-1]:.0f}, line {growth(values):+.0f}\n")
-        check(found, ages)
+    check(found, growth_bytes, more_descriptors)
+    third = len(ages) // 3
+    first, last = statistics.median(ages[:third]), statistics.median(ages[-third:])
+    assert last <= max(1.5 * first, first + (5 if seconds > 600 else 500)), (
+        f"messages take {last} ms, before {first} ms"
+    )
 
 
 def quiet(readers: Client) -> bool:
@@ -174,15 +182,14 @@ def quiet(readers: Client) -> bool:
     return bool(readers.last["counts"] == before)
 
 
-def check(found: dict[str, dict[str, list[float]]], ages: list[float]) -> None:
+def check(found: dict[str, dict[str, list[float]]], growth_bytes: int, more_descriptors: int) -> None:
     grown = {
         role: growth(values)
         for role, values in found["memory"].items()
-        if growth(values) > max(SMALL_GROWTH_BYTES, 0.1 * statistics.mean(values))
+        if growth(values) > max(growth_bytes, 0.1 * statistics.mean(values))
     }
     assert not grown, "memory grows"
-    opened = {role: growth(values) for role, values in found["descriptors"].items() if growth(values) > 4}
+    opened = {
+        role: growth(values) for role, values in found["descriptors"].items() if growth(values) > more_descriptors
+    }
     assert not opened, "descriptors are left open"
-    third = len(ages) // 3
-    first, last = statistics.median(ages[:third]), statistics.median(ages[-third:])
-    assert last <= max(1.5 * first, first + 5), f"messages take {last:.1f} ms, before {first:.1f} ms"
