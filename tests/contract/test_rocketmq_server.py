@@ -109,6 +109,31 @@ def test_a_topic_that_a_send_makes_has_a_route_when_the_send_is_answered(node: N
     assert ask(port, talk) == [0] * 20
 
 
+def test_a_name_server_that_never_answers_holds_no_client_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        broker = free_port()
+        more = (
+            "plugins.rocketmq.enable=true",
+            "plugins.rocketmq.vip_port=false",
+            "plugins.rocketmq.namesrv_port=0",
+            f"plugins.rocketmq.namesrv=127.0.0.1:{silent.getsockname()[1]}",
+            f"network.store_port={broker}",
+        )
+        with start_node(tmp_path, *more):
+
+            async def talk(client: RemotingClient) -> float:
+                began = time.monotonic()
+                for number in range(3):
+                    fields = {**SEND, "topic": f"new{number}", "e": "0", "b": f"new{number}"}
+                    answer = await client.request(
+                        Command(RequestCode.SEND_MESSAGE_V2, 1, ext_fields=fields, body=b"x"), 10
+                    )
+                    assert answer.code == 0, answer.remark
+                return time.monotonic() - began
+
+            assert ask(broker, talk) < 3, "three waits of half a second at most"
+
+
 def test_the_progress_of_all_groups_is_computed_once_for_all_who_ask(node: Node, port: int) -> None:
     async def talk(client: RemotingClient) -> list[bytes]:
         for number in range(200):

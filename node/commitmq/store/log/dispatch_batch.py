@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from commitmq.errors import CorruptRecordError
+from commitmq.errors import CommitMQError, CorruptRecordError
 from commitmq.format.constants import MIN_RECORD_BYTES
 from commitmq.kernels import walk as kernel
 from commitmq.semantics.delay import DELAY_LEVELS_MS, SCHEDULE_TOPIC
@@ -29,6 +29,10 @@ TRANSACTION_PREPARED = 0x4
 _UNKNOWN_LEVEL_MS = 1000
 
 Rows = np.ndarray[Any, np.dtype[np.void]]
+
+
+class NoBatchError(CommitMQError):
+    """What came to a dispatcher is not what reput sends."""
 
 
 @dataclass(slots=True)
@@ -73,10 +77,13 @@ class DispatchBatch:
 
     @classmethod
     def from_frames(cls, frames: Sequence[Any], log: CommitLog | None = None) -> DispatchBatch:
-        """The batch that :meth:`to_frames` packed; its rows are a view of the frame's memory."""
-        header = orjson.loads(frames[0])
-        rows = np.frombuffer(frames[1], ROW)
-        return cls(header["start"], header["end"], rows, orjson.loads(frames[2]), log)
+        """The batch that :meth:`to_frames` packed; its rows are a view of the frame's memory. Raises NoBatchError."""
+        try:
+            header = orjson.loads(frames[0])
+            rows = np.frombuffer(frames[1], ROW)
+            return cls(int(header["start"]), int(header["end"]), rows, orjson.loads(frames[2]), log)
+        except (ValueError, LookupError, TypeError) as error:
+            raise NoBatchError(f"these {len(frames)} frames are no batch: {error!r:.200}") from error
 
 
 class LogWalker:

@@ -199,7 +199,7 @@ class DispatcherHost:
         return reput if self._sees_unflushed else min(reput, self._control.get(Word.FLUSHED))
 
     def take(self, frames: list[Any]) -> None:
-        """Dispatch one batch, after reading the records missed before it."""
+        """Dispatch one batch, after reading the records missed before it. Raises NoBatchError."""
         # Check topics first: a record of a topic that was deleted and created again is stored after the deletion is
         # known. Its unit must not be appended to the old queue, which is removed as soon as this process hears of the
         # deletion.

@@ -21,6 +21,7 @@ from typing import Any
 
 import zmq
 
+from commitmq.store.log.dispatch_batch import NoBatchError
 from commitmq.supervision.admin_socket import LAST_WORD_S
 from commitmq.workers.dispatcher.dispatch_host import BATCHES_A_TURN, DispatcherHost
 from commitmq.workers.dispatcher.dispatcher_requests import DispatcherRequests
@@ -98,8 +99,11 @@ def _dispatch(
             if not int(pull.getsockopt(_EVENTS)) & _POLLIN:
                 break
             frames = pull.recv_multipart(zmq.NOBLOCK, copy=False)
-            host.take([frame.buffer for frame in frames])
-            took = True
+            try:
+                host.take([frame.buffer for frame in frames])
+                took = True
+            except NoBatchError as error:  # nothing is lost: what is missing is read from the log
+                context.log.error("a message was dropped", error=str(error))
         now = monotonic_ms()
         if took:
             idle_since = now

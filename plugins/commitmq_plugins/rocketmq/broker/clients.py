@@ -79,15 +79,18 @@ class Clients:
             self._check(connection, data)
         except ProtocolError as error:
             return command.answer(*refusal_of(error))
+        made = False
         for consumer in data.consumers:
             if consumer.message_model != BROADCASTING:
                 try:
-                    await self._topics.retry_topics(consumer.group_name, user=connection.user)
+                    made |= await self._topics.retry_topics(consumer.group_name, user=connection.user, tells=False)
                 except ProtocolError as error:
                     if error.code != "NO_PERMISSION":  # the group keeps no failed messages
                         return command.answer(*refusal_of(error))
             elif not data.without_sub:
                 await self._look_at_broadcast(consumer.group_name, connection.user)
+        if made:
+            await self._topics.tell()
         if self.neighbours is not None:
             await self.neighbours.learn({one.topic for consumer in data.consumers for one in consumer.subscriptions})
         if connection.is_closed:  # meanwhile: nobody would ever take such a member out again

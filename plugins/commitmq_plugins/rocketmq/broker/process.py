@@ -92,7 +92,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     address, name_servers = f"{host}:{port}", own + settings.name_servers()
     by_tls = own if settings.tls_mode == ENFORCING else []
     registration = Registration(node, topics, address, name_servers, log, by_tls)
-    topics.tell = registration.settle
+    topics.tell = registration.settle_soon
     neighbours = Neighbours(registration.servers, network.broker_name, context.folder / "neighbours.json", log)
     neighbours.topics, neighbours.changed = clients.subscribed, clients.spread_changed
     clients.neighbours = neighbours

@@ -34,6 +34,7 @@ _AGAIN_S: Final = 1.0
 _LOOK_S: Final = 0.05
 _EXPIRY_MS: Final = 120_000
 _PATIENCE_S: Final = 3.0
+_CLIENTS_WAIT_S: Final = 0.5
 
 
 class Registration:
@@ -114,6 +115,13 @@ class Registration:
             for server in servers:
                 async with self._locks[server.address]:
                     pass
+
+    async def settle_soon(self) -> None:
+        """The same for a client that sends or receives: a slow name server must not hold it up."""
+        task = asyncio.create_task(self.settle())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+        await asyncio.wait([task], timeout=_CLIENTS_WAIT_S)
 
     def topics(self) -> dict[str, TopicConfig]:
         """What is registered: the node's topics, and the template of new ones while sends may make topics."""

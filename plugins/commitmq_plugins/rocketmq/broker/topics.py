@@ -107,13 +107,17 @@ class Topics:
             raise ProtocolError("TOPIC_NOT_EXIST", f"topic {name} was deleted meanwhile")
         return found
 
-    async def retry_topics(self, group: str, *, dead: bool = False, user: str = "") -> None:
+    async def retry_topics(self, group: str, *, dead: bool = False, user: str = "", tells: bool = True) -> bool:
         """Make the retry topic of ``group``, unless it is there, and with ``dead`` its dead-letter topic. A new group is
-        made for ``user``.
+        made for ``user``. Without ``tells`` the caller must :attr:`tell` when it was made. Whether it was.
 
         RocketMQ makes the dead-letter topic with the first dead letter. Raises ProtocolError.
         """
         if self.get(f"%RETRY%{group}") is None or (dead and self.get(f"%DLQ%{group}") is None):
             more = self._node.on_behalf_of("group.retry_topics", user)
             await self._node.ask("coordinator", "group.retry_topics", group=group, only_retry=not dead, **more)
-            await self.tell()
+            if tells:
+                await self.tell()
+            self.sync()
+            return True
+        return False

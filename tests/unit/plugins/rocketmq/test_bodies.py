@@ -102,9 +102,14 @@ def test_bodies_that_would_cost_too_much_are_refused(monkeypatch: pytest.MonkeyP
     for deep in (b"[" + deepest + b"]", b'{"a":' + b"[" * 900 + b"]" * 900 + b"}"):
         with pytest.raises(BodyError, match="nested more than 64 deep"):
             loads(memoryview(deep))
+    texts = [{"a": '"[[[', "b": '{{\\\\"[', "c": "\\"}] * 100
+    assert loads(dumps(texts)) == texts, "brackets in texts are no depth"
     monkeypatch.setattr(fastjson, "MAX_VALUES", 1_000)
-    with pytest.raises(BodyError, match="1001 values"):
-        loads(b"[" + b",".join([b"1"] * 1_001) + b"]")
+    monkeypatch.setattr(fastjson, "MAX_CONTAINERS", 500)
+    with pytest.raises(BodyError, match="1001 times ,"):
+        loads(b"[" + b",".join([b"1"] * 1_002) + b"]")
+    with pytest.raises(BodyError, match=r"501 times \[ or {"):
+        loads(b"[" + b",".join([b"{}"] * 500) + b"]")
     with pytest.raises(BodyError, match="cannot be written"):
         dumps({"a": object()})
 

@@ -20,7 +20,7 @@ from commitmq.log import get_log
 from commitmq.plugin.hookspecs import DispatcherView
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
+from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker, NoBatchError
 from commitmq.store.recovery.cut_record import JOURNAL
 from commitmq.store.recovery.store_recovery import Recovered, recover
 from commitmq_dispatchers.consume_queue import ConsumeQueueDispatcher
@@ -202,3 +202,12 @@ def test_recovery_refuses_corruption_in_the_middle_and_touches_nothing(
     assert caught.value.path == path
     assert path.read_bytes() == bytes(data)
     assert (store.root / "commitlog" / f"{393216:020d}").exists()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[], [b""], [b"request"], [b"{}", b"", b"[]"], [b'{"start":0,"end":"x"}', b"", b"[]"], [b"[]", b"abc", b"[]"]],
+)
+def test_what_is_no_batch_is_refused(frames: list[bytes]) -> None:
+    with pytest.raises(NoBatchError, match="are no batch"):
+        DispatchBatch.from_frames(frames)
