@@ -134,6 +134,47 @@ def test_a_name_server_that_never_answers_holds_no_client_up(tmp_path: Path) -> 
             assert ask(broker, talk) < 3, "three waits of half a second at most"
 
 
+def test_a_group_that_may_not_consume_gets_nothing(node: Node, port: int) -> None:
+    async def talk(client: RemotingClient) -> list[tuple[int, str]]:
+        await send(client, b"x", "disabled")
+        seen = []
+        for enabled in (True, False, True):
+            group = {"groupName": "disabled", "consumeEnable": enabled}
+            await client.request(request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, dumps(group)), 10)
+            pull = {**PULL, "consumerGroup": "disabled", "suspendTimeoutMillis": "0", "sysFlag": "4"}
+            answer = await client.request(request(RequestCode.PULL_MESSAGE, pull), 10)
+            seen.append((answer.code, answer.ext_fields.get("forbiddenType", "")))
+        return seen
+
+    (first, _), second, (third, _) = ask(port, talk)
+    assert first == third == ResponseCode.SUCCESS
+    assert second == (ResponseCode.NO_PERMISSION, "2")
+
+
+def test_a_message_that_cannot_go_back_is_not_taken_for_one_that_went(node: Node, port: int) -> None:
+    """A client drops a message whose send-back succeeded."""
+
+    async def talk(client: RemotingClient) -> list[int]:
+        sent = await send(client, b"x", "back")
+        record = (await pull_all(client, "orders", int(sent.ext_fields["queueOffset"]) + 1))[-1]
+        fields = {"offset": str(record.physical_offset), "group": "back", "delayLevel": "1", "originMsgId": "x",
+                  "originTopic": "orders", "unitMode": "false"}  # fmt: skip
+        codes = []
+        for perm, queues in ((6, 1), (4, 1), (4, 0)):
+            group = {"groupName": "back", "retryQueueNums": queues}
+            await client.request(request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, dumps(group)), 10)
+            if perm == 4:
+                topic = {"topic": "%RETRY%back", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1",
+                         "perm": "4", "topicFilterType": "SINGLE_TAG"}  # fmt: skip
+                answer = await client.request(request(RequestCode.UPDATE_AND_CREATE_TOPIC, topic), 10)
+                assert answer.code == 0, answer.remark
+            back = request(RequestCode.CONSUMER_SEND_MSG_BACK, fields)
+            codes.append((await client.request(back, 10)).code)
+        return codes
+
+    assert ask(port, talk) == [ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION, ResponseCode.SUCCESS]
+
+
 def test_the_progress_of_all_groups_is_computed_once_for_all_who_ask(node: Node, port: int) -> None:
     async def talk(client: RemotingClient) -> list[bytes]:
         for number in range(200):

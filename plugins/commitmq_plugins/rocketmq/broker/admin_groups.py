@@ -49,6 +49,8 @@ class AdminGroups:
         self._node, self._offsets = node, offsets
         self.forbidden: dict[str, set[str]] = {}
         """Group: topics that it must not read."""
+        self.disabled: set[str] = set()
+        """Groups whose consumeEnable a tool has switched off: their pulls are refused."""
         self.offsets_gone: list[Callable[[str], None]] = []
         """Hear of a group whose offsets were deleted."""
         self.handlers: dict[RequestCode, Handler] = {
@@ -74,8 +76,9 @@ class AdminGroups:
             after = str(answer["next"])
 
     async def load(self) -> None:
-        """Learn what groups must not read. Raises ProtocolError."""
-        forbidden = (await self.everything())[1]
+        """Learn what groups must not read, and which must not read at all. Raises ProtocolError."""
+        groups, forbidden, _ = await self.everything()
+        self.disabled = {name for name, one in groups.items() if one.get("consumeEnable") is False}
         self.forbidden = {
             group: {topic for topic, bits in topics.items() if bits & _READ} for group, topics in forbidden.items()
         }
@@ -125,6 +128,7 @@ class AdminGroups:
             raise BodyError(f"the settings of a group have {size} bytes (groups.max_group_settings_bytes: {most})")
         more = self._node.on_behalf_of("group.config", connection.user, connection.peer[0])
         await self._node.ask("coordinator", "group.config", group=group["groupName"], set=wanted, **more)
+        (self.disabled.discard if wanted["consumeEnable"] else self.disabled.add)(group["groupName"])
 
     async def all(self, connection: Connection, command: Command) -> Command:
         """Request 201. All groups and their number: a client that asks for pages then has them all with the first."""
@@ -153,6 +157,7 @@ class AdminGroups:
         try:
             await self._node.ask("coordinator", "group.delete", group=header.group_name)
             self.forbidden.pop(header.group_name, None)
+            self.disabled.discard(header.group_name)
             if header.clean_offset:
                 await self._offsets.settle(header.group_name)
                 await self._node.ask("coordinator", "offset.forget", group=header.group_name)

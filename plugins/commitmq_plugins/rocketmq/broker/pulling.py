@@ -159,6 +159,9 @@ class Pulls:
         if len(header.consumer_group) > MAX_NAME_CHARACTERS:
             remark = f"a group's name has at most {MAX_NAME_CHARACTERS} characters, not {len(header.consumer_group)}"
             raise _Refused(ResponseCode.INVALID_PARAMETER, remark)
+        if header.consumer_group in self._groups.disabled:
+            remark = f"the consumer group[{header.consumer_group}] not permitted to consume"
+            raise _Refused(ResponseCode.NO_PERMISSION, remark, 2)
         topic = self._topics.get(header.topic)
         if topic is None:
             raise _Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please! {FAQ}")

@@ -108,10 +108,18 @@ class Retries:
             dead_of = (header.origin_topic or "null")[:MAX_NAME_CHARACTERS] if answer.get("dead") else None
             self._counting.sent_back(header.group, topic, record.total_size, dead_of)
         except ProtocolError as error:
-            if error.code == "NO_PERMISSION":
-                return command.answer()  # the group keeps no failed messages (retryQueueNums 0)
+            if error.code == "NO_PERMISSION" and await self._keeps_none(header.group):
+                return command.answer()
             return command.answer(*refusal_of(error))
         return command.answer()
+
+    async def _keeps_none(self, group: str) -> bool:
+        """Whether the group keeps no failed messages. Any other refusal must reach the client: it would drop the message."""
+        try:
+            answer = await self._node.ask("coordinator", "group.config", group=group)  # the present ones
+            return int(answer["config"].get("retryQueueNums", 1)) <= 0
+        except ProtocolError:
+            return False
 
     async def _record(self, physical_offset: int) -> Record | None:
         """The record at ``physical_offset``, or None."""
