@@ -229,10 +229,11 @@ class WorkerSpec:
     section of the configuration is ``context.params["settings"]``.
 
     ``is_server``: clients wait for this worker's answers, as they wait for the node's own. It then runs with the niceness
-    of the node; other workers have ``dispatch.plugin_niceness``, so that they give way to the node.
+    of the node; other workers have ``dispatch.plugin_niceness``, so that they give way to the node. A start waits for it,
+    ``supervisor.server_wait_s`` at most, and says where it serves: the first of the endpoints given to ``context.ready``.
 
     ``listeners``: the addresses at which it listens. The node does not start when one of them breaks the start rule
-    (:mod:`commitmq.security.start_rule`).
+    (:mod:`commitmq.security.start_rule`), or when another program has one of the ports that they name.
     """
 
     name: str
