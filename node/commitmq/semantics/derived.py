@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
 from commitmq.format.constants import Host, SysFlag
@@ -21,6 +22,8 @@ from commitmq.format.record import Record
 from commitmq.semantics.properties import java_order
 
 _WIDTHS: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_ORDERS: Final = 32
+"""So many orders are remembered. Clients choose names, 32 KiB of them at most in a message."""
 
 
 def broker_order(properties: Mapping[str, str]) -> dict[str, str]:
@@ -30,7 +33,12 @@ def broker_order(properties: Mapping[str, str]) -> dict[str, str]:
 
 def fresh_order(properties: Mapping[str, str]) -> dict[str, str]:
     """``properties`` as a broker orders those of a message that it made itself."""
-    return {name: properties[name] for name in hash_map_order(properties, CLIENT_BUCKETS)}
+    return {name: properties[name] for name in _fresh_order(tuple(properties))}
+
+
+@lru_cache(_ORDERS)
+def _fresh_order(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(hash_map_order(names, CLIENT_BUCKETS))
 
 
 def derived(record: Record, topic: str, queue_id: int, properties: Mapping[str, str], **changes: Any) -> Record:

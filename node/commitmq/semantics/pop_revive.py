@@ -36,6 +36,7 @@ REWRITE_INTERVALS_S: Final = (
 """By how much a check point whose messages could not be copied is put off, by the number of failures."""
 
 _MOST_MESSAGES: Final = 4_096  # RocketMQ's count is a byte
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 _TOO_MANY: Final = 127  # what RocketMQ takes for a rewrite count that is no number
 
 
@@ -151,8 +152,11 @@ class CheckPoint:
     def _index(self, offset: int) -> int:
         """The place of the message at ``offset`` among all; -1 for an offset that it does not have."""
         delta = offset - self.key.start_offset
-        if self.deltas:
-            return self.deltas.index(delta) if delta in self.deltas else -1
+        deltas = self.deltas
+        if deltas:
+            if 0 <= delta < len(deltas) and deltas[delta] == delta:
+                return delta  # without gaps, as most are
+            return deltas.index(delta) if delta in deltas else -1
         return delta if 0 <= delta < self.count else -1
 
     def left(self) -> list[int]:
@@ -302,7 +306,7 @@ def _joined(key: CheckPointKey, offset: int, tag: str) -> str:
 
 
 def _encoded(values: dict[str, Any]) -> bytes:
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+    return _JSON.encode(values).encode()
 
 
 def _decoded(body: bytes) -> dict[str, Any]:

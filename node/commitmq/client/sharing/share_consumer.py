@@ -132,7 +132,7 @@ class ShareConsumer:
                 check_places(one, part["start_offset"], part["next_offset"])
                 if self._settings.check_crc:
                     check_bytes(one)
-            handle = ReceiptHandle(
+            delivery = ReceiptHandle(
                 part["start_offset"],
                 answer["pop_time"],
                 answer["invisible_ms"],
@@ -141,11 +141,11 @@ class ShareConsumer:
                 answer["broker"],
                 part["queue"],
             )
+            common = str(delivery)  # a message's own handle has its offset behind this
             expires_at = asked + answer["invisible_ms"] / 1000
             counts = dict(part.get("counts", ()))
             for message in MessageBatch(records).messages():
-                text = str(handle._replace(queue_offset=message.queue_offset))
-                message._receipt = Receipt(self._owner, part["topic"], text, expires_at)
+                message._receipt = Receipt(self._owner, part["topic"], f"{common} {message.queue_offset}", expires_at)
                 if counts:
                     message.reconsume_times = counts.get(message.queue_offset, 0)
                 if part["stored"] != part["topic"]:

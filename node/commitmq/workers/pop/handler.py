@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
 from commitmq.config import PopConfig
@@ -31,6 +32,10 @@ _MOST_TRIES: Final = 64
 _LOOK_MS: Final = 20
 _AGAIN_MS: Final = 1_000
 _PUT_OFF_MS: Final = 10_000
+_KEY: Final = attrgetter("key")
+
+Acked = dict[CheckPointKey, tuple[ReceiptHandle, list[int]]]
+"""By check point: a handle of it, and the offsets of its messages."""
 
 
 class Handler:
@@ -141,7 +146,7 @@ class Handler:
             Step(
                 pop.client,
                 pop.request,
-                nothing,
+                partial(self._handed_out, pop, found),
                 partial(self._take_back, found, points),
                 partial(self._popped, pop, found, pop_time, revive_queue),
             )
@@ -185,11 +190,13 @@ class Handler:
             broker=self._records.broker_name,
             **rest_of(pop),
         )
+        return header, [frame for one in found.portions for frame in one.frames]
+
+    def _handed_out(self, pop: Pop, found: Found) -> None:
         if self._points.counts is not None:
             self._points.counts.handed_out(pop.group, found.portions)
         if self._rates is not None and self._rates.flow is not None:
             self._rates.take(self._rates.flow, pop, found.portions)
-        return header, [frame for one in found.portions for frame in one.frames]
 
     # ------------------------------------------------------------ ack, nack, extend
 
@@ -210,8 +217,9 @@ class Handler:
                 # Of a check point that RocketMQ made: its time is not over, so its ack counts.
             self.turn.claimed[one.key, one.offset] = None
             live.append(one)
-        self._acknowledge(live)
-        self._answer(client, header["id"], partial(self._settle, live), late=late)
+        acked = _by_check_point(live)
+        self._acknowledge(acked)
+        self._answer(client, header["id"], partial(self._settle, acked), late=late)
 
     def nack(self, client: bytes, header: dict[str, Any]) -> None:
         """The messages come back at once, or with ``dead`` are dead letters. Raises WriterLost."""
@@ -265,11 +273,12 @@ class Handler:
             point = Point(CheckPoint(key, invisible_ms, (0,)), old.revive_queue, client, self.log_end)
             self.turn.records.append(self._records.check_point(point.check_point, point.revive_queue, now_ms()))
             made.append((one, point))
-            handles.append(str(one.handle.changed(pop_time, invisible_ms)))
-        self._acknowledge([one for one, _ in made])
+            handles.append(one.extended(pop_time, invisible_ms))
+        acked = _by_check_point([one for one, _ in made])
+        self._acknowledge(acked)
 
         def stored() -> None:
-            self._settle([one for one, _ in made])
+            self._settle(acked)
             for _, point in made:
                 self._points.add(point)
 
@@ -287,29 +296,21 @@ class Handler:
         answer = wire.error(request, code, sentence, **fields)
         self.turn.steps.append(Step(client, request, nothing, nothing, lambda: (answer, [])))
 
-    def _settle(self, receipts: list[Receipt]) -> None:
+    def _settle(self, acked: Acked) -> None:
         """Their acks are stored."""
-        by_key: dict[CheckPointKey, list[int]] = {}
-        for one in receipts:
-            by_key.setdefault(one.key, []).append(one.offset)
-        for key, offsets in by_key.items():
+        for key, (_, offsets) in acked.items():
             point = self._points.by_key.get(key)
             if point is not None:
                 self._points.settle(point, *offsets)
 
-    def _acknowledge(self, receipts: list[Receipt]) -> None:
-        """Acks of ``receipts``: one for each check point."""
-        for key, many in groupby(sorted(receipts, key=_order), key=lambda one: one.key):
-            of_key = list(many)
-            self.store_ack(key, [one.offset for one in of_key], of_key[0].handle)
-
-    def store_ack(self, key: CheckPointKey, offsets: list[int], handle: ReceiptHandle) -> None:
-        """Store an ack of the messages at ``offsets``."""
-        ack = Ack(key, offsets[0]) if len(offsets) == 1 else Ack(key, offsets=tuple(offsets))
-        point = self._points.by_key.get(key)
-        invisible_ms = handle.invisible_ms if point is None else point.check_point.invisible_ms
-        queue = handle.revive_queue if point is None else point.revive_queue
-        self.turn.records.append(self._records.ack(ack, invisible_ms, queue, now_ms()))
+    def _acknowledge(self, acked: Acked) -> None:
+        """Store an ack for each check point."""
+        for key, (handle, offsets) in acked.items():
+            ack = Ack(key, offsets[0]) if len(offsets) == 1 else Ack(key, offsets=tuple(offsets))
+            point = self._points.by_key.get(key)
+            invisible_ms = handle.invisible_ms if point is None else point.check_point.invisible_ms
+            queue = handle.revive_queue if point is None else point.revive_queue
+            self.turn.records.append(self._records.ack(ack, invisible_ms, queue, now_ms()))
 
     # ------------------------------------------------------------ invisible time over
 
@@ -348,5 +349,13 @@ class Handler:
                 self._came_back(point, offsets)
 
 
-def _order(one: Receipt) -> tuple[CheckPointKey, int]:
-    return one.key, one.offset
+def _by_check_point(receipts: list[Receipt]) -> Acked:
+    """A handle and the offsets, which rise, for each check point of ``receipts``."""
+    acked: Acked = {}
+    for key, many in groupby(receipts, _KEY):  # (those of a check point mostly stand side by side)
+        of_key = list(many)
+        _, offsets = acked.setdefault(key, (of_key[0].handle, []))
+        offsets += [one.offset for one in of_key]
+    for _, offsets in acked.values():
+        offsets.sort()
+    return acked

@@ -162,7 +162,7 @@ class OrderedHandler:
                 handles.append(None)
                 continue
             self._set(key, state.changed(one.offset, one.key.pop_time, visible_ms))
-            handles.append(str(one.handle.changed(one.key.pop_time, visible_ms - one.key.pop_time)))
+            handles.append(one.extended(one.key.pop_time, visible_ms - one.key.pop_time))
         self._answer(client, header["id"], handles=handles)
 
     def blocked(self, client: bytes, header: dict[str, Any]) -> None:

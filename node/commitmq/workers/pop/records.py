@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -57,7 +58,9 @@ class Records:
 
     def encoded(self, record: Record) -> bytes:
         """The bytes that the writer gets."""
-        return encode_record(replace(record, store_host=self.host), buckets=None, properties_crc=self._crc)
+        if record.store_host != self.host:
+            record = replace(record, store_host=self.host)
+        return encode_record(record, buckets=None, properties_crc=self._crc)
 
     def runs(self, records: Iterable[Record]) -> list[tuple[MovedRun, list[int]]]:
         """``records`` as runs, each of one queue and layout, with the numbers of its records; order is kept in a queue."""
@@ -83,6 +86,6 @@ class Records:
 
 
 def _run(many: list[tuple[int, bytes]]) -> tuple[CheckedRun, list[int]]:
-    ends = np.cumsum([len(data) for _, data in many], dtype=np.int64)
-    data = np.frombuffer(b"".join(data for _, data in many), np.uint8)
-    return CheckedRun(data, ends, len(many)), [number for number, _ in many]
+    records = [data for _, data in many]
+    ends = np.array(list(accumulate(map(len, records))), np.int64)
+    return CheckedRun(np.frombuffer(b"".join(records), np.uint8), ends, len(many)), [number for number, _ in many]

@@ -24,11 +24,18 @@ _OFFSET_DIGITS: Final = 18  # of any offset below 1 << 59
 
 
 class Receipt(NamedTuple):
-    """One delivery that a consumer speaks of: the message at ``offset`` of the check point with ``key``."""
+    """One delivery that a consumer speaks of: the message at ``offset`` of the check point with ``key``.
+
+    Messages that were received together share ``handle``, which has the offset of one of them.
+    """
 
     key: CheckPointKey
     offset: int
     handle: ReceiptHandle
+
+    def extended(self, pop_time: int, invisible_ms: int) -> str:
+        """The text of the handle that the message has when its time begins anew."""
+        return str(self.handle._replace(queue_offset=self.offset).changed(pop_time, invisible_ms))
 
 
 class Asked(NamedTuple):
@@ -124,8 +131,7 @@ def receipts_of(header: dict[str, Any], limits: PopConfig, revive_queues: int, n
         # The receipts of one delivery differ in their last parts only.
         first = firsts.get((pair[0], delivery))
         if first is not None and number.isascii() and number.isdigit() and len(number) <= _OFFSET_DIGITS:
-            offset = int(number)
-            found.append(Receipt(first.key, offset, first.handle._replace(queue_offset=offset)))
+            found.append(Receipt(first.key, int(number), first.handle))
             continue
         receipt = firsts[pair[0], delivery] = _receipt(pair[0], pair[1], group, revive_queues, now_ms)
         if found and receipt.handle.is_ordered is not found[0].handle.is_ordered:

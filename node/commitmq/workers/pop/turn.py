@@ -22,7 +22,10 @@ from commitmq.workers.runtime.run_mover import MovedRun, Put, RunMover
 
 
 class Step(NamedTuple):
-    """``stored`` and ``taken_back`` are called by the end of the append; ``answer`` makes header and frames."""
+    """``stored`` or ``taken_back`` is called by the end of the append.
+
+    ``answer`` makes header and frames of what is promised; before the end, so it changes nothing.
+    """
 
     client: bytes
     request: int
@@ -65,18 +68,24 @@ class Turn:
         if failpoints.ACTIVE and self.records:
             failpoints.hit("pop.before_put")
         puts: list[Put] = []
+        promised: list[tuple[bytes, list[Any]]] = []
+
+        def promise() -> None:
+            promised.extend(step.answer() for step in self.steps)
+
         if self.records:
             ack = unflushed.ack()
-            puts = mover.put(_ordered(run for run, _ in made.runs(self.records)), ack)
+            puts = mover.put(_ordered(run for run, _ in made.runs(self.records)), ack, promise)
             unflushed.stored(ack)
+        else:
+            promise()
         if failpoints.ACTIVE and self.records:
             failpoints.hit("pop.after_put")
         refused = next((put for put in puts if put.code), None)
-        for step in self.steps:
+        for step, (header, frames) in zip(self.steps, promised, strict=True):
             if refused is None:
-                step.stored()
-                header, frames = step.answer()
                 answers.send(step.client, header, frames)
+                step.stored()
             else:
                 step.taken_back()
                 sentence = f"it could not be stored: {refused.sentence}"

@@ -8,9 +8,10 @@ is waited for without a limit: its supervisor ends it when it hangs, and an appe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import orjson
@@ -25,6 +26,7 @@ from commitmq.workers.runtime.slots import role_slot
 
 _LOOK_MS: Final = 50
 _WRITER_SLOT: Final = role_slot("writer")
+_R = TypeVar("_R")
 
 
 class WriterLost(Exception):
@@ -98,8 +100,13 @@ class RunMover:
                 raise WriterLost
             self._context.wait(_LOOK_MS)
 
-    def put(self, runs: Sequence[MovedRun], ack: str = "flushed") -> list[Put]:
-        """Append ``runs``, and wait for the ack of each, as a producer's sends have it. Raises WriterLost."""
+    def put(
+        self, runs: Sequence[MovedRun], ack: str = "flushed", meanwhile: Callable[[], None] | None = None
+    ) -> list[Put]:
+        """Append ``runs``, and wait for the ack of each, as a producer's sends have it. Raises WriterLost.
+
+        ``meanwhile`` is called once the writer has them.
+        """
         socket = self._connected()
         asked: dict[int, int] = {}
         for index, one in enumerate(runs):
@@ -114,18 +121,13 @@ class RunMover:
                 "ack": ack,
                 "moved": 6 if one.born_v6 else 4,
             }
-            while not socket.poll(_LOOK_MS, zmq.POLLOUT):
-                self._context.wait(0)
-                self._check_writer()
-            socket.send_multipart([wire.pack(header), one.run.data.tobytes()], zmq.NOBLOCK)
+            self._patiently(partial(socket.send_multipart, [wire.pack(header), one.run.data.tobytes()]))
+        if meanwhile is not None:
+            meanwhile()
         puts = [Put()] * len(runs)
         is_open = False
         while asked:
-            if not socket.poll(_LOOK_MS):
-                self._context.wait(0)
-                self._check_writer()
-                continue
-            answer = orjson.loads(socket.recv())
+            answer = orjson.loads(self._patiently(socket.recv))
             identity = answer.get("id")
             if identity in asked:
                 index = asked.pop(identity)
@@ -135,12 +137,23 @@ class RunMover:
             raise WriterLost
         return puts
 
+    def _patiently(self, work: Callable[[], _R]) -> _R:
+        """``work`` of the socket, which gives up after _LOOK_MS each, until it is done. Raises WriterLost."""
+        while True:
+            try:
+                return work()
+            except zmq.Again:
+                self._context.wait(0)
+                self._check_writer()
+
     def _connected(self) -> zmq.Socket[bytes]:
         generation = self._context.control.get(Word.WRITER_GENERATION)
         if self._socket is None or generation != self._generation:
             self.close()
             self._generation = generation
             self._socket = dealer.connect(self._context, "writer")
+            self._socket.setsockopt(zmq.SNDTIMEO, _LOOK_MS)
+            self._socket.setsockopt(zmq.RCVTIMEO, _LOOK_MS)
         return self._socket
 
     def _check_writer(self) -> None:

@@ -6,6 +6,7 @@ does not answer, a filter or a read raises, the writer dies before the end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -31,7 +32,8 @@ from commitmq.workers.pop.recovery import Reading
 from commitmq.workers.pop.revival import Fate, Return
 from commitmq.workers.pop.revive_queues import ReviveQueues
 from commitmq.workers.pop.shares import Share
-from commitmq.workers.pop.turn import Turn
+from commitmq.workers.pop.turn import Step, Turn
+from commitmq.workers.runtime.run_mover import Put
 from commitmq.workers.runtime.topic_view import TopicView
 
 KEY = CheckPointKey("orders", "g", 0, 40, 1_000, "b")
@@ -225,8 +227,30 @@ def test_check_points_are_stored_before_the_acks_of_those_they_replace() -> None
         records.ack(Ack(KEY, 41), 5_000, 1, now),
     ]
     turn.store(records, mover, MagicMock(), MagicMock())
-    runs, _ = mover.put.call_args.args
+    runs, *_ = mover.put.call_args.args
     assert [(run.topic, run.run.count) for run in runs] == [(TIMER_TOPIC, 1), (revive_topic("C"), 2)]
+
+
+@pytest.mark.parametrize("code", ["", "SYSTEM_BUSY"])
+def test_an_answer_is_made_while_the_writer_works_and_sent_when_it_is_done(code: str) -> None:
+    turn, mover, answers = Turn(), MagicMock(), MagicMock()
+    order: list[str] = []
+
+    def answer() -> tuple[bytes, list[Any]]:
+        order.append("made")
+        return b"done", []
+
+    def put(runs: list[Any], ack: str, meanwhile: Callable[[], None]) -> list[Put]:
+        meanwhile()
+        order.append("written")
+        return [Put(code, "it is full", retry=True)]
+
+    mover.put = put
+    answers.send = lambda _client, header, *_frames: order.append("told" if header == b"done" else "refused")
+    turn.steps.append(Step(b"c", 7, lambda: order.append("stored"), lambda: order.append("taken back"), answer))
+    turn.records.append(Records(NodeConfig(), "C").ack(Ack(KEY, 40), 5_000, 1, 1_000_000))
+    assert turn.store(Records(NodeConfig(), "C"), mover, answers, MagicMock()) is not bool(code)
+    assert order == ["made", "written", *(["taken back", "refused"] if code else ["told", "stored"])]
 
 
 def test_a_request_that_fails_half_way_stores_nothing() -> None:
