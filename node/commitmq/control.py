@@ -72,6 +72,7 @@ class Word(IntEnum):
     PRODUCERS_WANTED = 26  # the log will begin here as soon as PRODUCERS_KNOWN has reached it
     MOVERS_WANTED = 27  # bits of the movers that have, or had, messages (see semantics.movers)
     GROUP_RESETS = 28  # grows when an offset of a group that shares queues is reset
+    GROUP_READS = 29  # grows when what a group may read changes: its consumeEnable, or its entry of forbiddenTable
     WRITER_TOPICS = 30  # the writer knows and applies every change of topics up to this TOPICS_VERSION
     MEMORY_TOPICS = 31  # the same for the process of memory topics
 

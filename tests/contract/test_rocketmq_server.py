@@ -12,8 +12,9 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,26 @@ def test_a_group_that_may_not_consume_gets_nothing(node: Node, port: int) -> Non
     (first, _), second, (third, _) = ask(port, talk)
     assert first == third == ResponseCode.SUCCESS
     assert second == (ResponseCode.NO_PERMISSION, "2")
+
+
+def test_a_group_that_our_own_tool_has_switched_off_gets_nothing(node: Node, port: int) -> None:
+    pull = {**PULL, "consumerGroup": "switched", "suspendTimeoutMillis": "0", "sysFlag": "4"}
+
+    async def pulls(client: RemotingClient) -> int:
+        return (await client.request(request(RequestCode.PULL_MESSAGE, pull), 10)).code
+
+    ask(port, lambda client: send(client, b"x", "switched"))
+
+    with Admin(node.address) as admin:
+        for enabled in (True, False, True):
+            admin.group_config("switched", {"consumeEnable": enabled})
+            wanted = ResponseCode.SUCCESS if enabled else ResponseCode.NO_PERMISSION
+            eventually(partial(_is_answered, port, pulls, wanted), f"a pull is answered {wanted}")
+
+
+def _is_answered(port: int, work: Callable[[RemotingClient], Awaitable[int]], wanted: int) -> bool:
+    answered: int = ask(port, work)
+    return answered == wanted
 
 
 def test_a_message_that_cannot_go_back_is_not_taken_for_one_that_went(node: Node, port: int) -> None:

@@ -52,10 +52,18 @@ class GroupConfigOperations:
         return Answer(lambda: fields, "groups")
 
     def _configs(self, header: Header, now_ms: int) -> Answer:
-        """A page of the settings of all groups, by name, with what each must not read, and the version of them all."""
+        """A page of the settings of all groups, by name, with what each must not read, and the version of them all.
+
+        With ``unreadable`` of those that must not read everything: the switched off ones, and those of forbiddenTable.
+        """
         after, limit = requests.optional_text(header, "after") or "", requests.limit(header, MAX_ENTRIES)
         table = self._groups.table
-        names = sorted(table.groups)
+        asked = (
+            table.groups
+            if not requests.flag(header, "unreadable")
+            else table.groups.keys() & (table.disabled | table.forbidden.keys())
+        )
+        names = sorted(asked)
         at = bisect_right(names, after)
         page = names[at : at + limit]
         fields = {

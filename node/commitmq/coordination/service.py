@@ -112,6 +112,7 @@ class Service:
         self._last_errors: dict[Part, StoreError] = {}
         self._retry_ms: dict[Part, int] = {"topics": now_ms, "offsets": now_ms}  # no attempt before this time
         self._mend_ms = now_ms
+        self._reads = -1  # not told: a predecessor may have died before it did
         self._unwritten: set[str] = set()  # files of the groups that wait for a working disk
         self._offsets_pace = Pace(config.groups.offsets_interval_ms)
         topic_operations = TopicOperations(
@@ -201,6 +202,9 @@ class Service:
             self._fail("topics", error, now_ms)
         self._write_groups(now_ms)
         self.subscriptions.write(now_ms)
+        if self._reads != self.groups.table.reads:
+            self._reads = self.groups.table.reads
+            self._control.put(Word.GROUP_READS, self._control.get(Word.GROUP_READS) + 1)
         return self._news(deleted)
 
     def _write_deletions(self, now_ms: int) -> list[str]:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from commitmq.config import NodeConfig
 from commitmq.coordination.group_config_operations import GroupConfigOperations
@@ -80,6 +82,46 @@ def test_what_a_group_must_not_read_is_taken_back_too(tmp_path: Path, monkeypatc
         assert groups.table.object_bytes == size
     groups.write(0, at_once=True)
     assert _load(layout).table.forbidden == {"old": {"t1": 4}}
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc"), st.sampled_from("xy"), st.booleans()), max_size=12)
+)
+def test_each_change_of_what_groups_may_read_counts(steps: list[tuple[int, str, str, bool]]) -> None:
+    table = GroupTable()
+    for kind, name, topic, flag in steps:
+        before, reads = _unreadable(table), table.reads
+        if kind == 0:
+            table.put(GroupConfig(name).changed({"consumeEnable": flag, "retryMaxTimes": 3}))
+        elif kind == 1:
+            table.remove(name)
+        elif kind == 2:
+            table.forbid(name, topic, readable=flag)
+        else:
+            table.put_forbidden(name, {topic: 4} if flag else None)
+        assert (table.reads != reads) is (_unreadable(table) != before)
+        assert table.disabled == {one.name for one in table.groups.values() if not one.consume_enabled}
+        assert GroupTable.from_json(table.to_json()).disabled == table.disabled
+
+
+def _unreadable(table: GroupTable) -> object:
+    return set(table.disabled), {name: dict(topics) for name, topics in table.forbidden.items()}
+
+
+def test_the_list_of_groups_that_must_not_read_everything(tmp_path: Path) -> None:
+    layout = StoreLayout(tmp_path)
+    layout.config.mkdir(parents=True)
+    layout.own.mkdir(parents=True)
+    groups = _load(layout)
+    operations = GroupConfigOperations(groups).operations
+    for name in ("a", "b", "c", "d"):
+        groups.configure(name, {"consumeEnable": name != "b"})
+    operations["group.forbid"]({"group": "d", "topic": "x", "readable": False}, 0)
+    page = operations["group.configs"]({"unreadable": True, "limit": 1}, 0).fields()
+    assert ([one["groupName"] for one in page["configs"]], page["next"]) == (["b"], "b")
+    rest = operations["group.configs"]({"unreadable": True, "after": "b"}, 0).fields()
+    assert ([one["groupName"] for one in rest["configs"]], rest["forbidden"]) == (["d"], {"d": {"x": 4}})
 
 
 @pytest.mark.parametrize(

@@ -135,11 +135,16 @@ class GroupTable:
     unknown: dict[str, Any] = field(default_factory=dict)
     object_bytes: int = field(default=0, init=False, compare=False)
     """Bytes that clients chose, of all groups: their own objects, and the topics that they must not read."""
+    disabled: set[str] = field(default_factory=set, init=False, compare=False)
+    """Groups whose consumeEnable is off."""
+    reads: int = field(default=0, init=False, compare=False)
+    """Grows when what a group may read changes."""
     _texts: MemberTexts = field(default_factory=lambda: MemberTexts(1), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.object_bytes = sum(one.object_bytes for one in self.groups.values())
         self.object_bytes += sum(map(_forbidden_bytes, self.forbidden.values()))
+        self.disabled = {name for name, one in self.groups.items() if not one.consume_enabled}
 
     @classmethod
     def load(cls, path: Path) -> GroupTable:
@@ -172,12 +177,14 @@ class GroupTable:
         known = self.groups.get(group.name)
         self.object_bytes += group.object_bytes - (0 if known is None else known.object_bytes)
         self.groups[group.name] = group
+        self._note(group.name, is_disabled=not group.consume_enabled)
         self.version.advance()
 
     def remove(self, name: str) -> None:
         """Remove a group, and what it must not read; counts as one change if it existed."""
-        self.object_bytes -= _forbidden_bytes(self.forbidden.pop(name, None))
+        self.put_forbidden(name, None)
         known = self.groups.pop(name, None)
+        self._note(name, is_disabled=False)
         if known is not None:
             self.object_bytes -= known.object_bytes
             self.version.advance()
@@ -185,24 +192,26 @@ class GroupTable:
     def forbid(self, name: str, topic: str, *, readable: bool) -> int:
         """Say whether the group may read ``topic``. Returns the bits that it has for the topic then (spec remoting 1.9)."""
         table = dict(self.forbidden.get(name) or {})
-        self.object_bytes -= _forbidden_bytes(table)
         bits = _number(table.get(topic), 0) & ~FORBIDDEN_READ | (0 if readable else FORBIDDEN_READ)
         table[topic] = bits
         if not bits:
             del table[topic]
-        if table:
-            self.forbidden[name] = table
-        else:
-            self.forbidden.pop(name, None)
-        self.object_bytes += _forbidden_bytes(table)
+        self.put_forbidden(name, table)
         self.version.advance()
         return bits
 
     def put_forbidden(self, name: str, topics: dict[str, Any] | None) -> None:
-        """Set what a group must not read, as it was before."""
-        self.object_bytes += _forbidden_bytes(topics) - _forbidden_bytes(self.forbidden.pop(name, None))
+        """Set what a group must not read. Counts as no change of the table."""
+        known = self.forbidden.pop(name, None)
+        self.object_bytes += _forbidden_bytes(topics) - _forbidden_bytes(known)
+        self.reads += (topics or None) != (known or None)
         if topics:
             self.forbidden[name] = topics
+
+    def _note(self, name: str, *, is_disabled: bool) -> None:
+        if is_disabled is not (name in self.disabled):
+            (self.disabled.add if is_disabled else self.disabled.discard)(name)
+            self.reads += 1
 
     def prepare(self, entries: Iterable[tuple[str, GroupConfig]]) -> None:
         """Encode the texts of ``entries`` for :meth:`persist` now."""

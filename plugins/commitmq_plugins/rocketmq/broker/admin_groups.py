@@ -1,7 +1,4 @@
-"""Administration of groups: requests 200, 201, 207, 225, 352 and 353 (remoting 1.9).
-
-Settings are the coordinator's. What a group must not read is kept here too, because every pull asks for it.
-"""
+"""Administration of groups: requests 200, 201, 207, 225, 352 and 353 (remoting 1.9)."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from typing import Any, Final
 
 from commitmq.errors import ProtocolError
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.group_reads import READ, GroupReads, all_settings
 from commitmq_plugins.rocketmq.broker.names import group_refusal
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
@@ -24,7 +22,6 @@ from commitmq_plugins.rocketmq.remoting.headers.groups import (
 )
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
-_READ: Final = 1 << 2
 _DEFAULTS: Final[dict[str, Any]] = {
     "consumeEnable": True,
     "consumeFromMinEnable": True,
@@ -45,12 +42,8 @@ _DEFAULTS: Final[dict[str, Any]] = {
 class AdminGroups:
     """See the module."""
 
-    def __init__(self, node: Node, offsets: Offsets) -> None:
-        self._node, self._offsets = node, offsets
-        self.forbidden: dict[str, set[str]] = {}
-        """Group: topics that it must not read."""
-        self.disabled: set[str] = set()
-        """Groups whose consumeEnable a tool has switched off: their pulls are refused."""
+    def __init__(self, node: Node, offsets: Offsets, reads: GroupReads) -> None:
+        self._node, self._offsets, self._reads = node, offsets, reads
         self.offsets_gone: list[Callable[[str], None]] = []
         """Hear of a group whose offsets were deleted."""
         self.handlers: dict[RequestCode, Handler] = {
@@ -60,27 +53,6 @@ class AdminGroups:
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.one,
             RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: self.forbid,
-        }
-
-    async def everything(self) -> tuple[dict[str, dict[str, Any]], dict[str, Any], dict[str, Any]]:
-        """Settings of all groups by name, what they must not read, and the version of both. Raises ProtocolError."""
-        groups: dict[str, dict[str, Any]] = {}
-        forbidden: dict[str, Any] = {}
-        after: str | None = None
-        while True:
-            answer = await self._node.ask("coordinator", "group.configs", after=after)
-            groups |= {one["groupName"]: one for one in answer["configs"]}
-            forbidden |= answer["forbidden"]
-            if answer["next"] is None:
-                return groups, forbidden, answer["version"]
-            after = str(answer["next"])
-
-    async def load(self) -> None:
-        """Learn what groups must not read, and which must not read at all. Raises ProtocolError."""
-        groups, forbidden, _ = await self.everything()
-        self.disabled = {name for name, one in groups.items() if one.get("consumeEnable") is False}
-        self.forbidden = {
-            group: {topic for topic, bits in topics.items() if bits & _READ} for group, topics in forbidden.items()
         }
 
     async def update(self, connection: Connection, command: Command) -> Command:
@@ -103,6 +75,7 @@ class AdminGroups:
         try:
             for group in groups:
                 await self._put(connection, group)
+            await self._reads.sync()
         except ProtocolError as error:
             return command.answer(*refusal_of(error))
         except BodyError as error:
@@ -128,12 +101,11 @@ class AdminGroups:
             raise BodyError(f"the settings of a group have {size} bytes (groups.max_group_settings_bytes: {most})")
         more = self._node.on_behalf_of("group.config", connection.user, connection.peer[0])
         await self._node.ask("coordinator", "group.config", group=group["groupName"], set=wanted, **more)
-        (self.disabled.discard if wanted["consumeEnable"] else self.disabled.add)(group["groupName"])
 
     async def all(self, connection: Connection, command: Command) -> Command:
         """Request 201. All groups and their number: a client that asks for pages then has them all with the first."""
         try:
-            groups, forbidden, version = await self.everything()
+            groups, forbidden, version = await all_settings(self._node)
         except ProtocolError as error:
             return command.answer(*refusal_of(error))
         body = {"dataVersion": version, "forbiddenTable": forbidden, "subscriptionGroupTable": groups}
@@ -156,8 +128,7 @@ class AdminGroups:
         header = DeleteSubscriptionGroupRequestHeader.decode(command.ext_fields)
         try:
             await self._node.ask("coordinator", "group.delete", group=header.group_name)
-            self.forbidden.pop(header.group_name, None)
-            self.disabled.discard(header.group_name)
+            await self._reads.sync()
             if header.clean_offset:
                 await self._offsets.settle(header.group_name)
                 await self._node.ask("coordinator", "offset.forget", group=header.group_name)
@@ -175,16 +146,10 @@ class AdminGroups:
             answer = await self._node.ask(
                 "coordinator", "group.forbid", group=header.group, topic=header.topic, **fields
             )
+            await self._reads.sync()
         except ProtocolError as error:
             return command.answer(*refusal_of(error))
-        readable = not int(answer["forbidden"]) & _READ
-        topics = self.forbidden.setdefault(header.group, set())
-        if readable:
-            topics.discard(header.topic)
-        else:
-            topics.add(header.topic)
-        if not topics:
-            del self.forbidden[header.group]
+        readable = not int(answer["forbidden"]) & READ
         return command.answer(body=dumps({"group": header.group, "readable": readable, "topic": header.topic}))
 
 

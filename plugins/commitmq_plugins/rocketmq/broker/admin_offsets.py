@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 from commitmq.errors import ProtocolError
-from commitmq_plugins.rocketmq.broker.admin_groups import AdminGroups
 from commitmq_plugins.rocketmq.broker.admin_queues import Queues
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.counting import Counting
+from commitmq_plugins.rocketmq.broker.group_reads import all_settings
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
 from commitmq_plugins.rocketmq.broker.pulling import Pulls
@@ -31,10 +31,10 @@ class AdminOffsets:
 
     def __init__(
         self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, pulls: Pulls, queues: Queues,
-        groups: AdminGroups, counting: Counting, address: str
+        counting: Counting, address: str
     ) -> None:  # fmt: skip
         self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
-        self._pulls, self._queues, self._groups, self._counting = pulls, queues, groups, counting
+        self._pulls, self._queues, self._counting = pulls, queues, counting
         self._address = address
         self._broker_name = node.config.network.broker_name
         self._stats: dict[bool, asyncio.Future[bytes]] = {}
@@ -111,7 +111,7 @@ class AdminOffsets:
     async def _all_progress(self, *, only_ordered: bool) -> bytes:
         rows: list[dict[str, Any]] = []
         total = inflight = 0
-        for group in sorted((await self._groups.everything())[0]):
+        for group in sorted((await all_settings(self._node))[0]):
             found = []
             for topic in await topics_of_group(self._node, group):
                 config = self._topics.get(topic)

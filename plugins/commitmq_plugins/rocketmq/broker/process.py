@@ -36,6 +36,7 @@ from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.dispatch import Dispatch, Part
+from commitmq_plugins.rocketmq.broker.group_reads import GroupReads
 from commitmq_plugins.rocketmq.broker.lock_requests import LockRequests
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
 from commitmq_plugins.rocketmq.broker.looking import Looks
@@ -106,9 +107,11 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         topics.template_queues,
         has_trace_topic=settings.trace_topic_enable,
     )
-    groups, queues = AdminGroups(node, offsets), Queues(node, offsets)
+    reads, queues = GroupReads(node, log), Queues(node, offsets)
+    groups = AdminGroups(node, offsets, reads)
     most_pulls, most_pops = settings.max_waiting_pulls_per_connection, settings.max_waiting_pops_per_connection
-    pulls = Pulls(node, topics, clients, offsets, counting, groups, broker_config, most_pulls)
+    pulls = Pulls(node, topics, clients, offsets, counting, reads, broker_config, most_pulls)
+    groups.offsets_gone.append(pulls.forget)
     sends = Sends(node, topics, retries, allowances, loop, counting)
     stored_replies = StoredReplies(node, topics, clients, offsets, loop, log)
     sends.expects_reply = stored_replies.expect
@@ -121,7 +124,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         groups,
         AdminTopics(node, topics, queues, registration, counting),
         AdminClients(node, topics, clients, address),
-        AdminOffsets(node, topics, clients, offsets, pulls, queues, groups, counting, address),
+        AdminOffsets(node, topics, clients, offsets, pulls, queues, counting, address),
         AdminBroker(node, broker_config, counting, queues),
         AdminUsers(users),
         clients,
@@ -144,7 +147,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     tls = tls_of(settings, context.folder, log)
     server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings), tls, turn)
     await _listen(server, settings, port)
-    await _patiently(groups.load, stopping)
+    await _patiently(reads.sync, stopping)
     if settings.trace_topic_enable:
         await _patiently(lambda: topics.create(TRACE_TOPIC, 1), stopping)
     registration.start()
@@ -162,6 +165,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     stored_replies.close()
     await offsets.close()
     await clients.close()
+    await reads.close()
     counting.close()
     node.close()
 

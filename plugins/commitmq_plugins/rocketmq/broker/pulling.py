@@ -10,11 +10,11 @@ import numpy as np
 from commitmq.client.receiving.segments import SegmentMaps
 from commitmq.errors import StoreError
 from commitmq.format.units import UNIT, UNIT_STRUCT
-from commitmq_plugins.rocketmq.broker.admin_groups import AdminGroups
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import response_code
 from commitmq_plugins.rocketmq.broker.counting import Counting
+from commitmq_plugins.rocketmq.broker.group_reads import GroupReads
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
@@ -60,13 +60,13 @@ class Pulls:
     """See the module."""
 
     def __init__(
-        self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, counting: Counting, groups: AdminGroups,
+        self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, counting: Counting, reads: GroupReads,
         settings: BrokerConfig, max_waiting: int
     ) -> None:  # fmt: skip
         """``max_waiting``: pulls of one connection that wait for messages."""
         self._most_waiting = max_waiting
         self._waiting: dict[Connection, int] = {}
-        self._counting, self._groups, self._settings = counting, groups, settings
+        self._counting, self._reads, self._settings = counting, reads, settings
         self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
         self._max_wait_ms = node.config.reader.max_wait_ms
         self._maps: SegmentMaps | None = None
@@ -76,7 +76,6 @@ class Pulls:
         }
         self.pulled: dict[tuple[str, str, int], int] = {}
         """Group, topic and queue: the offset behind the last messages that were read (``pullOffset`` of 208)."""
-        groups.offsets_gone.append(self._forget)
 
     def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """Take one pull. Its answer is sent when there are messages, or when its time is over."""
@@ -101,7 +100,7 @@ class Pulls:
         self._pull(connection, command, header, expression, kind)
         return None
 
-    def _forget(self, group: str) -> None:
+    def forget(self, group: str) -> None:
         self.pulled = {key: offset for key, offset in self.pulled.items() if key[0] != group}
 
     def _pull(
@@ -159,7 +158,7 @@ class Pulls:
         if len(header.consumer_group) > MAX_NAME_CHARACTERS:
             remark = f"a group's name has at most {MAX_NAME_CHARACTERS} characters, not {len(header.consumer_group)}"
             raise _Refused(ResponseCode.INVALID_PARAMETER, remark)
-        if header.consumer_group in self._groups.disabled:
+        if not self._reads.may_consume(header.consumer_group):
             remark = f"the consumer group[{header.consumer_group}] not permitted to consume"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, 2)
         topic = self._topics.get(header.topic)
@@ -182,7 +181,7 @@ class Pulls:
         if group.message_model == BROADCASTING and not self._clients.may_broadcast(header.consumer_group):
             remark = f"the consumer group[{header.consumer_group}] can not consume by broadcast way"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, 4)
-        if header.topic in self._groups.forbidden.get(header.consumer_group, ()):
+        if not self._reads.may_read(header.consumer_group, header.topic):
             remark = f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, 5)
         subscription = group.subscriptions.get(header.topic)
