@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from commitmq.format.timer_log import TimerFiller, TimerUnit, decode_unit
 from commitmq.format.timer_wheel import WHEEL_BYTES, decode_slot
 from commitmq.log import get_log
-from commitmq.semantics.timer import TimerRules, slot_index, slot_time
+from commitmq.semantics.timer import TimerRules, slot_index
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.property_numbers import longs
 from commitmq.workers.timer.incoming import Incoming, slots_of
@@ -25,6 +25,7 @@ from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.metrics import TimerMetrics
 from commitmq.workers.timer.progress import Progress, ProgressFiles
 from commitmq.workers.timer.unit_log import DamagedTimerLogError
+from timer_model import slot_time
 
 START_MS = 1_795_000_000_000
 FILE_BYTES = 52 * 5 + 20
