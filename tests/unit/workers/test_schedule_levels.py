@@ -15,11 +15,15 @@ from commitmq.config import load
 from commitmq.format.constants import PREBLANK_SIZE
 from commitmq.format.record import Record
 from commitmq.semantics.delay import DELAY_LEVELS_MS, SCHEDULE_TOPIC
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
 from commitmq.workers.runtime.run_making import RunMaker
 from commitmq.workers.schedule.levels import NEVER_MS, Level, Portion
+from commitmq.workers.schedule.progress import ProgressFiles
+from golden_stores import GOLDEN_SEGMENT_BYTES
 from log_builder import HOST, SEGMENT_BYTES, build_log
+from pending_store import PendingStore, blank
 from queue_in_memory import QueueInMemory
 
 NOW_MS = 1_795_000_000_000
@@ -108,6 +112,37 @@ def test_an_offset_outside_of_the_queue_goes_to_its_nearer_end(tmp_path: Path) -
     assert (counts(portion), portion.behind) == ([("orders", 3, 2)], 42)
     waits.level.offset = 99
     assert (waits.take(), waits.level.offset, waits.level.next_due_ms) == (None, 42, NEVER_MS)
+
+
+def test_levels_that_the_file_does_not_name_begin_at_the_front(tmp_path: Path) -> None:
+    """After kill -9 of RocketMQ a level with waiting messages may be missing; what is no level counts for nothing."""
+    layout = StoreLayout(tmp_path)
+    layout.config.mkdir()
+    (layout.config / "delayOffset.json").write_text('{"offsetTable":{1:17,3:3,19:4,0:1,2:-5}}')
+    assert ProgressFiles(layout).load().offsets == {1: 17, 3: 3}
+    (layout.config / "delayOffset.json").unlink()
+    assert ProgressFiles(layout).load().offsets == {}
+
+
+def test_a_delivered_message_has_rocketmqs_bytes(pending: PendingStore) -> None:
+    """DELAY, REAL_TOPIC, REAL_QID and WAIT stay, and so do flag, sysFlag, times of birth, host and tries."""
+    log = CommitLog(pending.root / "commitlog", GOLDEN_SEGMENT_BYTES, 4)
+    seen = 0
+    for stored in pending.records:
+        if stored.topic in (SCHEDULE_TOPIC, "%DLQ%Pending_retry") or "DELAY" not in stored.properties:
+            continue
+        alike = [one for one in pending.of(SCHEDULE_TOPIC) if one.properties == stored.properties]
+        if len(alike) != 1:
+            continue
+        (source,) = alike
+        level = Level(1, 0, QueueInMemory([source], [NOW_MS]))  # type: ignore[arg-type]
+        runs = RunMaker(log, PLAIN, pytest.fail)  # type: ignore[arg-type]
+        portion = level.take(NOW_MS, count=9, bound=0, floor=0, runs=runs, log_end=0, is_moved=None)
+        assert counts(portion) == [(stored.topic, stored.queue_id, 1)]
+        assert portion is not None
+        assert portion.runs[0].run.data.tobytes() == blank(pending.data[stored.physical_offset])
+        seen += 1
+    assert seen > 10
 
 
 # ---------------------------------------------------------------- what is skipped

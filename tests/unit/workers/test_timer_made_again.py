@@ -70,6 +70,13 @@ def test_a_slot_that_is_not_opened_any_more_has_its_cancellations(tmp_path: Path
     assert waiting(queue, progress, NOW_MS - 12 * DAY_MS) == ["A", "C", "D", "-A", "-B", "-D"]
 
 
+def test_a_message_without_a_unique_id_cannot_be_cancelled(tmp_path: Path) -> None:
+    old = NOW_MS - DAY_MS
+    message, cancels = timed(b"m", old, ""), timed(b"c", old, "b", TIMER_DEL_UNIQKEY="orders+")
+    del message.properties["UNIQ_KEY"]
+    assert waiting(queue_of(tmp_path, [message, cancels]), Progress(OLD_MS), NOW_MS) == ["", "-b"]
+
+
 def test_another_topic_may_have_the_same_unique_id(tmp_path: Path) -> None:
     """A cancellation means a message of its own topic, and a copy that rolled stands for one of its own topic."""
     slot, due = OLD_MS - 1_000, NOW_MS + 3 * DAY_MS

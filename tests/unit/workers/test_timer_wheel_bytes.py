@@ -20,6 +20,7 @@ from commitmq.format.constants import Property
 from commitmq.format.java import java_string_hash
 from commitmq.format.record import Record
 from commitmq.format.timer_log import MAGIC_DELETE
+from commitmq.format.timer_wheel import SLOTS
 from commitmq.semantics.timer import LATE_ENQUEUE_MS, TIMER_TOPIC, TimerRules
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
@@ -30,7 +31,7 @@ from commitmq.workers.timer.deliveries import Deliveries
 from commitmq.workers.timer.due_slot import ROW, DueSlot
 from commitmq.workers.timer.incoming import Incoming, TimerQueue, delete_keys, slots_of
 from commitmq.workers.timer.index import TimerIndex
-from commitmq.workers.timer.process import Timer
+from commitmq.workers.timer.process import Timer, oldest_slot_ms
 from golden_stores import GOLDEN_SEGMENT_BYTES
 from log_builder import HOST, build_log
 from pending_store import TIMER_LOG_FILE_BYTES, PendingStore, blank
@@ -132,6 +133,15 @@ def test_a_rolling_message_comes_to_its_time_and_never_beyond(delay_s: int, wind
             break
         now_ms, rounds = time_ms, rounds + 1
     assert rolls or time_ms == out_ms
+
+
+@pytest.mark.parametrize("window", [12, 21_600, 172_800, 604_740])
+def test_no_slot_that_a_start_opens_is_taken_for_one_that_is_to_come(window: int) -> None:
+    """The furthest slot that a message may take is less than a turn of the wheel away from the oldest one."""
+    rules = TimerRules(roll_window_slots=window)
+    oldest_ms, furthest_ms = oldest_slot_ms(NOW_MS, rules), NOW_MS + rules.window_ms
+    assert 0 < SLOTS * 1_000 - (furthest_ms - oldest_ms) <= 60_000
+    assert oldest_ms <= NOW_MS - 7 * 86_400_000 + 120_000, "at least as far back as RocketMQ goes"
 
 
 # ---------------------------------------------------------------- out of the wheel

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from commitmq.errors import ProtocolError
 from commitmq.format.record import Record, encode_record
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
 from commitmq_plugins.rocketmq.broker.retries import Retries
 from commitmq_plugins.rocketmq.remoting.codes import V3_4_9, RequestCode
-from commitmq_plugins.rocketmq.remoting.command import request
+from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.headers.sending import SendMessageRequestHeader
 
 PLACE = 4_096
@@ -31,6 +32,9 @@ class Stage:
         self.asked: list[dict[str, Any]] = []
         self.made: list[tuple[str, bool]] = []
         self.locks = QueueLocks()
+        self.refusal: ProtocolError | None = None
+        self.retry_queues = 1
+        self.has_record = True
         self._record = Record("orders", 3, 7, PLACE, reconsume_times=times, body=b"x")
         self._most = most
         node = SimpleNamespace(line=lambda role: role, exchange=self._exchange, ask=self._ask)
@@ -41,26 +45,34 @@ class Stage:
 
     async def _ask(self, role: str, op: str, **fields: Any) -> dict[str, Any]:
         assert (role, op, fields) == ("coordinator", "group.config", {"group": "g"})
-        return {"ok": True, "config": {"retryMaxTimes": self._most}}
+        return {"ok": True, "config": {"retryMaxTimes": self._most, "retryQueueNums": self.retry_queues}}
 
     async def _retry_topics(self, group: str, *, dead: bool = False, user: str = "") -> bool:
+        if self.refusal is not None:
+            raise self.refusal
         self.made.append((group, dead))
         return True
 
     async def _exchange(self, line: str, op: str, fields: dict[str, Any], payload: Sequence[bytes] = ()) -> Any:
         if line == "reader-0":
             assert (op, fields) == ("view", {"physical_offset": PLACE})
+            if not self.has_record:
+                raise ProtocolError("INVALID_PARAMETER", "there is no message")
             return {"ok": True}, [encode_record(self._record)]
         assert (line, op) == ("writer", "send_back")
         self.asked.append(fields)
         return {"ok": True}, []
 
-    def send_back(self, version: int = V3_4_9, **fields: str) -> dict[str, Any]:
-        """What the writer is asked for when a consumer sends the message back."""
+    def answer(self, version: int = V3_4_9, **fields: str) -> Command:
+        """The answer to a consumer that sends the message back."""
         named = {"offset": str(PLACE), "group": "g", "delayLevel": "0", "originTopic": "orders", **fields}
         command = request(RequestCode.CONSUMER_SEND_MSG_BACK, named)
         command.version = version
-        answer = asyncio.run(self.retries.send_back(SimpleNamespace(user=""), command))  # type: ignore[arg-type]
+        return asyncio.run(self.retries.send_back(SimpleNamespace(user=""), command))  # type: ignore[arg-type]
+
+    def send_back(self, version: int = V3_4_9, **fields: str) -> dict[str, Any]:
+        """What the writer is asked for then."""
+        answer = self.answer(version, **fields)
         assert answer.code == 0, answer.remark
         return self.asked[-1]
 
@@ -111,6 +123,25 @@ def test_the_dead_letter_topic_is_made_at_the_last_try(times: int, dead: bool) -
     stage = Stage(times=times)
     stage.send_back()
     assert (("g", True) in stage.made) == dead
+
+
+@pytest.mark.parametrize(
+    ("code", "queues", "number"),
+    [("GROUP_NOT_EXIST", 1, 26), ("NO_PERMISSION", 1, 16), ("NO_PERMISSION", 0, 0), ("NO_PERMISSION", -1, 0)],
+)
+def test_a_group_that_is_not_there_or_keeps_no_failed_messages(code: str, queues: int, number: int) -> None:
+    """Without retry queues a send-back succeeds and does nothing."""
+    stage = Stage()
+    stage.refusal, stage.retry_queues = ProtocolError(code, "because"), queues
+    assert stage.answer().code == number
+    assert stage.asked == []
+
+
+def test_a_place_without_a_message_is_a_system_error() -> None:
+    stage = Stage()
+    stage.has_record = False
+    answer = stage.answer()
+    assert (answer.code, answer.remark) == (1, f"look message by offset failed, {PLACE}")
 
 
 # ---------------------------------------------------------------- plain sends to the retry topic

@@ -266,7 +266,7 @@ def test_a_message_that_is_tried_again_is_stored_with_its_level_and_no_state_of_
             return TopicConfig(topic, 1, 1)
 
     async def main(stage: Stage) -> None:
-        sent = f"UNIQ_KEY\x01K\x02DELAY\x015\x02TIMER_OUT_MS\x015\x02{text}"
+        sent = f"UNIQ_KEY\x01K\x02DELAY\x015\x02TIMER_DELAY_SEC\x015\x02{text}"
         (command,) = stage.peer.parser.feed(frames(1, b="%RETRY%g", j="3", f="4", i=sent))
         assert await stage.sends.handle(stage.peer, command) is None  # type: ignore[arg-type,misc]
         await asyncio.sleep(0)
@@ -274,7 +274,7 @@ def test_a_message_that_is_tried_again_is_stored_with_its_level_and_no_state_of_
         record = decode_record(data, 0, check_crc=False)
         assert (fields["topic"], record.reconsume_times, record.sys_flag & 0xC) == (topic, 3, 0)
         assert record.properties["DELAY"] == ("-1" if topic == "%DLQ%g" else "4")
-        assert not record.properties.keys() & {"TRAN_MSG", "TIMER_OUT_MS"}
+        assert not record.properties.keys() & {"TRAN_MSG", "TIMER_DELAY_SEC"}
 
     run(main, retries=Retried())
 
