@@ -243,6 +243,7 @@ def test_what_could_never_be_committed_is_no_half_message(rules: PutRules) -> No
     for wrong in ({"DELAY": "x"}, {"TIMER_DELAY_SEC": "x"}, {"TIMER_DELAY_SEC": "999999"}):
         with pytest.raises(Refusal):
             placed(rules, message(**half, **wrong))
+    assert placed(rules, message(**half, DELAY="3", TIMER_DELAY_SEC="x")).topic == HALF_TOPIC, "the level will win"
     with pytest.raises(Refusal, match="PGROUP"):
         placed(rules, message(TRAN_MSG="true"))
     with pytest.raises(Refusal, match="UNIQ_KEY"):

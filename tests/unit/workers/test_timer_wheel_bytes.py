@@ -276,14 +276,18 @@ def test_a_cancellation_takes_its_message_out_of_the_slot(
     assert (keys, slot.cancelled) == (["recalled-kept-neighbour"], 1)
 
 
-def slot_with(folder: Path, *records: Record) -> tuple[DueSlot, RunMaker, list[Record]]:
-    """A slot with the messages ``records``, none of which rolls unless it is due later."""
+def slot_with(folder: Path, *records: Record, later: tuple[int, ...] = ()) -> tuple[DueSlot, RunMaker, list[Record]]:
+    """A slot with the messages ``records``, of which those roll that are due later. ``later``: how many slots behind it each
+    message is put.
+    """
     placed = build_log(folder / "commitlog", records)
     log = CommitLog(folder / "commitlog", 4096, 4)
     messages = queue_of(placed, log).take(0, 99, bound=0, floor=0)
     assert messages is not None
     index = TimerIndex.make_empty(StoreLayout(folder), TIMER_LOG_FILE_BYTES)
     slots = np.full(len(placed), NOW_MS + 2_000, np.int64)
+    if later:
+        slots += 1_000 * np.array(later, np.int64)
     index.add(messages, slots, messages.out_ms > slots, NOW_MS)
     slot = DueSlot(NOW_MS + 2_000, 0)
     maker = RunMaker(log, PLAIN, lambda *_: None)
@@ -308,6 +312,13 @@ def test_a_cancellation_that_rolls_is_a_message_and_cancels_nothing_yet(tmp_path
     places = [(one.physical_offset, rolls) for one, rolls in zip(placed, (False, True), strict=True)]
     assert sorted(taken[["physical", "rolls"]].tolist()) == places
     assert slot.cancelled == 0
+
+
+def test_a_cancellation_of_another_time_cancels_nothing(tmp_path: Path) -> None:
+    other = {"TIMER_OUT_MS": str(NOW_MS + 3_000)}
+    records = timer_record({}), timer_record({"TIMER_DEL_UNIQKEY": "AB", **other})
+    slot, maker, placed = slot_with(tmp_path, *records, later=(0, 1))
+    assert slot.take(slot.end_ms, 99, maker)["physical"].tolist() == [placed[0].physical_offset]
 
 
 def test_a_message_without_a_unique_id_cannot_be_cancelled(tmp_path: Path) -> None:

@@ -106,9 +106,9 @@ class PutRules:
             )
         if not self._transactions:
             raise Refusal("MESSAGE_ILLEGAL", "this node takes no half messages (transaction.enable is false)")
-        if run.special & _DELAY:
-            self._delayed(run, topic, queue_id)  # what could never be committed is refused now
-        if run.special & _TIMER:
+        # What could never be committed is refused now.
+        is_delayed = bool(run.special & _DELAY) and self._delayed(run, topic, queue_id).topic != topic
+        if run.special & _TIMER and not is_delayed:
             self._timer.properties(run, topic, queue_id, is_stored=False)
         real = f"{Property.REAL_TOPIC}\x01{topic}\x02{Property.REAL_QUEUE_ID}\x01{queue_id}\x02".encode()
         more = []

@@ -161,6 +161,13 @@ def test_a_committed_message_with_a_delay_waits_for_it(pending: PendingStore, le
     )
 
 
+def test_a_delay_level_of_a_committed_message_wins_over_a_time(pending: PendingStore) -> None:
+    made = placed_commit(half_with(pending, DELAY="2", TIMER_DELAY_SEC="x", TIMER_DELAY_MS="1", TIMER_DELIVER_MS="1"))
+    assert (made.topic, made.queue_id) == (delay.SCHEDULE_TOPIC, 1)
+    assert not made.properties.keys() & set(timer.REQUESTS)
+    assert placed_commit(half_with(pending, DELAY="0", TIMER_DELAY_SEC="3600")).topic == timer.TIMER_TOPIC
+
+
 def test_a_committed_message_with_a_time_waits_for_it(pending: PendingStore) -> None:
     made = placed_commit(half_with(pending, TIMER_DELAY_SEC="3600"))
     assert (made.topic, made.queue_id) == (timer.TIMER_TOPIC, 0)
