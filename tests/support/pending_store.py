@@ -61,6 +61,19 @@ class PendingStore:
         return found
 
 
+def blank(record: bytes, *, prepared: bool = True) -> bytes:
+    """``record``, of IPv4 hosts, with zeros where the writer fills in: queue and physical offset, store time and host.
+
+    ``prepared``: in the prepared offset too, which a mover leaves to the writer.
+    """
+    data = bytearray(record)
+    data[20:36] = bytes(16)
+    data[56:72] = bytes(16)
+    if prepared:
+        data[76:84] = bytes(8)
+    return bytes(data)
+
+
 def read_pending_store(root: Path) -> PendingStore:
     """The store below ``root``."""
     store = PendingStore(root)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Final
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
@@ -37,16 +36,6 @@ def parse_level(text: str) -> int:
     return max(0, min(int(text), MAX_LEVEL))
 
 
-def level_of(delay: timedelta | float) -> int:
-    """The level of exactly ``delay`` (a timedelta, or seconds). Raises ValueError that names the delays that exist."""
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
-    for number, level_ms in enumerate(DELAY_LEVELS_MS, 1):
-        if round(seconds * 1000) == level_ms:
-            return number
-    known = ", ".join(_short(level_ms) for level_ms in DELAY_LEVELS_MS)
-    raise ValueError(f"there is no delay level of {seconds:g} s; the levels are {known}")
-
-
 def level_at_least(delay_ms: int) -> int:
     """The lowest level whose delay is at least ``delay_ms``; the last one for a longer delay."""
     for number, level_ms in enumerate(DELAY_LEVELS_MS, 1):
@@ -58,15 +47,3 @@ def level_at_least(delay_ms: int) -> int:
 def queue_of(level: int) -> int:
     """The queue of SCHEDULE_TOPIC_XXXX that keeps the messages of ``level``."""
     return level - 1
-
-
-def due_ms(tags_code: int, level: int, now_ms: int) -> int:
-    """When a unit is due. A time further away than the level's delay is wrong (a clock went back): it is due now."""
-    return now_ms if tags_code > now_ms + DELAY_LEVELS_MS[level - 1] else tags_code
-
-
-def _short(level_ms: int) -> str:
-    for unit, size_ms in (("h", 3_600_000), ("m", 60_000)):
-        if level_ms % size_ms == 0:
-            return f"{level_ms // size_ms}{unit}"
-    return f"{level_ms // 1000}s"

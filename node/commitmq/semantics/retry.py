@@ -23,16 +23,21 @@ UNDELIVERED_GROUP: Final = "CMQ_UNDELIVERED"
 
 _V1: Final = "_"
 _V2: Final = "+"
-_TIMER_STATE: Final = (
-    *REQUESTS,
-    Property.TIMER_OUT_MS,
-    Property.TIMER_ENQUEUE_MS,
-    Property.TIMER_DEQUEUE_MS,
-    Property.TIMER_ROLL_TIMES,
-)
 DEAD_LETTER_STATE: Final = frozenset(
-    (*_TIMER_STATE, Property.ORIGIN_GROUP, Property.TRANSACTION_ID, Property.TRACE_CONTEXT, Property.BORN_TIMESTAMP)
-) | {"DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"}
+    (
+        *REQUESTS,
+        Property.TIMER_OUT_MS,
+        Property.TIMER_ENQUEUE_MS,
+        Property.TIMER_DEQUEUE_MS,
+        Property.TIMER_ROLL_TIMES,
+        Property.ORIGIN_GROUP,
+        Property.TRANSACTION_ID,
+        Property.TRACE_CONTEXT,
+        Property.BORN_TIMESTAMP,
+        "DLQ_ORIGIN_TOPIC",
+        "DLQ_ORIGIN_MESSAGE_ID",
+    )
+)
 """Properties of a dead letter's way, beside the system's own, that a message sent anew must not carry."""
 
 
@@ -73,13 +78,6 @@ def popped_topic(topic: str, group: str) -> str:
     return topic
 
 
-def group_of(topic: str) -> str:
-    """The group of a retry or dead-letter topic; of a pop retry topic only the second form tells it."""
-    if is_pop_retry_v2(topic):
-        return topic.removeprefix(RETRY_PREFIX).partition(_V2)[0]
-    return topic.removeprefix(RETRY_PREFIX).removeprefix(DLQ_PREFIX)
-
-
 # ---------------------------------------------------------------- send-back
 
 
@@ -87,7 +85,7 @@ def group_of(topic: str) -> str:
 class SentBack:
     """The record that a send-back stores, and whether it is a dead letter.
 
-    A record that is none has a DELAY, or a request for a timer, and the put rules store it in the delay topic first.
+    A record that is none has a DELAY, and the put rules store it in the delay topic first.
     """
 
     record: Record
@@ -105,26 +103,20 @@ def sent_back(
     queue_id: int,
     *,
     delay_level: int = 0,
-    delay_ms: int | None = None,
     max_retries: int = DEFAULT_MAX_RETRIES,
 ) -> SentBack:
     """What ``record``, of the log, becomes when ``group`` sends it back; ``queue_id`` is one of the retry topic's.
 
-    ``delay_level`` 0 is 3 + the tries so far, -1 is the end of the tries. ``delay_ms`` asks for a timer instead. The
-    first send-back sets RETRY_TOPIC and ORIGIN_MESSAGE_ID, and later ones leave them. A dead letter has DELAY 0 and is
-    stored directly; REAL_TOPIC and REAL_QID of the round before stay.
+    ``delay_level`` 0 is 3 + the tries so far, -1 is the end of the tries. The first send-back sets RETRY_TOPIC and
+    ORIGIN_MESSAGE_ID, and later ones leave them. A dead letter has DELAY 0 and is stored directly; REAL_TOPIC and REAL_QID of
+    the round before stay.
     """
     dead = is_last_try(record, delay_level, max_retries)
     properties = dict(record.properties)
     properties.setdefault(Property.RETRY_TOPIC, record.topic)
     properties[Property.WAIT] = "false"
-    if dead or delay_ms is None:
-        level = 0 if dead else (delay_level or retry_level(record.reconsume_times))
-        properties[Property.DELAY] = str(level)
-    else:
-        for name in (Property.DELAY, *_TIMER_STATE):
-            properties.pop(name, None)
-        properties[Property.TIMER_DELAY_MS] = str(delay_ms)
+    level = 0 if dead else (delay_level or retry_level(record.reconsume_times))
+    properties[Property.DELAY] = str(level)
     if not properties.get(Property.ORIGIN_MESSAGE_ID, "").strip():
         properties[Property.ORIGIN_MESSAGE_ID] = record.offset_msg_id
     topic = dead_letter_topic(group) if dead else retry_topic(group)
@@ -136,37 +128,3 @@ def sent_back(
 def retry_level(reconsume_times: int) -> int:
     """The delay level of the try after ``reconsume_times`` others; the delay rules clamp it to the last level."""
     return FIRST_RETRY_LEVEL + reconsume_times
-
-
-# ---------------------------------------------------------------- a plain send to the retry topic
-
-
-def redirected(record: Record, *, max_retries: int = DEFAULT_MAX_RETRIES, ordered_locks: bool = False) -> Record | None:
-    """The dead letter that a plain send to ``%RETRY%group`` becomes, or None when it is stored as it is.
-
-    It becomes one above the limit (a send-back does at the limit), and always while the group holds a lock of ordered
-    consumption. DELAY becomes -1. Consumers send so when a send-back failed, and ordered ones at their limit.
-    """
-    if not is_retry_topic(record.topic) or not (record.reconsume_times > max_retries or ordered_locks):
-        return None
-    properties = {**record.properties, Property.DELAY: "-1"}
-    return derived(record, dead_letter_topic(group_of(record.topic)), 0, broker_order(properties))
-
-
-def resend_properties(message: Record, *, max_retries: int = DEFAULT_MAX_RETRIES) -> dict[str, str]:
-    """Properties of the plain send to the retry topic by which a consumer replaces a failed send-back of ``message``."""
-    properties = dict(message.properties)
-    properties.setdefault(Property.RETRY_TOPIC, message.topic)
-    properties.setdefault(Property.ORIGIN_MESSAGE_ID, message.offset_msg_id)
-    properties[Property.RECONSUME_TIME] = str(message.reconsume_times + 1)
-    properties[Property.MAX_RECONSUME_TIMES] = str(max_retries)
-    properties[Property.DELAY] = str(retry_level(message.reconsume_times))
-    properties.pop(Property.TRANSACTION_PREPARED, None)
-    return properties
-
-
-def shown_topic(record: Record) -> str:
-    """The topic under which a consumer hands ``record`` to its application: RETRY_TOPIC for one of a retry topic."""
-    if is_retry_topic(record.topic):
-        return record.properties.get(Property.RETRY_TOPIC, record.topic)
-    return record.topic

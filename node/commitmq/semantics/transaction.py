@@ -1,6 +1,7 @@
 """Transactions: half message, commit, rollback, op message (spec 12.3, 18; remoting 3.9).
 
-    send with TRAN_MSG       :func:`half_record` in RMQ_SYS_TRANS_HALF_TOPIC, which no consumer reads
+    send with TRAN_MSG       :mod:`commitmq.workers.writer.put_rules` stores it in RMQ_SYS_TRANS_HALF_TOPIC, which no consumer
+                             reads
     END_TRANSACTION commit   :func:`check_end`, then :func:`committed_record` in the real topic, then an op message
     END_TRANSACTION rollback :func:`check_end`, then an op message
     neither in time          :mod:`commitmq.semantics.transaction_check`
@@ -11,7 +12,7 @@ An op message names half messages that are done by their queue offsets; nothing 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from commitmq.errors import InvalidMessageError
@@ -30,32 +31,6 @@ ROLLBACK: Final = SysFlag.TRANSACTION_ROLLBACK
 DEFAULT_TIMEOUT_MS: Final = 6_000
 
 _REAL: Final = (Property.REAL_TOPIC, Property.REAL_QUEUE_ID)
-
-
-# ---------------------------------------------------------------- the half message
-
-
-def asks_for_transaction(properties: Mapping[str, str], reconsume_times: int = 0) -> bool:
-    """Whether a sent message is a half one: TRAN_MSG is true, and it is no retry that an old client sends delayed."""
-    if properties.get(Property.TRANSACTION_PREPARED, "").lower() != "true":
-        return False
-    delay = properties.get(Property.DELAY, "0")
-    return not (reconsume_times > 0 and delay.isascii() and delay.isdigit() and int(delay) > 0)
-
-
-def half_record(record: Record) -> Record:
-    """The record for the half topic that a ``record`` with TRAN_MSG is stored as.
-
-    Its transaction bits are cleared, so it is an ordinary message of its queue; only the topic hides it.
-    """
-    properties = dict(record.properties)
-    unique_key = properties.get(Property.UNIQUE_KEY)
-    if unique_key:
-        properties[Property.TRANSACTION_ID] = unique_key
-    properties[Property.REAL_TOPIC] = record.topic
-    properties[Property.REAL_QUEUE_ID] = str(record.queue_id)
-    flags = record.sys_flag & ~SysFlag.TRANSACTION_MASK
-    return derived(record, HALF_TOPIC, 0, broker_order(properties), sys_flag=flags)
 
 
 # ---------------------------------------------------------------- the end of a transaction

@@ -16,15 +16,11 @@ from commitmq.format.record import Record
 from commitmq.semantics.derived import broker_order, derived
 from commitmq.semantics.retry import (
     dead_letter_topic,
-    group_of,
     is_pop_retry_v2,
     pop_retry_topic,
     popped_topic,
-    redirected,
-    resend_properties,
     retry_topic,
     sent_back,
-    shown_topic,
 )
 from pending_store import PendingStore
 
@@ -121,59 +117,11 @@ def test_body_flag_and_born_host_of_a_retry_are_the_originals() -> None:
         assert getattr(back, name) == getattr(first, name)
 
 
-def test_a_delay_in_milliseconds_asks_for_a_timer() -> None:
-    """What a message has of an earlier timer would keep it from another one, so it goes."""
-    old = {"DELAY": "4", "TIMER_DELIVER_MS": "1", "TIMER_OUT_MS": "1", "TIMER_ROLL_TIMES": "2", "KEYS": "k"}
-    back = sent_back(Record("orders", properties=old), "g", 0, delay_ms=1_500).record
-    assert back.properties[Property.TIMER_DELAY_MS] == "1500"
-    assert set(back.properties) == {"KEYS", "TIMER_DELAY_MS", "RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "WAIT"}
-    dead = sent_back(Record("orders", reconsume_times=16), "g", 0, delay_ms=1_500)
-    assert dead.dead
-    assert Property.TIMER_DELAY_MS not in dead.record.properties
-
-
-# ---------------------------------------------------------------- plain sends to the retry topic
-
-
-def test_a_plain_send_above_the_limit_is_redirected_to_the_dead_letters() -> None:
-    record = Record("%RETRY%g", 2, reconsume_times=3, properties={"DELAY": "6", "KEYS": "k"})
-    assert redirected(record, max_retries=3) is None, "a send-back would be at its end here"
-    dead = redirected(replace(record, reconsume_times=4), max_retries=3)
-    assert dead is not None
-    assert (dead.topic, dead.queue_id, dead.reconsume_times) == ("%DLQ%g", 0, 4)
-    assert dead.properties == {"DELAY": "-1", "KEYS": "k"}
-
-
-def test_a_plain_send_of_an_ordered_group_is_redirected_at_once() -> None:
-    record = Record("%RETRY%g", properties={"DELAY": "3"})
-    assert redirected(record, ordered_locks=True) is not None
-    assert redirected(replace(record, topic="orders"), ordered_locks=True) is None
-
-
-def test_a_failed_send_back_becomes_a_plain_send() -> None:
-    first = Record("orders", reconsume_times=2, physical_offset=5, properties={"KEYS": "k", "TRAN_MSG": "true"})
-    assert resend_properties(first, max_retries=9) == {
-        "KEYS": "k",
-        "RETRY_TOPIC": "orders",
-        "ORIGIN_MESSAGE_ID": first.offset_msg_id,
-        "RECONSUME_TIME": "3",
-        "MAX_RECONSUME_TIMES": "9",
-        "DELAY": "5",
-    }
-
-
-def test_a_consumer_shows_the_first_topic() -> None:
-    assert shown_topic(Record("%RETRY%g", properties={"RETRY_TOPIC": "orders"})) == "orders"
-    assert shown_topic(Record("%RETRY%g")) == "%RETRY%g"
-    assert shown_topic(Record("orders", properties={"RETRY_TOPIC": "other"})) == "orders"
-
-
 # ---------------------------------------------------------------- names
 
 
 def test_names_of_retry_and_dead_letter_topics() -> None:
     assert (retry_topic("g"), dead_letter_topic("g")) == ("%RETRY%g", "%DLQ%g")
-    assert [group_of(topic) for topic in ("%RETRY%g", "%DLQ%g", "%RETRY%g+orders")] == ["g", "g", "g"]
 
 
 def test_names_of_pop_retry_topics(pending: PendingStore) -> None:

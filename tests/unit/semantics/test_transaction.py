@@ -1,6 +1,6 @@
-"""Goal: half messages, their end and their op messages have RocketMQ's bytes and rules.
+"""Goal: committed, renewed and discarded half messages and op messages have RocketMQ's bytes and rules.
 
-Method: the half, committed, renewed, discarded and op records of the golden store are made anew; the checks of an end
+Method: the committed, renewed, discarded and op records of the golden store are made anew; the checks of an end
 request are tried one by one.
 """
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq.errors import InvalidMessageError
-from commitmq.format.constants import Property, SysFlag
+from commitmq.format.constants import Property
 from commitmq.format.record import Record
 from commitmq.semantics.transaction import (
     COMMIT,
@@ -23,11 +23,9 @@ from commitmq.semantics.transaction import (
     ROLLBACK,
     EndTransaction,
     OpBuffer,
-    asks_for_transaction,
     check_end,
     committed_record,
     discarded_record,
-    half_record,
     immunity_ms,
     integer,
     op_offsets,
@@ -38,44 +36,6 @@ from commitmq.semantics.transaction import (
 from pending_store import BROKER, PendingStore
 
 ADDED = (Property.TRANSACTION_ID, Property.REAL_TOPIC, Property.REAL_QUEUE_ID)
-
-
-# ---------------------------------------------------------------- the half message
-
-
-def test_a_half_message_is_stored_as_rocketmq_stores_it(pending: PendingStore) -> None:
-    found = 0
-    for record in pending.of(HALF_TOPIC):
-        if Property.TRANSACTION_CHECK_TIMES not in record.properties:
-            sent = replace(
-                record,
-                topic=record.properties[Property.REAL_TOPIC],
-                queue_id=int(record.properties[Property.REAL_QUEUE_ID]),
-                sys_flag=record.sys_flag | SysFlag.TRANSACTION_PREPARED,
-                properties={name: value for name, value in record.properties.items() if name not in ADDED},
-            )
-            assert asks_for_transaction(sent.properties)
-            assert pending.has(half_record(sent), record)
-            found += 1
-    assert found == 26
-
-
-def test_the_property_decides_and_not_the_flag() -> None:
-    assert asks_for_transaction({"TRAN_MSG": "True"})
-    assert not asks_for_transaction({"TRAN_MSG": "1"})
-    assert not asks_for_transaction({})
-
-
-def test_a_retry_that_an_old_client_sends_delayed_is_no_half_message() -> None:
-    assert not asks_for_transaction({"TRAN_MSG": "true", "DELAY": "3"}, reconsume_times=1)
-    assert asks_for_transaction({"TRAN_MSG": "true", "DELAY": "3"})
-    assert asks_for_transaction({"TRAN_MSG": "true", "DELAY": "0"}, reconsume_times=1)
-
-
-def test_a_half_message_without_unique_id_has_no_transaction_id() -> None:
-    half = half_record(Record("orders", 3, sys_flag=0x304, properties={"TRAN_MSG": "true"}))
-    assert Property.TRANSACTION_ID not in half.properties
-    assert (half.topic, half.queue_id, half.sys_flag) == (HALF_TOPIC, 0, 0x300)
 
 
 # ---------------------------------------------------------------- commit

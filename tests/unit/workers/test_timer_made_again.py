@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from commitmq.format.record import Record
@@ -20,33 +18,18 @@ from commitmq.workers.timer.incoming import Incoming, TimerQueue, slots_of
 from commitmq.workers.timer.making_again import MakingAgain
 from commitmq.workers.timer.progress import Progress
 from log_builder import HOST, build_log
+from queue_in_memory import QueueInMemory
 
 SEGMENT_BYTES = 1 << 20
 DAY_MS = 86_400_000
 NOW_MS = 1_795_000_000_000
 OLD_MS = NOW_MS - 13 * DAY_MS
-UNIT = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-
-
-class Queue:
-    """The reader of the timer topic's queue."""
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._units = np.zeros(len(records), UNIT)
-        self._units["physical_offset"] = [one.physical_offset for one in records]
-        self._units["size"] = [one.total_size for one in records]
-
-    def bounds(self, *_: object, **__: object) -> tuple[int, int]:
-        return 0, len(self._units)
-
-    def units(self, _topic: str, _queue: int, offset: int, count: int, **__: object) -> tuple[int, Any]:
-        return offset, self._units[offset : offset + count]
 
 
 def queue_of(folder: Path, records: Sequence[Record]) -> TimerQueue:
     placed = build_log(folder, records, segment_bytes=SEGMENT_BYTES)
     log = CommitLog(folder, SEGMENT_BYTES, 4)
-    return TimerQueue(Queue(placed), log, pytest.fail)  # type: ignore[arg-type]
+    return TimerQueue(QueueInMemory(placed), log, pytest.fail)  # type: ignore[arg-type]
 
 
 def timed(body: bytes, out_ms: int, key: str, stored_ms: int = OLD_MS, **more: str) -> Record:
@@ -85,6 +68,13 @@ def test_a_slot_that_is_not_opened_any_more_has_its_cancellations(tmp_path: Path
     )
     progress = Progress(read_ms=slot - 1_000)
     assert waiting(queue, progress, NOW_MS - 12 * DAY_MS) == ["A", "C", "D", "-A", "-B", "-D"]
+
+
+def test_a_message_without_a_unique_id_cannot_be_cancelled(tmp_path: Path) -> None:
+    old = NOW_MS - DAY_MS
+    message, cancels = timed(b"m", old, ""), timed(b"c", old, "b", TIMER_DEL_UNIQKEY="orders+")
+    del message.properties["UNIQ_KEY"]
+    assert waiting(queue_of(tmp_path, [message, cancels]), Progress(OLD_MS), NOW_MS) == ["", "-b"]
 
 
 def test_another_topic_may_have_the_same_unique_id(tmp_path: Path) -> None:
@@ -150,7 +140,7 @@ def test_large_messages_are_taken_a_few_at_once(tmp_path: Path) -> None:
     records = [timed(bytes(3 << 20), OLD_MS, str(number)) for number in range(8)]
     placed = build_log(tmp_path, records, segment_bytes=32 << 20)
     log = CommitLog(tmp_path, 32 << 20, 4)
-    queue = TimerQueue(Queue(placed), log, pytest.fail)  # type: ignore[arg-type]
+    queue = TimerQueue(QueueInMemory(placed), log, pytest.fail)  # type: ignore[arg-type]
     behind, counts = 0, []
     while (messages := queue.take(behind, 16_384, bound=0, floor=0)) is not None:
         counts.append(len(messages))

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commitmq.format.timer_check import TimerCheck, decode_check, encode_check
 from commitmq.format.timer_log import TimerFiller, TimerUnit, decode_unit
 from commitmq.format.timer_wheel import WHEEL_BYTES, decode_slot
 from commitmq.log import get_log
-from commitmq.semantics.timer import TimerRules, slot_index, slot_time
+from commitmq.semantics.timer import TimerRules, slot_index
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.property_numbers import longs
 from commitmq.workers.timer.incoming import Incoming, slots_of
@@ -25,6 +26,7 @@ from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.metrics import TimerMetrics
 from commitmq.workers.timer.progress import Progress, ProgressFiles
 from commitmq.workers.timer.unit_log import DamagedTimerLogError
+from timer_model import slot_time
 
 START_MS = 1_795_000_000_000
 FILE_BYTES = 52 * 5 + 20
@@ -150,6 +152,23 @@ def test_rocketmqs_positions_count_where_its_version_is_newer(tmp_path: Path) ->
     check[40:48] = b"\0" * 8
     (layout.config / "timercheck").write_bytes(check)
     assert ProgressFiles(layout).load() == Progress(5_000, 7)
+
+
+def test_timercheck_has_each_position_in_its_place(tmp_path: Path) -> None:
+    """While the wheel is made again RocketMQ shall read from the first message on; of two offsets the lower one counts."""
+    layout = StoreLayout(tmp_path)
+    layout.config.mkdir()
+    layout.own.mkdir()
+    files, path = ProgressFiles(layout), layout.config / "timercheck"
+    files.store(Progress(5_000, 7, 100, 520, is_whole=True))
+    check = decode_check(path.read_bytes())
+    assert check[:5] == (5_000, 520, 7, 7, 0)
+    assert check.counter == 1
+    files.store(Progress(5_000, 7, 100), first_offset=3)
+    assert decode_check(path.read_bytes())[:4] == (5_000, 0, 3, 3)
+    for offset, master in ((7, 4), (4, 7)):
+        path.write_bytes(encode_check(TimerCheck(6_000, 520, offset, master, 0, 1, 9)))
+        assert ProgressFiles(layout).load() == Progress(6_000, 4), "RocketMQ's versions are not ours"
 
 
 def metrics_of(layout: StoreLayout, names: dict[int, str]) -> TimerMetrics:

@@ -91,8 +91,9 @@ class DueSlot:
         for base, data, which in records.by_segment(rows["physical"], silent=True):
             found = find(data, rows["physical"][which] - base, np.ascontiguousarray(rows["size"][which]), names)
             for place, index in enumerate(which.tolist()):
-                key = found.value(1, place) + b"+" + found.value(0, place)
-                gone[index] = not rows["rolls"][index] and key in self._keys
+                unique = found.value(0, place)
+                key = found.value(1, place) + b"+" + unique
+                gone[index] = bool(unique) and not rows["rolls"][index] and key in self._keys
         return gone
 
 

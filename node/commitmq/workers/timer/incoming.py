@@ -63,7 +63,11 @@ class RollKey(NamedTuple):
 
 
 def delete_keys(deletes: bytes, topic: bytes) -> set[bytes]:
-    """:func:`commitmq.semantics.timer.delete_keys` of encoded properties: ``topic+id`` of what a cancellation means."""
+    """What a cancellation means, as ``topic+id``, of its encoded properties TIMER_DEL_UNIQKEY and REAL_TOPIC (spec 12.2).
+
+    The stored key may be the unique id alone; then the message has the topic of the cancellation. (RocketMQ compares bare
+    ids, or with appendTopicForTimerDeleteKey both, but never one with the other.) It may have the topic before it.
+    """
     return {deletes, topic + b"+" + deletes} if deletes else set()
 
 
@@ -258,9 +262,11 @@ def _store_times(data: NDArray[np.uint8], positions: Integers, whole: NDArray[np
 
 
 def slots_of(out_ms: Integers, write_ms: int, rules: TimerRules) -> tuple[Integers, NDArray[np.bool_]]:
-    """(time of the slot that each message takes, whether it rolls): :func:`commitmq.semantics.timer.slot_time`.
+    """(time of the slot in ms that each message takes when it is enqueued at ``write_ms``, whether it rolls) (spec 12.2).
 
-    A time that a RocketMQ with a smaller precision has rounded takes the slot of its second.
+    What is due beyond the window rolls: a little beyond takes the middle of the window, so that its last round is not too
+    short for the work; else the window's end. A time that a RocketMQ with a smaller precision has rounded takes the slot of
+    its second.
     """
     window_ms = rules.window_ms
     slots = window_ms // rules.precision_ms

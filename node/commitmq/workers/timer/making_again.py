@@ -68,7 +68,8 @@ class MakingAgain:
 
     def _is_cancelled(self, messages: Incoming, index: int) -> bool:
         unique, topic, _ = messages.keys[index]
-        return not messages.cancels[index] and (_slot(messages, index), topic + b"+" + unique) in self._cancelled
+        key = _slot(messages, index), topic + b"+" + unique
+        return bool(unique) and not messages.cancels[index] and key in self._cancelled
 
 
 def _slot(messages: Incoming, index: int) -> int:

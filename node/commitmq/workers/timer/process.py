@@ -120,9 +120,8 @@ class Timer:
             self._context.log.warning("the log has lost its end", written_down=progress.log, end=end)
             progress = replace(progress, log=UNKNOWN, is_whole=False)
         log = progress.log
-        oldest_ms = now - (SLOTS * PRECISION_MS - self._rules.window_ms) + 60_000
+        oldest_ms = oldest_slot_ms(now, self._rules)
         if progress.read_ms < oldest_ms:
-            # The wheel comes round after 14 days: slots before this would be taken for others.
             progress = replace(progress, is_whole=False)
         if progress.is_whole:
             try:
@@ -346,6 +345,15 @@ class Timer:
         self._metrics.write_down(at_once=True)
         self._way.close()
         self._reader.close()
+
+
+def oldest_slot_ms(now_ms: int, rules: TimerRules) -> int:
+    """The oldest slot (ms) that a start opens in a wheel that it finds.
+
+    The wheel comes round after 14 days: slots before this one would be taken for some that are to come. (RocketMQ goes back
+    7 days, and passes over what was due before.)
+    """
+    return now_ms - (SLOTS * PRECISION_MS - rules.window_ms) + 60_000
 
 
 def _rows_of(messages: Incoming, which: NDArray[np.bool_]) -> Rows:

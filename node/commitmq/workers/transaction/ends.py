@@ -256,7 +256,10 @@ def _timed_commit(half: Record) -> Record | None:
 
 
 def placed_commit(half: Record) -> Record:
-    """The record that a committed ``half`` is stored as: in its real queue, or where it waits for its delay."""
+    """The record that a committed ``half`` is stored as: in its real queue, or where it waits (spec 12.3).
+
+    A delay level wins over requests for a time, which are then not stored (spec 12.2).
+    """
     try:
         level = delay.parse_level(half.properties.get(Property.DELAY, "0"))
     except ValueError:
@@ -265,7 +268,7 @@ def placed_commit(half: Record) -> Record:
         return _timed_commit(half) or committed_record(half)
     record = committed_record(half, rewritten=True)
     properties = {
-        **record.properties,
+        **{name: value for name, value in record.properties.items() if name not in timer.REQUESTS},
         Property.DELAY: str(level),
         Property.REAL_TOPIC: record.topic,
         Property.REAL_QUEUE_ID: str(record.queue_id),

@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.config import NodeConfig
-from commitmq.format.constants import MAX_PROPERTIES_BYTES, Property
+from commitmq.format.constants import (
+    HOST_BYTES,
+    HOST_V6_BYTES,
+    MAX_PROPERTIES_BYTES,
+    RECONSUME_TIMES_OFFSET,
+    SYS_FLAG_OFFSET,
+    Property,
+    SysFlag,
+)
 from commitmq.format.record import parts_of
 from commitmq.semantics import delay, transaction
 from commitmq.semantics.timer import REQUESTS, TIMER_TOPIC
@@ -77,25 +85,30 @@ class PutRules:
         return Placed(run, topic, queue_id)
 
     def _half(self, run: CheckedRun, topic: str, queue_id: int) -> Placed | None:
-        """Half messages in the half topic (spec 12.3); None for messages whose TRAN_MSG is another word than true.
+        """Half messages in the half topic (spec 12.3); None for messages whose TRAN_MSG is another word than true, and for
+        those that are tried again with a delay level: clients before 4.6.1 leave TRAN_MSG in them.
 
         A delay comes into effect when the transaction is committed.
         """
         starts = starts_of(run)
-        names = [Property.TRANSACTION_PREPARED, Property.PRODUCER_GROUP, Property.UNIQUE_KEY]
+        names = [Property.TRANSACTION_PREPARED, Property.PRODUCER_GROUP, Property.UNIQUE_KEY, Property.DELAY]
         found = find(run.data, starts, sizes_of(run), names)
-        values = {found.value(0, index).lower() for index in range(run.count)}
-        if b"true" not in values:
+        are_halves = {
+            found.value(0, index).lower() == b"true"
+            and not (_is_delayed(found.value(3, index)) and _tries(run, int(starts[index])))
+            for index in range(run.count)
+        }
+        if True not in are_halves:
             return None
-        if len(values) > 1:
+        if False in are_halves:
             raise Refusal(
                 "MESSAGE_ILLEGAL", "all messages of a run need the same property TRAN_MSG: send them in several"
             )
         if not self._transactions:
             raise Refusal("MESSAGE_ILLEGAL", "this node takes no half messages (transaction.enable is false)")
-        if run.special & _DELAY:
-            self._delayed(run, topic, queue_id)  # what could never be committed is refused now
-        if run.special & _TIMER:
+        # What could never be committed is refused now.
+        is_delayed = bool(run.special & _DELAY) and self._delayed(run, topic, queue_id).topic != topic
+        if run.special & _TIMER and not is_delayed:
             self._timer.properties(run, topic, queue_id, is_stored=False)
         real = f"{Property.REAL_TOPIC}\x01{topic}\x02{Property.REAL_QUEUE_ID}\x01{queue_id}\x02".encode()
         more = []
@@ -155,6 +168,22 @@ class PutRules:
     def _target(self, topic: str, queue_id: int) -> Target:
         checker = self._checker
         return Target(topic.encode(), queue_id, len(checker.store_host) == 20, checker.properties_crc)
+
+
+def _is_delayed(text: bytes) -> bool:
+    """Whether a property DELAY asks for a level; :meth:`PutRules._delayed` refuses one that is no number."""
+    try:
+        return delay.parse_level(text.decode("ascii", "replace")) > 0
+    except ValueError:
+        return False
+
+
+def _tries(run: CheckedRun, start: int) -> int:
+    """reconsumeTimes of the record at ``start``."""
+    flags = int(run.data[start + SYS_FLAG_OFFSET + 3])
+    hosts = sum(HOST_V6_BYTES if flags & wide else HOST_BYTES for wide in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6))
+    at = start + RECONSUME_TIMES_OFFSET + hosts
+    return int.from_bytes(run.data[at : at + 4].tobytes(), "big")
 
 
 def _with_room(run: CheckedRun) -> CheckedRun:

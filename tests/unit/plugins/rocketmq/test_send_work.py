@@ -254,6 +254,31 @@ def test_a_dead_letter_is_looked_at_each_time() -> None:
     assert topics == ["%RETRY%g"] * 3
 
 
+@pytest.mark.parametrize(
+    ("topic", "text"), [("%RETRY%g", "TRAN_MSG\x01true\x02DELAY\x014\x02"), ("%DLQ%g", "DELAY\x01-1\x02")]
+)
+def test_a_message_that_is_tried_again_is_stored_with_its_level_and_no_state_of_before(topic: str, text: str) -> None:
+    """Clients before 4.6.1 leave TRAN_MSG in it; the last DELAY of a dead letter is the one that counts."""
+
+    class Retried:
+        async def place(self, connection: Any, header: Any, version: int) -> TopicConfig:
+            header.topic, header.queue_id = topic, 0
+            return TopicConfig(topic, 1, 1)
+
+    async def main(stage: Stage) -> None:
+        sent = f"UNIQ_KEY\x01K\x02DELAY\x015\x02TIMER_DELAY_SEC\x015\x02{text}"
+        (command,) = stage.peer.parser.feed(frames(1, b="%RETRY%g", j="3", f="4", i=sent))
+        assert await stage.sends.handle(stage.peer, command) is None  # type: ignore[arg-type,misc]
+        await asyncio.sleep(0)
+        ((fields, data, _),) = stage.line.requests
+        record = decode_record(data, 0, check_crc=False)
+        assert (fields["topic"], record.reconsume_times, record.sys_flag & 0xC) == (topic, 3, 0)
+        assert record.properties["DELAY"] == ("-1" if topic == "%DLQ%g" else "4")
+        assert not record.properties.keys() & {"TRAN_MSG", "TIMER_DELAY_SEC"}
+
+    run(main, retries=Retried())
+
+
 def test_a_topic_that_changed_is_looked_at_again() -> None:
     async def main(stage: Stage) -> None:
         stage.put(frames(1))
