@@ -5,6 +5,7 @@ Settings are the coordinator's. What a group must not read is kept here too, bec
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -25,6 +26,13 @@ from commitmq_plugins.rocketmq.remoting.headers.groups import (
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 _READ: Final = 1 << 2
+_SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
+_SYSTEM_GROUPS: Final = frozenset(
+    ("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",
+     "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER")
+)  # fmt: skip
+_FOUND_S: Final = 5.0
+_MOST_FOUND: Final = 10_000
 _DEFAULTS: Final[dict[str, Any]] = {
     "consumeEnable": True,
     "consumeFromMinEnable": True,
@@ -53,6 +61,9 @@ class AdminGroups:
         """Groups whose consumeEnable a tool has switched off: their pulls are refused."""
         self.offsets_gone: list[Callable[[str], None]] = []
         """Hear of a group whose offsets were deleted."""
+        self.settings_changed: list[Callable[[str], None]] = [self._forget]
+        """Hear of a group whose settings changed, or which was deleted."""
+        self._found: dict[str, float] = {}
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_list,
@@ -82,6 +93,28 @@ class AdminGroups:
         self.forbidden = {
             group: {topic for topic, bits in topics.items() if bits & _READ} for group, topics in forbidden.items()
         }
+
+    def may_be_missing(self, group: str) -> bool:
+        """Whether :meth:`is_missing` has to be asked. Where groups are made by themselves none is missing, and RocketMQ's own
+        never are (spec 1.5).
+        """
+        if self._node.config.groups.auto_create or group in _SYSTEM_GROUPS or group.startswith(_SYSTEM_PREFIX):
+            return False
+        return time.monotonic() - self._found.get(group, -_FOUND_S) >= _FOUND_S
+
+    async def is_missing(self, group: str) -> bool:
+        """Whether there is no such group. One that was found counts as there for some seconds (spec 9.4)."""
+        try:
+            await self._node.ask("coordinator", "group.config", group=group)
+        except ProtocolError as error:
+            return error.code in ("GROUP_NOT_EXIST", "INVALID_PARAMETER")
+        if len(self._found) >= _MOST_FOUND:
+            self._found.clear()
+        self._found[group] = time.monotonic()
+        return False
+
+    def _forget(self, group: str) -> None:
+        self._found.pop(group, None)
 
     async def update(self, connection: Connection, command: Command) -> Command:
         """Request 200."""
@@ -129,6 +162,8 @@ class AdminGroups:
         more = self._node.on_behalf_of("group.config", connection.user, connection.peer[0])
         await self._node.ask("coordinator", "group.config", group=group["groupName"], set=wanted, **more)
         (self.disabled.discard if wanted["consumeEnable"] else self.disabled.add)(group["groupName"])
+        for hear in self.settings_changed:
+            hear(group["groupName"])
 
     async def all(self, connection: Connection, command: Command) -> Command:
         """Request 201. All groups and their number: a client that asks for pages then has them all with the first."""
@@ -158,6 +193,8 @@ class AdminGroups:
             await self._node.ask("coordinator", "group.delete", group=header.group_name)
             self.forbidden.pop(header.group_name, None)
             self.disabled.discard(header.group_name)
+            for hear in self.settings_changed:
+                hear(header.group_name)
             if header.clean_offset:
                 await self._offsets.settle(header.group_name)
                 await self._node.ask("coordinator", "offset.forget", group=header.group_name)

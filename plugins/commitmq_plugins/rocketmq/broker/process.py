@@ -107,6 +107,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         has_trace_topic=settings.trace_topic_enable,
     )
     groups, queues = AdminGroups(node, offsets), Queues(node, offsets)
+    groups.settings_changed.append(retries.forget)
     most_pulls, most_pops = settings.max_waiting_pulls_per_connection, settings.max_waiting_pops_per_connection
     pulls = Pulls(node, topics, clients, offsets, counting, groups, broker_config, most_pulls)
     sends = Sends(node, topics, retries, allowances, loop, counting)
