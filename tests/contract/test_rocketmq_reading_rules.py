@@ -351,6 +351,22 @@ def test_a_deleted_group_keeps_its_offsets_unless_they_go_with_it(port: int) -> 
     assert (deleted.code, gone.code) == (0, ResponseCode.QUERY_NOT_FOUND)
 
 
+def test_offsets_go_with_their_topic(port: int) -> None:
+    fill(port, "brief", b"a", b"b")
+    look = offset_of("mourners", "brief", setZeroIfNotFound="false")
+    _, _, before, deleted, made, after = asked(
+        port,
+        make_group("mourners"),
+        commit("mourners", "brief", 2),
+        look,
+        request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "brief"}),
+        make_topic("brief"),
+        look,
+    )
+    assert (before.code, deleted.code, made.code) == (0, 0, 0)
+    assert after.code == ResponseCode.QUERY_NOT_FOUND
+
+
 def test_a_reset_is_shown_at_once_and_keeps_commits_away_until_a_pull_has_taken_it(port: int) -> None:
     fill(port, "moved", *(b"%d" % one for one in range(6)))
     reset = {"topic": "moved", "group": "moving", "queueId": "0", "offset": "2", "timestamp": "0", "isForce": "true"}

@@ -12,16 +12,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from commitmq import Admin
 from commitmq.format.record import Record
+from commitmq.testing.node_process import eventually
 from commitmq_plugins.rocketmq.remoting.codes import V3_4_9, RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
+from nodes import Node
 from pop_answers import pop
 from rocketmq_peer import (
     SEND,
     Peer,
     asked,
-    bound,
     connected,
     fill,
     has_code,
@@ -40,9 +42,19 @@ NOW = "-1"
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with served_node(tmp_path_factory.mktemp("semantics")) as (_, found, _):
-        yield found
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, int]]:
+    with served_node(tmp_path_factory.mktemp("semantics")) as (node, port, _):
+        yield node, port
+
+
+@pytest.fixture
+def node(served: tuple[Node, int]) -> Node:
+    return served[0]
+
+
+@pytest.fixture
+def port(served: tuple[Node, int]) -> int:
+    return served[1]
 
 
 def record_at(port: int, topic: str, offset: int = 0) -> Record:
@@ -110,18 +122,32 @@ def test_a_retry_topic_has_the_queues_of_its_group_and_the_permission_6(port: in
 
 
 def test_a_group_whose_retry_queues_became_0_keeps_no_failed_message_though_it_has_its_topics(port: int) -> None:
-    fill(port, "dropping", b"a")
-    record = record_at(port, "dropping")
+    fill(port, "dropping", b"first", b"dropped", b"last")
     commands = []
-    for queues in (1, 0, 1):
-        commands += [make_group("droppers", retryQueueNums=queues), send_back(record, "droppers", NOW)]
+    for number, queues in enumerate((1, 0, 1)):
+        back = send_back(record_at(port, "dropping", number), "droppers", NOW)
+        commands += [make_group("droppers", retryQueueNums=queues), back]
     assert [one.code for one in asked(port, *commands)] == [0] * 6
+    assert [record_at(port, "%DLQ%droppers", one).body for one in range(2)] == [b"first", b"last"]
 
-    async def talk() -> Command:
-        async with connected(port) as peer:
-            return await peer.until(bound("%DLQ%droppers"), lambda answer: int(answer.ext_fields["offset"]) >= 2)
 
-    assert asyncio.run(talk()).ext_fields["offset"] == "2", "the first and the last one"
+def test_a_level_below_0_means_a_dead_letter_and_one_above_the_last_level_the_last_one(node: Node, port: int) -> None:
+    fill(port, "levels", b"below", b"above", b"many tries")
+    below, above, many = (record_at(port, "levels", one) for one in range(3))
+    answers = asked(
+        port,
+        send_back(below, "levels", "-2"),
+        send_back(above, "levels", "19", maxReconsumeTimes=str((1 << 31) - 1)),
+        send_back(many, "levels", "1000", maxReconsumeTimes="-1"),
+    )
+    assert [one.code for one in answers] == [0] * 3
+    assert [record_at(port, "%DLQ%levels", one).body for one in range(2)] == [b"below", b"many tries"]
+
+    def waiting() -> list[int]:
+        with Admin(node.address) as admin:
+            return [one.level for one in admin.delayed("%RETRY%levels")]
+
+    eventually(lambda: waiting() == [18], "the other one waits at the last level")
 
 
 def test_a_dead_letter_has_the_tag_code_of_its_tag_and_a_topic_of_one_queue_with_the_permission_6(port: int) -> None:
@@ -284,13 +310,14 @@ def test_a_reply_is_pushed_to_its_requester_and_stored(port: int) -> None:
 # ---------------------------------------------------------------- 12.3: the ends of transactions
 
 
-async def half(peer: Peer, topic: str, **properties: str) -> dict[str, str]:
+async def half(peer: Peer, topic: str, body: bytes = b"money", **properties: str) -> dict[str, str]:
     """Send a half message; the fields by which its transaction is ended."""
-    marks = {"UNIQ_KEY": f"H{topic}", "TRAN_MSG": "true", "PGROUP": "bankers", **properties}
-    sent = await peer.until(send(topic, b"money", marks, sys_flag=4))
+    unique = f"{topic}-{body.decode()}"
+    marks = {"UNIQ_KEY": unique, "TRAN_MSG": "true", "PGROUP": "bankers", **properties}
+    sent = await peer.until(send(topic, body, marks, sys_flag=4))
     place = str(int(sent.ext_fields["msgId"][16:], 16))
     return {"producerGroup": "bankers", "tranStateTableOffset": sent.ext_fields["queueOffset"],
-            "commitLogOffset": place, "msgId": f"H{topic}", "topic": topic}  # fmt: skip
+            "commitLogOffset": place, "msgId": unique, "topic": topic}  # fmt: skip
 
 
 def end(fields: dict[str, str], decision: int, *, from_check: bool = False) -> Command:
@@ -304,19 +331,16 @@ def test_a_transaction_whose_end_is_unknown_stays_open(port: int, *, from_check:
     topic = f"unknown{from_check}"
     assert asked(port, make_topic(topic))[0].code == 0
 
-    async def talk() -> list[Command]:
+    async def talk() -> list[int]:
         async with connected(port) as peer:
-            fields = await half(peer, topic)
-            answers = [await peer.ask(end(fields, 0, from_check=from_check))]
-            answers.append(await peer.ask(bound(topic)))
-            answers.append(await peer.until(end(fields, 8, from_check=from_check)))
-            answers.append(await peer.until(bound(topic), lambda found: found.ext_fields["offset"] == "1"))
-            return answers
+            codes = []
+            for body, decision in ((b"rolled back", 12), (b"committed", 8)):
+                fields = await half(peer, topic, body)
+                codes += [(await peer.ask(end(fields, one, from_check=from_check))).code for one in (0, decision)]
+            return codes
 
-    unknown, before, committed, _ = asyncio.run(talk())
-    assert (unknown.code, committed.code) == (0, 0)
-    assert before.ext_fields["offset"] == "0"
-    assert record_at(port, topic).body == b"money"
+    assert asyncio.run(talk()) == [0] * 4
+    assert record_at(port, topic).body == b"committed", "the first message of the topic"
 
 
 def test_an_end_that_comes_after_the_immunity_has_604_unless_a_check_asked_for_it(port: int) -> None:

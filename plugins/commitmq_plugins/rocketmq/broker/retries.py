@@ -9,7 +9,8 @@ from commitmq.errors import ProtocolError
 from commitmq.format.constants import Property
 from commitmq.format.record import Record, decode_record
 from commitmq.format.unique_ids import UniqueIds
-from commitmq.semantics.retry import is_last_try
+from commitmq.semantics.delay import MAX_LEVEL
+from commitmq.semantics.retry import TO_DEAD_LETTERS, is_last_try
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
@@ -29,6 +30,8 @@ from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 _RETRY: Final = "%RETRY%"
 _DEAD: Final = "%DLQ%"
 _SETTINGS_S: Final = 5.0
+_MOST_RETRIES: Final = 1 << 30
+"""More than any client has; some ask for the largest integer."""
 
 
 class Retries:
@@ -106,8 +109,8 @@ class Retries:
                     "queue": record.queue_id,
                     "queue_offset": record.queue_offset,
                     "physical_offset": header.offset,
-                    "delay_level": header.delay_level,
-                    "max_retries": most,
+                    "delay_level": max(TO_DEAD_LETTERS, min(header.delay_level, MAX_LEVEL)),
+                    "max_retries": max(0, min(most, _MOST_RETRIES)),
                 },
                 (b"",),
             )
