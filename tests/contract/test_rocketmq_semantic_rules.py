@@ -264,6 +264,17 @@ def test_a_pop_of_more_than_32_messages_is_refused_and_one_of_32_is_not(port: in
     assert len(records(popped.body)) == 32
 
 
+def test_a_pop_of_a_group_that_may_not_consume_has_16(port: int) -> None:
+    fill(port, "unpopped", b"a")
+    assert asked(port, make_group("fasting", consumeEnable=False))[0].code == 0
+
+    async def talk() -> Command:
+        async with connected(port) as peer:
+            return await peer.until(pop("fasting", "unpopped", 0, 1), has_code(0, ResponseCode.NO_PERMISSION))
+
+    assert asyncio.run(talk()).code == ResponseCode.NO_PERMISSION
+
+
 @pytest.mark.parametrize("mode", ["0", "1"])
 def test_a_new_group_pops_a_young_queue_from_its_beginning_with_either_init_mode(port: int, mode: str) -> None:
     fill(port, f"begun{mode}", b"a", b"b", b"c")

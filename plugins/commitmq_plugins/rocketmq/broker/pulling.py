@@ -175,7 +175,7 @@ class Pulls:
             remark = f"a group's name has at most {MAX_NAME_CHARACTERS} characters, not {len(header.consumer_group)}"
             raise _Refused(ResponseCode.INVALID_PARAMETER, remark)
         if header.consumer_group in self._groups.disabled:
-            remark = f"the consumer group[{header.consumer_group}] not permitted to consume"
+            remark = f"subscription group no permission, {header.consumer_group}"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, 2)
         topic = self._topics.get(header.topic)
         if topic is None:
