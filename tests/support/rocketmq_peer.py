@@ -24,6 +24,8 @@ SEND = {"a": "pg", "b": "orders", "c": "TBW102", "d": "2", "e": "0", "f": "0", "
 PULL = {"queueId": "0", "queueOffset": "0", "maxMsgNums": "32", "sysFlag": "6", "commitOffset": "0",
         "suspendTimeoutMillis": "500", "subVersion": "0", "subscription": "*"}  # fmt: skip
 
+_TOPIC = {"defaultTopic": "TBW102", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
+
 
 class LostError(Exception):
     """No answer: the connection ended, or the time was over."""
@@ -155,10 +157,12 @@ def is_pulled(answer: Command) -> bool:
     return answer.code in (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
 
 
-def heartbeat(client_id: str, group: str, *topics: str, producers: tuple[str, ...] = ()) -> Command:
+def heartbeat(
+    client_id: str, group: str, *topics: str, producers: tuple[str, ...] = (), model: str = "CLUSTERING"
+) -> Command:
     """A heartbeat of a consumer of ``topics`` (none without any), and of producer groups."""
     subscriptions = [{"topic": one, "subString": "*", "subVersion": 1, "expressionType": "TAG"} for one in topics]
-    consumer = {"groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+    consumer = {"groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": model,
                 "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": subscriptions}  # fmt: skip
     body = {
         "clientID": client_id,
@@ -190,6 +194,48 @@ def served_node(folder: Path, *settings: str, **extra: str) -> Iterator[tuple[No
     )
     with start_node(folder, *own, *settings, **extra) as node:
         yield node, port, namesrv_port
+
+
+def asked(port: int, *commands: Command) -> list[Command]:
+    """The answers to ``commands``, one after the other over one connection. Raises LostError."""
+
+    async def talk() -> list[Command]:
+        async with connected(port) as peer:
+            return [await peer.ask(one, 20.0) for one in commands]
+
+    return asyncio.run(talk())
+
+
+def make_topic(name: str, queues: int = 1, perm: int = 6) -> Command:
+    """A request of a tool for a topic, or for other numbers of queues and another permission of one."""
+    fields = {"topic": name, "readQueueNums": str(queues), "writeQueueNums": str(queues), "perm": str(perm)}
+    return request(RequestCode.UPDATE_AND_CREATE_TOPIC, {**_TOPIC, **fields})
+
+
+def make_group(name: str, **settings: object) -> Command:
+    """A request of a tool for a group with ``settings``, under RocketMQ's names."""
+    return request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=dumps({"groupName": name, **settings}))
+
+
+def fill(port: int, topic: str, *bodies: bytes, queue: int = 0, properties: dict[str, str] | None = None) -> int:
+    """Send ``bodies`` to a queue of a topic and wait until they can be read; the end of the queue."""
+
+    async def talk() -> int:
+        async with connected(port) as peer:
+            answer = Command(0)
+            for body in bodies:
+                answer = await peer.ask(send(topic, body, properties, queue=queue), 20.0)
+                assert answer.code == 0, answer.remark
+            end = int(answer.ext_fields["queueOffset"]) + 1
+            await peer.until(bound(topic, queue), lambda found: found.ext_fields["offset"] == str(end))
+            return end
+
+    return asyncio.run(talk())
+
+
+def bound(topic: str, queue: int = 0, code: RequestCode = RequestCode.GET_MAX_OFFSET) -> Command:
+    """A question for the end of a queue, or with GET_MIN_OFFSET for its first offset."""
+    return request(code, {"topic": topic, "queueId": str(queue)})
 
 
 def has_code(*codes: int) -> Callable[[Command], bool]:

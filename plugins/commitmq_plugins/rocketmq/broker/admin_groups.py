@@ -46,6 +46,8 @@ class AdminGroups:
         self._node, self._offsets, self._reads = node, offsets, reads
         self.offsets_gone: list[Callable[[str], None]] = []
         """Hear of a group whose offsets were deleted."""
+        self.settings_changed: list[Callable[[str], None]] = [reads.forget]
+        """Hear of a group whose settings changed, or which was deleted."""
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_list,
@@ -101,6 +103,8 @@ class AdminGroups:
             raise BodyError(f"the settings of a group have {size} bytes (groups.max_group_settings_bytes: {most})")
         more = self._node.on_behalf_of("group.config", connection.user, connection.peer[0])
         await self._node.ask("coordinator", "group.config", group=group["groupName"], set=wanted, **more)
+        for hear in self.settings_changed:
+            hear(group["groupName"])
 
     async def all(self, connection: Connection, command: Command) -> Command:
         """Request 201. All groups and their number: a client that asks for pages then has them all with the first."""
@@ -129,6 +133,8 @@ class AdminGroups:
         try:
             await self._node.ask("coordinator", "group.delete", group=header.group_name)
             await self._reads.sync()
+            for hear in self.settings_changed:
+                hear(header.group_name)
             if header.clean_offset:
                 await self._offsets.settle(header.group_name)
                 await self._node.ask("coordinator", "offset.forget", group=header.group_name)

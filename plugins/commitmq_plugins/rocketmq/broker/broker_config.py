@@ -62,7 +62,7 @@ class BrokerConfig:
             "autoCreateTopicEnable": _text(config.topics.auto_create),
             "defaultTopicQueueNums": str(template_queues),
             "autoCreateSubscriptionGroup": _text(config.groups.auto_create),
-            "enablePropertyFilter": "true",
+            "enablePropertyFilter": _text(config.filter.sql_enabled),
             "traceTopicEnable": _text(has_trace_topic),
             "msgTraceTopicName": TRACE_TOPIC,
             "traceOn": "true",

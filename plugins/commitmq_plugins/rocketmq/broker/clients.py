@@ -16,7 +16,7 @@ from typing import Any, Final
 from commitmq.errors import ProtocolError
 from commitmq.log import Log
 from commitmq_plugins.rocketmq.broker.allowances import Allowances
-from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.codes import filter_refusal, refusal_of
 from commitmq_plugins.rocketmq.broker.neighbours import Neighbours
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.registry import BROADCASTING, Changes, Registry
@@ -193,11 +193,9 @@ class Clients:
         try:
             await self._node.exchange(self._node.reader_of(subscription.topic, 0), "pull", fields)
         except ProtocolError as error:
-            if "filter is wrong" in error.message:
-                return command.answer(ResponseCode.SUBSCRIPTION_PARSE_FAILED, error.message)
-            if error.code == "INVALID_PARAMETER" and "filter" in error.message:
-                remark = f"The broker does not support consumer to filter message by {subscription.expression_type}"
-                return command.answer(ResponseCode.SYSTEM_ERROR, remark)
+            refused = filter_refusal(error.code, error.message, subscription.expression_type)
+            if refused is not None:
+                return command.answer(*refused)
         return command.answer()
 
     def closed(self, connection: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from commitmq.errors import ProtocolError
@@ -24,10 +25,28 @@ _CODES: Final = {
     "FLUSH_DISK_TIMEOUT": ResponseCode.FLUSH_DISK_TIMEOUT,
 }
 
+_WRONG_FILTER: Final = re.compile(r"(?:a|the) (?:filter|tag filter|tag expression|\S+ filter is wrong)\b")
+"""How the sentences of a reader begin that refuse an expression."""
+
 
 def response_code(code: str) -> int:
     """RocketMQ's number for a code of the node; SYSTEM_ERROR for one that it has no number for."""
     return int(_CODES.get(code, ResponseCode.SYSTEM_ERROR))
+
+
+def filter_refusal(code: str, sentence: str, kind: str) -> tuple[int, str] | None:
+    """Code and remark when a reader refused the filter of a pull, and None for another refusal (spec 9.4).
+
+    An expression that cannot be parsed has SUBSCRIPTION_PARSE_FAILED, a type of filter that the node does not have
+    SYSTEM_ERROR, as with RocketMQ's ``enablePropertyFilter`` off.
+    """
+    if code != "INVALID_PARAMETER":
+        return None
+    if sentence.startswith("this node has no filter type"):
+        return int(ResponseCode.SYSTEM_ERROR), f"The broker does not support consumer to filter message by {kind}"
+    if _WRONG_FILTER.match(sentence):
+        return int(ResponseCode.SUBSCRIPTION_PARSE_FAILED), sentence
+    return None
 
 
 def refusal_of(error: ProtocolError) -> tuple[int, str]:

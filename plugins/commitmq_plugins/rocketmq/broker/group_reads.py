@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, Final
 
 from commitmq.control import Word
@@ -14,6 +15,13 @@ READ: Final = 1 << 2
 """The bit of forbiddenTable that takes the right to read."""
 _GROUP_READS: Final = int(Word.GROUP_READS)  # a plain int for speed: each pull looks
 _PAUSE_S: Final = 1.0
+_SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
+_SYSTEM_GROUPS: Final = frozenset(
+    ("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",
+     "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER")
+)  # fmt: skip
+_FOUND_S: Final = 5.0
+_MOST_FOUND: Final = 10_000
 
 
 class GroupReads:
@@ -26,6 +34,30 @@ class GroupReads:
         self._task: asyncio.Task[None] | None = None
         self._disabled: frozenset[str] = frozenset()
         self._forbidden: dict[str, frozenset[str]] = {}
+        self._found: dict[str, float] = {}
+
+    def may_be_missing(self, group: str) -> bool:
+        """Whether :meth:`is_missing` has to be asked. Where groups are made by themselves none is missing, and RocketMQ's own
+        never are (spec 1.5).
+        """
+        if self._node.config.groups.auto_create or group in _SYSTEM_GROUPS or group.startswith(_SYSTEM_PREFIX):
+            return False
+        return time.monotonic() - self._found.get(group, -_FOUND_S) >= _FOUND_S
+
+    async def is_missing(self, group: str) -> bool:
+        """Whether there is no such group. One that was found counts as there for some seconds (spec 9.4)."""
+        try:
+            await self._node.ask("coordinator", "group.config", group=group)
+        except ProtocolError as error:
+            return error.code in ("GROUP_NOT_EXIST", "INVALID_PARAMETER")
+        if len(self._found) >= _MOST_FOUND:
+            self._found.clear()
+        self._found[group] = time.monotonic()
+        return False
+
+    def forget(self, group: str) -> None:
+        """The settings of ``group`` were changed or deleted."""
+        self._found.pop(group, None)
 
     def may_consume(self, group: str) -> bool:
         """Whether the group's consumeEnable is on."""

@@ -16,7 +16,7 @@ from commitmq.log import Log
 from commitmq.semantics.pop import topic_of_flag
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.codes import filter_refusal, refusal_of
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
@@ -222,8 +222,9 @@ class Pops:
 
     def _refused(self, command: Command, header: PopMessageRequestHeader, error: ProtocolError) -> Command:
         code, remark = refusal_of(error)
-        if "filter is wrong" in error.message:
-            code, remark = ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
+        refused = filter_refusal(error.code, error.message, header.exp_type or "TAG")
+        if refused is not None:
+            code, remark = refused
         elif error.code == "SYSTEM_BUSY":
             code, remark = ResponseCode.POLLING_FULL, _NOTHING
         else:

@@ -109,6 +109,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     )
     reads, queues = GroupReads(node, log), Queues(node, offsets)
     groups = AdminGroups(node, offsets, reads)
+    groups.settings_changed.append(retries.forget)
     most_pulls, most_pops = settings.max_waiting_pulls_per_connection, settings.max_waiting_pops_per_connection
     pulls = Pulls(node, topics, clients, offsets, counting, reads, broker_config, most_pulls)
     groups.offsets_gone.append(pulls.forget)

@@ -12,7 +12,7 @@ from commitmq.errors import StoreError
 from commitmq.format.units import UNIT, UNIT_STRUCT
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import response_code
+from commitmq_plugins.rocketmq.broker.codes import filter_refusal, response_code
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.group_reads import GroupReads
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -80,6 +80,21 @@ class Pulls:
     def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """Take one pull. Its answer is sent when there are messages, or when its time is over."""
         header = PullMessageRequestHeader.decode(command.ext_fields)
+        if self._reads.may_be_missing(header.consumer_group):
+            return self._handle_known(connection, command, header)
+        return self._handle(connection, command, header)
+
+    async def _handle_known(
+        self, connection: Connection, command: Command, header: PullMessageRequestHeader
+    ) -> Command | None:
+        """Take a pull where groups are not made by themselves, if its group is there."""
+        group = header.consumer_group
+        if await self._reads.is_missing(group):
+            remark = f"subscription group [{group:.{MAX_NAME_CHARACTERS}}] does not exist, {FAQ}"
+            return command.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark, ext_fields=_fields({}))
+        return self._handle(connection, command, header)
+
+    def _handle(self, connection: Connection, command: Command, header: PullMessageRequestHeader) -> Command | None:
         try:
             expression, kind = self._checked(connection, header)
         except _Refused as refusal:
@@ -149,7 +164,7 @@ class Pulls:
         line.call(
             "pull",
             fields,
-            lambda answer: self._read(connection, command, header, answer, waited=wait_ms > 0),
+            lambda answer: self._read(connection, command, header, kind, answer, waited=wait_ms > 0),
             timeout_s=wait_ms / 1_000 + _PATIENCE_S,
         )
 
@@ -159,7 +174,7 @@ class Pulls:
             remark = f"a group's name has at most {MAX_NAME_CHARACTERS} characters, not {len(header.consumer_group)}"
             raise _Refused(ResponseCode.INVALID_PARAMETER, remark)
         if not self._reads.may_consume(header.consumer_group):
-            remark = f"the consumer group[{header.consumer_group}] not permitted to consume"
+            remark = f"subscription group no permission, {header.consumer_group}"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, 2)
         topic = self._topics.get(header.topic)
         if topic is None:
@@ -199,6 +214,7 @@ class Pulls:
         connection: Connection,
         command: Command,
         header: PullMessageRequestHeader,
+        kind: str,
         found: Answer | LineLostError,
         *,
         waited: bool,
@@ -219,14 +235,11 @@ class Pulls:
         if connection.is_closed:
             return  # nobody has read anything
         if not answer["ok"]:
-            code = response_code(str(answer.get("code")))
+            name, remark = str(answer.get("code")), str(answer.get("error"))
+            code, remark = filter_refusal(name, remark, kind) or (response_code(name), remark)
             if code == ResponseCode.SYSTEM_BUSY:  # clients pull again after a moment
                 code = int(ResponseCode.FLOW_CONTROL)
-            if "filter is wrong" in str(answer.get("error")):
-                code = ResponseCode.SUBSCRIPTION_PARSE_FAILED
-            connection.send(
-                command.answer(code, str(answer.get("error")), ext_fields=_fields({"next_offset": header.queue_offset}))
-            )
+            connection.send(command.answer(code, remark, ext_fields=_fields({"next_offset": header.queue_offset})))
             return
         status = "OFFSET_TOO_SMALL" if header.queue_offset < 0 else str(answer["status"])
         if status in ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE"):

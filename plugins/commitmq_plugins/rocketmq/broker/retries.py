@@ -46,6 +46,10 @@ class Retries:
         """The unique key of a message whose client gave it none."""
         return self._ids.next()
 
+    def forget(self, group: str) -> None:
+        """The settings of ``group`` changed."""
+        self._settings.pop(group, None)
+
     async def settings(self, group: str) -> dict[str, Any]:
         """The settings of ``group`` under RocketMQ's names. Raises ProtocolError."""
         now = time.monotonic()
@@ -86,11 +90,14 @@ class Retries:
         try:
             self._clients.charge(connection, header.group)
             await self._topics.retry_topics(header.group, user=connection.user)
+            settings = await self.settings(header.group)
+            if int(settings.get("retryQueueNums", 1)) <= 0:  # it was more when its retry topic was made (spec 12.4)
+                return command.answer()
             record = await self._record(header.offset)
             if header.max_reconsume_times is not None and command.version >= V3_4_9:
                 most = header.max_reconsume_times
             else:
-                most = int((await self.settings(header.group)).get("retryMaxTimes", 16))
+                most = int(settings.get("retryMaxTimes", 16))
             if record is None:
                 return command.answer(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
             if is_last_try(record, header.delay_level, most):

@@ -5,6 +5,7 @@ Method: the finder with queues of a few lines, whose messages have the numbers 0
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +123,17 @@ def test_a_full_pop_counts_the_retry_topic_only_when_it_looked_into_it() -> None
         found, _ = world.find(2, seed)
         seen.add((places(found)[0][0], found.rest))
     assert seen == {("orders", 3), (V1, 2 + 5)}
+
+
+def test_20_of_100_lots_look_into_the_retry_topic_first_and_all_others_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """popFromRetryProbability (spec 12.6)."""
+    first = []
+    for lot in range(100):
+        monkeypatch.setattr(random.Random, "randrange", lambda _, most, lot=lot: lot if most == 100 else 0)
+        found, _ = World({("orders", 0): 1, (V1, 0): 1}).find(2)
+        assert sorted(places(found)) == [(V1, 0), ("orders", 0)], "both in the end"
+        first += [lot] if places(found)[0] == (V1, 0) else []
+    assert first == list(range(20))
 
 
 def test_who_does_not_ask_pays_nothing() -> None:
