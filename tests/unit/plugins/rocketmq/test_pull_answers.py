@@ -27,10 +27,11 @@ def answer_to(offset: int, found: Any) -> Command:
     line, connection = MagicMock(), MagicMock(is_closed=False, user="")
     node = MagicMock(config=NodeConfig(), reader_of=lambda topic, queue: line)
     topics = SimpleNamespace(get=lambda name: SimpleNamespace(perm=6, read_queues=1))
-    groups = SimpleNamespace(disabled=set(), forbidden={}, offsets_gone=[], may_be_missing=lambda group: False)
+    reads = MagicMock()
+    reads.may_be_missing.return_value = False
     offsets = MagicMock(take_reset=lambda *queue: None)
     settings = SimpleNamespace(long_polling=True, short_polling_ms=1_000)
-    pulls = Pulls(node, topics, MagicMock(), offsets, MagicMock(), groups, settings, 10)  # type: ignore[arg-type]
+    pulls = Pulls(node, topics, MagicMock(), offsets, MagicMock(), reads, settings, 10)  # type: ignore[arg-type]
     command = request(RequestCode.PULL_MESSAGE, {**FIELDS, "queueOffset": str(offset)})
     assert pulls.handle(connection, command) is None
     line.call.call_args.args[2](found)

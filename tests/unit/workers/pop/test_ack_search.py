@@ -37,6 +37,12 @@ class Places:
         return 0
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still ends no turn."""
+    monkeypatch.setattr("commitmq.workers.pop.ack_search.TURN_S", 60.0)
+
+
 @pytest.fixture(scope="module")
 def pending(tmp_path_factory: pytest.TempPathFactory) -> PendingStore:
     return read_pending_store(unpack("semantics", tmp_path_factory.mktemp("golden")).root)
