@@ -69,6 +69,10 @@ def assert_latencies(result: dict[str, Any]) -> None:
     assert found[0] > 0
 
 
+def _long(*cases: Any) -> list[Any]:
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long) for case in cases]
+
+
 @pytest.mark.parametrize("clients", [1, 3])
 def test_single_sends(server: Server, clients: int) -> None:
     done = drive(server, "send", f"send-{clients}", clients=clients, seconds=1.0)
@@ -78,7 +82,7 @@ def test_single_sends(server: Server, clients: int) -> None:
     assert_latencies(done)
 
 
-@pytest.mark.parametrize("window", [1, 50, 10_000])
+@pytest.mark.parametrize("window", [50, *_long(1, 10_000)])
 def test_pipelined_sends_are_read_back(server: Server, window: int) -> None:
     topic = f"pipeline-{window}"
     sent = drive(server, "pipeline", topic, messages=501, window=window)
@@ -87,7 +91,7 @@ def test_pipelined_sends_are_read_back(server: Server, window: int) -> None:
     assert_read_back(server, topic, sent)
 
 
-@pytest.mark.parametrize(("clients", "queues", "batch"), [(1, 3, 100), (3, 1, 30), (1, 150, 7)])
+@pytest.mark.parametrize(("clients", "queues", "batch"), [(1, 3, 100), *_long((3, 1, 30), (1, 150, 7))])
 def test_batches_are_read_back(server: Server, clients: int, queues: int, batch: int) -> None:
     topic = f"batch-{clients}-{queues}"
     sent = drive(server, "batch", topic, messages=2000, clients=clients, queues=queues, batch=batch, body_bytes=1024)

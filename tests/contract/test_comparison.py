@@ -48,7 +48,7 @@ def processes_below(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_an_interrupted_comparison_goes_on_and_has_every_figure(tmp_path: Path) -> None:
     stores = tmp_path / "stores"

@@ -110,6 +110,16 @@ def test_a_topic_that_a_send_makes_has_a_route_when_the_send_is_answered(node: N
     assert ask(port, talk) == [0] * 20
 
 
+def test_the_topic_of_the_brokers_name_has_the_queues_that_are_registered(node: Node, port: int) -> None:
+    """Producers that saw more queues after a while would use them."""
+    with Admin(node.address) as admin:
+        for name in ("commitmq", "DefaultCluster"):
+            fields = {**SEND, "topic": name, "e": "0", "b": name}
+            command = Command(RequestCode.SEND_MESSAGE_V2, 1, ext_fields=fields, body=b"x")
+            assert ask(port, partial(RemotingClient.request, command=command, timeout_s=10)).code == 0
+            assert admin.topic(name).write_queues == 1
+
+
 def test_a_name_server_that_never_answers_holds_no_client_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         broker = free_port()

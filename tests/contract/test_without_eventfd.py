@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 FILES = ("test_consumer.py", "test_consumer_groups.py", "test_aio.py", "test_linger.py", "test_pending_batches.py")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_clients_pass_their_tests_without_eventfd(tmp_path: Path) -> None:
     ended = subprocess.run(

@@ -196,7 +196,7 @@ def test_killed_at_the_worst_places(tmp_path: Path, names: list[str]) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("run", shared(range(6), 1))
-@pytest.mark.parametrize("flush_mode", ["sync", "async"])
+@pytest.mark.parametrize("flush_mode", ["sync", pytest.param("async", marks=pytest.mark.long)])
 def test_random_processes_killed_at_random_moments(tmp_path: Path, flush_mode: str, run: int) -> None:
     number = seed() + run
     chance = random.Random(number)

@@ -174,7 +174,7 @@ def test_a_node_killed_at_named_places_under_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", shared(range(8), 4))
+@pytest.mark.parametrize("part", shared(range(8), 2))
 def test_a_node_killed_at_every_place_under_load(tmp_path: Path, part: int) -> None:
     kill_at_each(tmp_path, tuple(sorted(FAILPOINTS))[part::8])  # the keeper's pauses double with each
 

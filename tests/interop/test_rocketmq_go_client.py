@@ -105,7 +105,8 @@ def test_outcomes_at_rocketmqs_broker(program: Path, tmp_path: Path, rocketmq_br
     names = free_ports(6)
     # On a busy machine RocketMQ refuses sends that waited 200 ms.
     settings = {"namesPort": names, "listenPort": names + 4, "enablePropertyFilter": "true",
-                "transactionCheckMax": 1000, "waitTimeMillsInSendQueue": 60_000}  # fmt: skip
+                "transactionCheckMax": 1000, "transactionTimeOut": 1000, "transactionCheckInterval": 2000,
+                "waitTimeMillsInSendQueue": 60_000}  # fmt: skip
     with rocketmq_broker(tmp_path / "store", **settings):
         assert play(program, names, names + 4, tmp_path / "home") == EXPECTED
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DRIVER = Path(__file__).with_name("two_streams.py")
-ROUNDS = 8
+ROUNDS = 4
 ROLES = ("writer", "reader-0", "flush", "reput", "dispatcher-consume_queue", "coordinator")
 
 

@@ -131,7 +131,7 @@ class Registration:
             found.setdefault(DEFAULT_TOPIC, TopicConfig(DEFAULT_TOPIC, most, most, 7))
         else:
             found.pop(DEFAULT_TOPIC, None)
-        for name in (self.network.broker_name, self.network.cluster_name):
+        for name in self._topics.own_names:
             found.setdefault(name, TopicConfig(name, 1, 1, 7))
         # The first reply makes this one. Who replies asks for its queues before.
         found.setdefault(

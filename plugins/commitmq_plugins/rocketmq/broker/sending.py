@@ -133,7 +133,8 @@ class Sends:
             raise Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!{FAQ}")
         self._allowances.topic(connection, header.topic)
         most, perm = template
-        queues = max(1, min(header.default_topic_queue_nums, most))
+        is_own = header.topic in self._topics.own_names
+        queues = 1 if is_own else max(1, min(header.default_topic_queue_nums, most))
         return await self._topics.create(header.topic, queues, perm=perm, user=connection.user)
 
     async def stored(

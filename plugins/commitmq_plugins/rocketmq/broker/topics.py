@@ -28,6 +28,8 @@ class Topics:
         self._reader = TopicReader(node.layout)
         self._version = node.control.get(Word.TOPICS_VERSION)
         self._table = self._reader.everything()
+        self.own_names = frozenset((node.config.network.broker_name, node.config.network.cluster_name))
+        """Topics that each broker of RocketMQ has, of one queue here; the first send makes them (spec 1.5)."""
         self.changed: set[str] = set(self._table.topics)
         """Names that changed since somebody emptied this set: name servers have to hear of them."""
         self.tell: Callable[[], Awaitable[None]] = self._tell_nobody

@@ -39,6 +39,7 @@ class FakeTopics:
         self.changed: set[str] = set()
         self.version = 1
         self.template_queues = 8
+        self.own_names = frozenset(("broker", "cluster"))
 
     def sync(self) -> None:
         """Nothing is behind it."""
