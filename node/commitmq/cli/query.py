@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from commitmq.cli.output import complain, json_option, node_option, print_json, print_table
-from commitmq.cli.quantity import MAX_INT, long
+from commitmq.cli.quantity import MAX_INT
+from commitmq.cli.times import optional_time, utc
 
 if TYPE_CHECKING:
     from commitmq.client.message import Message
@@ -79,8 +79,8 @@ def query(
                 key=key,
                 unique_key=unique_key,
                 tag=tag,
-                begin=_time(begin, "--begin"),
-                end=_time(end, "--end"),
+                begin=optional_time(begin, "--begin"),
+                end=optional_time(end, "--end"),
                 max_messages=most,
                 continue_from=continue_from,
             )
@@ -98,7 +98,7 @@ def _show(messages: list[Message], result: QueryResult | None, as_json: bool) ->
         return
     rows = [
         (
-            _utc(one.store_timestamp),
+            utc(one.store_timestamp),
             one.queue_id,
             one.queue_offset,
             one.msg_id,
@@ -122,25 +122,9 @@ def _show(messages: list[Message], result: QueryResult | None, as_json: bool) ->
         complain(f"older or further messages: --continue {result.next}")
 
 
-def _utc(timestamp: int) -> str:
-    return datetime.fromtimestamp(timestamp / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-
-
 def _body(message: Message) -> str:
     if message.damage is not None:
         return f"({message.damage})"
     text = message.body.decode("utf-8", "replace")
     text = "".join(character if character.isprintable() else "·" for character in text[: _BODY_CHARACTERS + 1])
     return text if len(text) <= _BODY_CHARACTERS else text[: _BODY_CHARACTERS - 1] + "…"
-
-
-def _time(text: str | None, option: str) -> int | datetime | None:
-    if text is None:
-        return None
-    if text.isascii() and text.isdigit():
-        return long(text, option)
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is no ISO 8601 time and no number of ms", param_hint=option) from None
-    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)

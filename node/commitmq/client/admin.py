@@ -23,6 +23,7 @@ from commitmq.client.admin_results import (
     TopicDescription,
     TopicInfo,
 )
+from commitmq.client.admin_topics import TopicAdmin
 from commitmq.client.node_channels import NodeChannels
 from commitmq.errors import CommitMQError, ProtocolError, TopicNotFoundError
 from commitmq.format.message_id import parse_offset_message_id
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _LONG_WORK_S = 600.0  # the disk decides how long a stop and a deletion take
 
 
-class Admin(GroupAdmin, DeadLetterAdmin, DelayedAdmin):
+class Admin(TopicAdmin, GroupAdmin, DeadLetterAdmin, DelayedAdmin):
     """Asks one node. Not thread-safe.
 
     Every method raises NodeUnavailableError without an answer within ``timeout_s``, and ProtocolError when the node refuses;

@@ -1,0 +1,124 @@
+"""Goal: the verbs for topics and groups say and do what their page tells, with --json and stable exit codes.
+
+Method: one real node with topics and groups that the tests make; the command in this process, through its own main.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from commitmq import Admin, Producer, ProtocolError
+from commitmq.cli.main import main
+from commitmq.supervision.exit_codes import CliExit
+from nodes import Node, start_node
+
+pytestmark = pytest.mark.timeout(120)
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with start_node(tmp_path_factory.mktemp("verbs"), "groups.heartbeat_interval_ms=200") as made:
+        yield made
+
+
+@pytest.fixture
+def admin(node: Node) -> Iterator[Admin]:
+    with Admin(node.address) as made:
+        yield made
+
+
+@pytest.fixture
+def run(node: Node, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Runs a verb; gives its output, or with another ``code`` what it complains of."""
+
+    def ran(*words: str, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--node", node.address])
+        out, err = (one.decode() for one in capfdbinary.readouterr())
+        assert ended.value.code == code, out + err
+        return out if code == 0 else err
+
+    return ran
+
+
+def told(run: Run, *words: str) -> Any:
+    return json.loads(run(*words, "--json"))
+
+
+# ---------------------------------------------------------------- topics
+
+
+def test_topics_are_listed_by_kind_and_idle_ones_are_pruned(node: Node, admin: Admin, run: Run) -> None:
+    for name in ("old", "empty", "busy", "%RETRY%g", "%DLQ%g"):
+        admin.topic_create(name, 2)
+    admin.topic_create("of-memory", 1, attributes={"storage.type": "memory"})
+    admin.topic_create("of-batches", 1, attributes={"queue.type": "BatchCQ"})
+    admin.commit_offsets("g", [("old", 0, 0)])
+    with Producer(node.address) as producer:
+        for _ in range(3):
+            producer.send("old", b"x", queue=0)
+        time.sleep(0.7)
+        between = time.time()
+        time.sleep(1.1)
+        producer.send("busy", b"x", queue=1)
+
+        def idle_since() -> str:
+            return f"{int((time.time() - between) * 1000)}ms"
+
+        kinds = {one["name"]: one["kind"] for one in told(run, "topic", "list", "--all")}
+        assert kinds["old"] == "normal"
+        assert told(run, "topic", "list", "--kind", "retry", "--kind", "dlq") == [
+            {**admin.topics()[[one.name for one in admin.topics()].index(name)], "kind": kind}
+            for name, kind in (("%DLQ%g", "dlq"), ("%RETRY%g", "retry"))
+        ]
+        assert kinds["of-memory"] == "memory"
+        assert kinds["of-batches"] == "batch"
+        idle = {one["name"] for one in told(run, "topic", "list", "--idle", idle_since())}
+        assert idle >= {"old", "empty", "%DLQ%g", "of-memory", "of-batches"}
+        assert "busy" not in idle
+        plan = told(run, "topic", "prune", "--idle", idle_since(), "--dry-run")
+        assert [one["topic"] for one in plan["topics"]] == ["empty", "of-batches", "old"]
+        assert plan["topics"][2] == {"topic": "old", "kind": "normal", "messages": 3, "groups": ["g"]}
+        assert plan["deleted"] == []
+        assert "give --yes" in run("topic", "prune", "--idle", "5s", code=CliExit.USAGE)
+        before_ms = int(between * 1000)
+        producer.send("empty", b"in use again")
+        assert not admin.topic_delete_idle("empty", before_ms), "it got a message since the list was made"
+        assert not admin.topic_delete_idle("TBW102", before_ms)
+        assert not admin.topic_delete_idle("never-made", before_ms)
+        text = run("topic", "prune", "--idle", idle_since(), "--yes")
+        assert text.endswith("2 topics deleted\n")
+    left = {one.name for one in admin.topics()}
+    assert left >= {"empty", "busy", "%RETRY%g", "of-memory"}
+    assert not left & {"old", "of-batches"}
+    assert "no topic has been idle" in run("topic", "prune", "--idle", "1h", "--yes")
+    with pytest.raises(ValueError, match="a kind of topics"):
+        admin.topics_idle(0, ["odd"])
+
+
+def test_a_time_leads_to_offsets_and_an_offset_to_its_time(node: Node, admin: Admin, run: Run) -> None:
+    admin.topic_create("timed", 2)
+    with Producer(node.address) as producer:
+        for number in range(6):
+            producer.send("timed", b"%d" % number, queue=number % 2)
+            time.sleep(0.01)
+    (stored,) = told(run, "topic", "time", "timed", "--offset", "1", "--queue", "1")["messages"]
+    assert stored["store_timestamp"] == admin.message_at("timed", 1, 1).store_timestamp
+    assert admin.message_at("timed", 1, 1).body == b"3"
+    found = told(run, "topic", "offset", "timed", "--time", str(stored["store_timestamp"]))
+    assert found["queues"][1] == {"queue": 1, "offset": 1, "min": 0, "max": 3}
+    assert [one["offset"] for one in told(run, "topic", "offset", "timed", "--time", "2999-01-01")["queues"]] == [3, 3]
+    assert [one["queue"] for one in told(run, "topic", "time", "timed", "--offset", "2")["messages"]] == [0, 1]
+    assert "STORED (UTC)" in run("topic", "time", "timed", "--offset", "2")
+    assert "MESSAGES SINCE" in run("topic", "offset", "timed", "--time", "2020-01-01")
+    with pytest.raises(ProtocolError, match="has no message at offset 9: it has offsets 0 to 2"):
+        admin.message_at("timed", 0, 9)
+    assert "no queue of topic timed" in run("topic", "time", "timed", "--offset", "9", code=CliExit.FAILURE)
+    assert "TOPIC_NOT_EXIST" in run("topic", "offset", "absent", "--time", "0", code=CliExit.FAILURE)
+    assert "no ISO 8601 time" in run("topic", "offset", "timed", "--time", "soon", code=CliExit.USAGE)
