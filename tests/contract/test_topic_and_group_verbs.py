@@ -6,13 +6,14 @@ Method: one real node with topics and groups that the tests make; the command in
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from commitmq import Admin, Producer, ProtocolError
+from commitmq import Admin, Consumer, GroupNotFoundError, Producer, ProtocolError, ShareConsumer
 from commitmq.cli.main import main
 from commitmq.supervision.exit_codes import CliExit
 from nodes import Node, start_node
@@ -122,3 +123,68 @@ def test_a_time_leads_to_offsets_and_an_offset_to_its_time(node: Node, admin: Ad
     assert "no queue of topic timed" in run("topic", "time", "timed", "--offset", "9", code=CliExit.FAILURE)
     assert "TOPIC_NOT_EXIST" in run("topic", "offset", "absent", "--time", "0", code=CliExit.FAILURE)
     assert "no ISO 8601 time" in run("topic", "offset", "timed", "--time", "soon", code=CliExit.USAGE)
+
+
+# ---------------------------------------------------------------- groups
+
+
+def test_a_group_is_made_once_and_deleted_when_nobody_reads_for_it(node: Node, admin: Admin, run: Run) -> None:
+    made = told(run, "group", "create", "crew", "--set", "retryMaxTimes=3")
+    assert (made["created"], made["config"]["retryMaxTimes"]) == (True, 3)
+    assert "exists already" in run("group", "create", "crew", "--set", "retryMaxTimes=3")
+    assert "its retryMaxTimes is 3" in run("group", "create", "crew", "--set", "retryMaxTimes=4", code=CliExit.FAILURE)
+    admin.topic_create("shifts", 4)
+    admin.commit_offsets("crew", [("shifts", 0, 0)])
+    with Consumer("shifts", group="crew", node=node.address, member="m"):
+        refused = run("group", "delete", "crew", "--offsets", "--yes", code=CliExit.FAILURE)
+        assert "has 1 members: close them first" in refused
+        assert admin.group_config("crew")["retryMaxTimes"] == 3
+    assert "give --yes" in run("group", "delete", "crew", code=CliExit.USAGE)
+    assert told(run, "group", "delete", "crew", "--yes") == {"deleted": "crew", "offsets": False}
+    assert len(admin.group("crew")["offsets"]) == 4, "its offsets stay without --offsets"
+    assert told(run, "group", "delete", "crew", "--offsets", "--yes") == {"deleted": "crew", "offsets": True}
+    with pytest.raises(GroupNotFoundError):
+        admin.group("crew")
+    assert "GROUP_NOT_EXIST" in run("group", "delete", "crew", "--yes", code=CliExit.FAILURE)
+
+
+def test_members_are_shown_with_their_places_and_a_plan_changes_nothing(node: Node, admin: Admin, run: Run) -> None:
+    admin.topic_create("dishes", 5)
+    with Consumer("dishes", group="cooks", node=node.address, member="one", strategy="AVG_BY_CIRCLE") as consumer:
+        consumer.poll(0.1)
+        shown = told(run, "group", "members", "cooks")
+        (member,) = shown["members"]
+        assert (shown["strategy"], member["member"]) == ("AVG_BY_CIRCLE", "one")
+        assert member["queues"] == [["dishes", queue] for queue in range(5)]
+        assert member["address"] in (f"process {os.getpid()}", "127.0.0.1")
+        assert member["heard_ms_ago"] >= 0
+        assert "dishes 0-4" in run("group", "members", "cooks")
+        plan = told(run, "group", "describe", "cooks", "--plan", "3")
+        assert plan == {
+            "group": "cooks",
+            "strategy": "AVG_BY_CIRCLE",
+            "shares": [["new-1", "dishes", [0, 3]], ["new-2", "dishes", [1, 4]], ["one", "dishes", [2]]],
+        }
+        assert "by the strategy AVG_BY_CIRCLE" in run("group", "describe", "cooks", "--plan", "6")
+        assert told(run, "group", "members", "cooks")["members"][0]["queues"] == member["queues"]
+    assert "GROUP_NOT_EXIST" in run("group", "members", "nobody", code=CliExit.FAILURE)
+
+
+def test_messages_in_flight_are_counted_by_queue(node: Node, admin: Admin, run: Run) -> None:
+    admin.topic_create("tasks", 1)
+    with Producer(node.address) as producer:
+        for _ in range(5):
+            producer.send("tasks", b"x")
+    with ShareConsumer("tasks", group="workers", node=node.address, invisible_s=60) as consumer:
+        messages = consumer.receive(4, 10)
+        assert len(messages) == 4
+        assert told(run, "group", "pop", "workers")["queues"] == [["tasks", "tasks", 0, 4]]
+        assert "share queues" in run("group", "delete", "workers", "--yes", code=CliExit.FAILURE)
+        assert messages[0].ack()
+        found = told(run, "group", "pop", "workers")
+        assert found["messages"] == 3
+        assert found["revive"]["topic"].startswith("rmq_sys_REVIVE_LOG_")
+        assert found["revive"]["late_ms"] == 0
+        assert "group workers has 3 messages in flight" in run("group", "pop", "workers")
+        consumer.ack(messages[1:])
+    assert told(run, "group", "pop", "nobody")["queues"] == []

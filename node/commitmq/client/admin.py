@@ -299,9 +299,12 @@ class Admin(TopicAdmin, GroupAdmin, DeadLetterAdmin, DelayedAdmin):
         return resolve(self._ask_transactions, unique_id, decision)
 
     def _ask_transactions(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
-        self._check_usable()
-        self._directory.request("mover.start", {"role": "transaction"}, timeout_s=self._timeout_s)
+        self._start_mover("transaction")
         return self._ask("transaction", op, fields)
+
+    def _start_mover(self, role: str) -> None:
+        self._check_usable()
+        self._directory.request("mover.start", {"role": role}, timeout_s=self._timeout_s)
 
     # ------------------------------------------------------------ the rest
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from commitmq.client.admin_results import GroupOffset, Lag, QueueBounds
 from commitmq.client.group_offsets import check_target, lag_of, reset_targets
-from commitmq.errors import TopicNotFoundError
+from commitmq.errors import GroupNotFoundError, ProtocolError, TopicNotFoundError
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
+
+_MOST_PLANNED: Final = 10_000
 
 
 class GroupAdmin:
@@ -41,6 +43,76 @@ class GroupAdmin:
         """
         fields = {"group": name} if changes is None else {"group": name, "set": dict(changes)}
         return dict(self._ask("coordinator", "group.config", fields)["config"])
+
+    def group_create(self, name: str, settings: Mapping[str, Any] | None = None) -> bool:
+        """Make a group, with ``settings`` under RocketMQ's names. Returns False if it existed, with the same settings.
+
+        Raises ProtocolError INVALID_PARAMETER for a group that exists with other settings, as for a wrong setting.
+        """
+        try:
+            known = self.group_config(name)
+        except GroupNotFoundError:
+            self.group_config(name, settings or {})
+            return True
+        for setting, value in (settings or {}).items():
+            if known.get(setting) != value:
+                sentence = (
+                    f"group {name} exists, and its {setting} is {known.get(setting)!r:.100}; group_config changes it"
+                )
+                raise ProtocolError("INVALID_PARAMETER", sentence)
+        return False
+
+    def group_delete(self, name: str, *, offsets: bool = False, force: bool = False) -> None:
+        """Delete a group's settings, and with ``offsets`` its committed offsets too. Its retry and dead-letter topics stay.
+
+        Without ``offsets`` a group of that name goes on at them later. Raises ProtocolError NO_PERMISSION while the group has
+        consumers, unless ``force`` is given: these make the group again. Raises GroupNotFoundError for an unknown group.
+        """
+        self._ask("coordinator", "group.describe", {"group": name, "limit": 1})
+        self._ask("coordinator", "group.delete", {"group": name} if force else {"group": name, "unused": True})
+        if offsets:
+            self._ask("coordinator", "offset.forget", {"group": name})
+
+    def group_plan(self, name: str, members: int) -> dict[str, Any]:
+        """How so many members would share the queues of the group's topics, by its strategy. Nothing changes.
+
+        The first members are those that the group has, by name; further ones are called ``new-1`` and so on. Returns
+        ``strategy`` and ``shares``, a list of ``[member, topic, queues]``. Raises GroupNotFoundError, and ValueError for less
+        than one member or more than 10,000.
+        """
+        from commitmq.semantics.strategies import plan
+
+        if not 1 <= members <= _MOST_PLANNED:
+            raise ValueError(f"a plan has 1 to {_MOST_PLANNED} members, not {members}")
+        described = self.group(name)
+        known = sorted(one["member"] for one in described["members"])[:members]
+        names = [*known, *(f"new-{number}" for number in range(1, members - len(known) + 1))]
+        shares = []
+        for topic in _read_by(described):
+            try:
+                queues = range(self.topic(topic).read_queues)
+            except TopicNotFoundError:
+                continue  # the topic was deleted meanwhile
+            planned = plan(described["strategy"], described["broker"], topic, queues, names)
+            shares += [[member, topic, planned[member]] for member in names]
+        return {"strategy": described["strategy"], "shares": sorted(shares, key=lambda one: one[:2])}
+
+    def group_in_flight(self, name: str) -> dict[str, Any]:
+        """What the consumers of a group that share queues (ShareConsumer, POP) have received and not acknowledged.
+
+        ``messages``: how many. ``queues``: ``[topic, stored topic, queue, messages]``; the stored topic of a message that came
+        back is the group's retry topic. ``revive``: how far the node is with messages that nobody acknowledged, for all
+        groups: ``unread`` records of its ``topic``, ``waiting`` check points, ``late_ms`` of the first that is due.
+        """
+        self._start_mover("pop")
+        found: dict[str, Any] = {}
+        after: Any = None
+        while not found or after is not None:
+            fields = {"group": name} if after is None else {"group": name, "after": after}
+            page = self._ask("pop", "in_flight", fields)
+            after = page.pop("next")
+            found = {**page, "queues": [*found.get("queues", ()), *page["queues"]]}
+        return found
 
     def group_lag(self, name: str) -> list[Lag]:
         """How far the group is behind in each queue of its topics: those with offsets and those that a member reads."""
@@ -99,11 +171,15 @@ class GroupAdmin:
         return [GroupOffset(*one[:3]) for one in answer["stored"]]
 
     def _topics_of(self, group: str) -> list[str]:
-        described = self.group(group)
-        names = {topic for part in ("queues", "offsets") for topic, _, _ in described[part]}
-        return sorted(name for name in names if not name.startswith((RETRY_PREFIX, DLQ_PREFIX)))
+        return _read_by(self.group(group))
+
+    def topic(self, name: str) -> Any:
+        raise NotImplementedError
 
     def offsets(self, topic: str, timestamp: int | datetime | None = None) -> list[QueueBounds]:
+        raise NotImplementedError
+
+    def _start_mover(self, role: str) -> None:
         raise NotImplementedError
 
     def _pages(self, op: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -111,3 +187,10 @@ class GroupAdmin:
 
     def _ask(self, role: str, op: str, fields: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
         raise NotImplementedError
+
+
+def _read_by(described: Mapping[str, Any]) -> list[str]:
+    """The topics that a group reads, without its retries and dead letters."""
+    names = {topic for part in ("queues", "offsets") for topic, _, _ in described[part]}
+    names.update(topic for one in described["members"] for topic in one["topics"])
+    return sorted(name for name in names if not name.startswith((RETRY_PREFIX, DLQ_PREFIX)))
