@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from commitmq import Admin, Consumer, GroupNotFoundError, Producer, ProtocolError, ShareConsumer
 from commitmq.cli.main import main
 from commitmq.supervision.exit_codes import CliExit
-from nodes import Node, start_node
+from nodes import Node, eventually, start_node
 
 pytestmark = pytest.mark.timeout(120)
 Run = Callable[..., str]
@@ -109,6 +110,7 @@ def test_a_time_leads_to_offsets_and_an_offset_to_its_time(node: Node, admin: Ad
         for number in range(6):
             producer.send("timed", b"%d" % number, queue=number % 2)
             time.sleep(0.01)
+    eventually(lambda: [one.max for one in admin.offsets("timed")] == [3, 3], "the messages are in their queues")
     (stored,) = told(run, "topic", "time", "timed", "--offset", "1", "--queue", "1")["messages"]
     assert stored["store_timestamp"] == admin.message_at("timed", 1, 1).store_timestamp
     assert admin.message_at("timed", 1, 1).body == b"3"
@@ -188,3 +190,33 @@ def test_messages_in_flight_are_counted_by_queue(node: Node, admin: Admin, run: 
         assert "group workers has 3 messages in flight" in run("group", "pop", "workers")
         consumer.ack(messages[1:])
     assert told(run, "group", "pop", "nobody")["queues"] == []
+
+
+def test_a_group_is_shifted_and_follows_a_group_or_a_file(node: Node, admin: Admin, run: Run, tmp_path: Path) -> None:
+    admin.topic_create("moved", 2)
+    with Producer(node.address) as producer:
+        for number in range(20):
+            producer.send("moved", b"x", queue=number % 2)
+    eventually(lambda: [one.max for one in admin.offsets("moved")] == [10, 10], "the messages are in their queues")
+    admin.commit_offsets("mover", [("moved", 0, 4), ("moved", 1, 9)])
+    saved = tmp_path / "offsets.json"
+    saved.write_text(run("group", "describe", "mover", "--json"))
+    planned = told(run, "group", "reset", "mover", "--shift", "3", "--dry-run")
+    assert planned["offsets"] == [["moved", 0, 7], ["moved", 1, 10]], "not behind the end"
+    assert planned["before"] == [4, 9]
+    assert told(run, "group", "reset", "mover", "--shift", "-5", "--queue", "1")["offsets"] == [["moved", 1, 4]]
+    assert told(run, "group", "reset", "follower", "--copy-from", "mover")["offsets"] == [
+        ["moved", 0, 4],
+        ["moved", 1, 4],
+    ]
+    assert told(run, "group", "reset", "mover", "--file", str(saved))["offsets"] == [["moved", 0, 4], ["moved", 1, 9]]
+    assert sorted(admin.group("mover")["offsets"]) == [["moved", 0, 4], ["moved", 1, 9]]
+    saved.write_text('{"offsets": [["moved", "0", 4]]}')
+    assert "as `group describe --json` writes it" in run(
+        "group", "reset", "m", "--file", str(saved), code=CliExit.USAGE
+    )
+    assert "give one of" in run("group", "reset", "mover", code=CliExit.USAGE)
+    assert "GROUP_NOT_EXIST" in run("group", "reset", "nobody", "--shift", "1", code=CliExit.FAILURE)
+    assert "no offset to begin from" in run("group", "reset", "mover", "other", "--shift", "1", code=CliExit.USAGE)
+    with pytest.raises(ValueError, match="does not have all of the queues"):
+        admin.set_offsets("mover", [("moved", 7, 0)])

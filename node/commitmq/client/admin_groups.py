@@ -7,9 +7,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from commitmq.client.admin_results import GroupOffset, Lag, QueueBounds
-from commitmq.client.group_offsets import check_target, lag_of, reset_targets
+from commitmq.client.group_offsets import check_target, is_of_failures, lag_of, reset_targets
 from commitmq.errors import GroupNotFoundError, ProtocolError, TopicNotFoundError
-from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
 
 _MOST_PLANNED: Final = 10_000
 
@@ -88,7 +87,9 @@ class GroupAdmin:
         known = sorted(one["member"] for one in described["members"])[:members]
         names = [*known, *(f"new-{number}" for number in range(1, members - len(known) + 1))]
         shares = []
-        for topic in _read_by(described):
+        topics = {topic for one in described["members"] for topic in one["topics"]}
+        topics.update(topic for part in ("queues", "offsets") for topic, _, _ in described[part])
+        for topic in sorted(one for one in topics if not is_of_failures(one)):
             try:
                 queues = range(self.topic(topic).read_queues)
             except TopicNotFoundError:
@@ -164,6 +165,34 @@ class GroupAdmin:
         for name in topics:
             bounds = self.offsets(name, to if isinstance(to, datetime) else None)
             offsets += reset_targets(name, bounds, to, wanted)
+        return self._reset(group, offsets, running=running, dry_run=dry_run)
+
+    def set_offsets(
+        self,
+        group: str,
+        offsets: Iterable[tuple[str, int, int]],
+        *,
+        running: bool = False,
+        dry_run: bool = False,
+    ) -> list[GroupOffset]:
+        """Move a group, back or ahead, to ``offsets``: ``(topic, queue, next offset)`` each.
+
+        An offset outside its queue becomes the nearest one in it. All of them move, or none. ``running``, ``dry_run`` and the
+        result are those of :meth:`reset_offsets`. Raises ValueError for a queue that does not exist, TopicNotFoundError.
+        """
+        wanted: dict[str, dict[int, int]] = {}
+        for topic, queue, offset in offsets:
+            wanted.setdefault(topic, {})[queue] = offset
+        targets = []
+        for topic, of_queue in sorted(wanted.items()):
+            bounds = {one.queue: [one] for one in self.offsets(topic)}
+            for queue, offset in sorted(of_queue.items()):
+                targets += reset_targets(topic, bounds.get(queue, ()), offset, [queue])
+        return self._reset(group, targets, running=running, dry_run=dry_run)
+
+    def _reset(
+        self, group: str, offsets: list[tuple[str, int, int]], *, running: bool, dry_run: bool
+    ) -> list[GroupOffset]:
         if dry_run:
             return [GroupOffset(*one) for one in offsets]
         fields = {"group": group, "offsets": offsets, "reset": True, "running": running}
@@ -171,7 +200,9 @@ class GroupAdmin:
         return [GroupOffset(*one[:3]) for one in answer["stored"]]
 
     def _topics_of(self, group: str) -> list[str]:
-        return _read_by(self.group(group))
+        described = self.group(group)
+        names = {topic for part in ("queues", "offsets") for topic, _, _ in described[part]}
+        return sorted(name for name in names if not is_of_failures(name))
 
     def topic(self, name: str) -> Any:
         raise NotImplementedError
@@ -187,10 +218,3 @@ class GroupAdmin:
 
     def _ask(self, role: str, op: str, fields: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
         raise NotImplementedError
-
-
-def _read_by(described: Mapping[str, Any]) -> list[str]:
-    """The topics that a group reads, without its retries and dead letters."""
-    names = {topic for part in ("queues", "offsets") for topic, _, _ in described[part]}
-    names.update(topic for one in described["members"] for topic in one["topics"])
-    return sorted(name for name in names if not name.startswith((RETRY_PREFIX, DLQ_PREFIX)))

@@ -67,6 +67,7 @@ class AsyncAdmin:
     group_lag = _in_thread(Admin.group_lag)
     commit_offsets = _in_thread(Admin.commit_offsets)
     reset_offsets = _in_thread(Admin.reset_offsets)
+    set_offsets = _in_thread(Admin.set_offsets)
     dlq_list = _in_thread(Admin.dlq_list)
     dlq_show = _in_thread(Admin.dlq_show)
     dlq_resend = _in_thread(Admin.dlq_resend)
