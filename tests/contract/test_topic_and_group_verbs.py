@@ -220,3 +220,25 @@ def test_a_group_is_shifted_and_follows_a_group_or_a_file(node: Node, admin: Adm
     assert "no offset to begin from" in run("group", "reset", "mover", "other", "--shift", "1", code=CliExit.USAGE)
     with pytest.raises(ValueError, match="does not have all of the queues"):
         admin.set_offsets("mover", [("moved", 7, 0)])
+
+
+# ---------------------------------------------------------------- messages
+
+
+def test_messages_of_one_queue_or_time_are_written_in_each_format(node: Node, admin: Admin, run: Run) -> None:
+    admin.topic_create("read", 2)
+    with Producer(node.address) as producer:
+        for number in range(6):
+            producer.send("read", b"%d" % number, queue=number % 2)
+            time.sleep(0.01)
+    eventually(lambda: [one.max for one in admin.offsets("read")] == [3, 3], "the messages are in their queues")
+    until = str(admin.message_at("read", 0, 2).store_timestamp)  # of "4"
+    assert run("consume", "read", "--queue", "1", "--format", "raw") == "135"
+    assert run("consume", "read", "--queue", "1", "--format", "hex") == "31\n33\n35\n"
+    assert sorted(run("consume", "read", "--until", until, "--format", "raw")) == ["0", "1", "2", "3"]
+    assert run("consume", "read", "--until", until, "--queue", "0", "--from", "1", "--limit", "5") == "2\n"
+    assert "has no queue 7" in run("consume", "read", "--queue", "7", code=CliExit.USAGE)
+    assert "--group excludes" in run("consume", "read", "--group", "g", "--queue", "0", code=CliExit.USAGE)
+    (found,) = told(run, "query", "--topic", "read", "--offset", "1", "--queue", "1")["messages"]
+    assert found["body"] == "3"
+    assert "has no message at offset 9" in run("query", "--topic", "read", "--offset", "9", code=CliExit.FAILURE)
