@@ -134,7 +134,9 @@ def test_shells_complete_verbs() -> None:
 
 
 @pytest.mark.parametrize("verb", ["doctor", "top", "drain", "config show", "config set", "config unset", "completion",
-                                  "support bundle", "store snapshot", "group clone"])  # fmt: skip
+                                  "support bundle", "store snapshot", "group clone", "topic list", "topic prune",
+                                  "topic offset", "topic time", "group create", "group delete", "group members", "group pop",
+                                  "group describe", "group reset", "consume"])  # fmt: skip
 def test_the_example_in_the_help_is_a_command(verb: str) -> None:
     from click.testing import CliRunner
 

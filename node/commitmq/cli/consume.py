@@ -7,16 +7,17 @@ import signal
 import sys
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from commitmq.cli.output import complain, node_option
-from commitmq.cli.quantity import long, seconds
+from commitmq.cli.quantity import MAX_INT, long, seconds
+from commitmq.cli.times import parse_time
 from commitmq.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from commitmq.client.consumer import Consumer, Reader
     from commitmq.client.message import Message
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
     help="Where to begin (with a group: in queues without a committed offset). TIME is ISO 8601, UTC unless it says "
     "otherwise; OFFSET a queue offset.  [default: earliest]",
 )
+@click.option(
+    "--queue", "queues", type=click.IntRange(0, MAX_INT), multiple=True, help="Only this queue; may be repeated."
+)
+@click.option(
+    "--until", metavar="TIME", help="Only what was stored before TIME: ISO 8601, UTC unless it says otherwise."
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after this many messages.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for new messages until interrupted.")
 @click.option("--tags", "expression", default="*", metavar="EXPR", help="Only these tags: 'TagA || TagB'.")
@@ -41,10 +48,11 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "jsonl"]),
+    type=click.Choice(["text", "jsonl", "raw", "hex"]),
     default="text",
     show_default=True,
-    help="text: the bodies, one a line. jsonl: one JSON object a message.",
+    help="text: the bodies, one a line. raw: the bodies, nothing between them. hex: bodies in hexadecimal digits, one a line."
+    " jsonl: one JSON object a message.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
 @click.option(
@@ -59,6 +67,8 @@ def consume(
     topic: str,
     group: str | None,
     start: str | None,
+    queues: tuple[int, ...],
+    until: str | None,
     limit: int | None,
     follow: bool,
     expression: str,
@@ -68,7 +78,11 @@ def consume(
     timeout: float,
     node: str,
 ) -> None:
-    """Read messages of TOPIC: all there are now, or with --follow also those to come."""
+    """Read messages of TOPIC: all there are now, or with --follow also those to come.
+
+    \b
+    Example: commitmq consume orders --queue 0 --from 2026-06-01 --until 2026-06-02 --format jsonl
+    """
     from commitmq.client.admin import Admin
     from commitmq.client.consumer import Consumer, Reader
     from commitmq.client.selector import Sql, selector
@@ -79,24 +93,35 @@ def consume(
         wanted = selector(expression) if sql is None else Sql(sql)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--tags") from None
+    if group is not None and (queues or until is not None):
+        raise click.UsageError(
+            "a member of a group reads the queues that it gets, so --group excludes --queue and --until"
+        )
+    if follow and until is not None:
+        raise click.UsageError("give --follow or --until, not both")
     where = _parse_start(start)
     ends: dict[tuple[str, int], int] = {}
     with Admin(node) as admin:
         try:
-            ends = {(topic, queue): end for queue, _, end, _ in admin.offsets(topic)}
+            bounds = admin.offsets(topic, None if until is None else parse_time(until, "--until"))
+            ends = {(topic, one.queue): one.max if one.by_time is None else one.by_time for one in bounds}
+            if missing := set(queues) - {one.queue for one in bounds}:
+                raise click.BadParameter(f"topic {topic} has no queue {min(missing)}", param_hint="--queue")
         except RequestError as error:
             if error.code != "TOPIC_NOT_EXIST" or not follow:
                 raise
-    write = _write_json if as_json or form == "jsonl" else _write_text
+    write = _write_json if as_json or form == "jsonl" else _WRITERS[form]
     # Closed explicitly: an interrupt between two batches is a normal end, and messages already written are committed.
     consumer: Consumer | Reader
     if group is None:
-        consumer = Reader(topic, node=node, start=where, filter=wanted)
+        chosen = [(topic, queue) for queue in queues] or None
+        topics = () if chosen else topic
+        consumer = Reader(topics, queues=chosen, node=node, start=where, filter=wanted)
     else:
         consumer = Consumer(topic, group=group, node=node, start=where, filter=wanted)
     whole = False
     try:
-        _copy(consumer, write, ends, limit=limit, follow=follow, timeout=timeout)
+        _copy(consumer, write, ends, limit=limit, follow=follow, timeout=timeout, only_below=until is not None)
         whole = True
     except _InterruptedError as error:
         whole = error.between_batches
@@ -125,9 +150,14 @@ def _copy(
     limit: int | None,
     follow: bool,
     timeout: float,
+    only_below: bool = False,
 ) -> None:
-    """Poll and write until the limit, the end or (with ``follow``) an interrupt."""
+    """Poll and write until the limit, the end or (with ``follow``) an interrupt.
+
+    ``only_below``: leave out what lies at or behind ``ends``.
+    """
     left = limit
+    below = {queue: end for (_, queue), end in ends.items()}
     quiet_since = time.monotonic()
     writing = interrupted = False
 
@@ -148,11 +178,14 @@ def _copy(
             batch = consumer.poll(0.25, 10_000 if left is None else min(left, 10_000))
             writing = True
             if batch:
-                for message in batch:
+                wanted = (
+                    [one for one in batch if one.queue_offset < below.get(one.queue_id, 0)] if only_below else batch
+                )
+                for message in wanted:
                     write(message)
                 sys.stdout.buffer.flush()
                 quiet_since = time.monotonic()
-                left = None if left is None else left - len(batch)
+                left = None if left is None else left - len(wanted)
             elif not follow and time.monotonic() - quiet_since >= timeout:
                 return
             writing = False
@@ -170,11 +203,27 @@ def _at_end(consumer: Consumer | Reader, ends: dict[tuple[str, int], int]) -> bo
     return bool(positions) and all(offset >= ends.get(queue, 0) for queue, offset in positions.items())
 
 
-def _write_text(message: Message) -> None:
+def _body_of(message: Message) -> bytes:
+    """The body as the node has it; a body that cannot be decoded is complained of."""
     if message.damage is not None:
         place = f"{message.topic}/{message.queue_id}@{message.queue_offset}"
         complain(f"message {place} has a body that cannot be decoded, written as it is stored: {message.damage}")
-    sys.stdout.buffer.write(message.raw_body + b"\n")
+    return bytes(message.raw_body)
+
+
+def _write_text(message: Message) -> None:
+    sys.stdout.buffer.write(_body_of(message) + b"\n")
+
+
+def _write_raw(message: Message) -> None:
+    sys.stdout.buffer.write(_body_of(message))
+
+
+def _write_hex(message: Message) -> None:
+    sys.stdout.buffer.write(_body_of(message).hex().encode() + b"\n")
+
+
+_WRITERS: Final[Mapping[str, Callable[[Message], None]]] = {"text": _write_text, "raw": _write_raw, "hex": _write_hex}
 
 
 def _write_json(message: Message) -> None:

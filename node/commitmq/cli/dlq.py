@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from commitmq.cli.output import json_option, node_option, print_json, print_table
 from commitmq.cli.progress import count_progress
-from commitmq.cli.quantity import MAX_INT, long
+from commitmq.cli.quantity import MAX_INT
+from commitmq.cli.times import optional_time, utc
 
 if TYPE_CHECKING:
     from commitmq.client.dead_letters import DeadLetter, DeadLetterFilter
@@ -64,7 +64,7 @@ def list_(group: str, all_states: bool, most: int, as_json: bool, node: str, **c
     else:
         rows = [
             (
-                _utc(one.message.store_timestamp), one.message.queue_id, one.message.queue_offset, one.topic or "-",
+                utc(one.message.store_timestamp), one.message.queue_id, one.message.queue_offset, one.topic or "-",
                 one.message.reconsume_times, one.message.tags, " ".join(one.message.keys), one.state,
             )
             for one in found
@@ -92,7 +92,7 @@ def show(group: str, offset: int, queue: int, as_json: bool, node: str) -> None:
     message = letter.message
     click.echo(f"{message.stored_topic} queue {queue} offset {offset}: {letter.state}")
     click.echo(f"from topic {letter.topic or '-'}, message id {letter.origin_id or '-'}")
-    click.echo(f"died {_utc(message.store_timestamp)} UTC, handed out {message.reconsume_times} times")
+    click.echo(f"died {utc(message.store_timestamp)} UTC, handed out {message.reconsume_times} times")
     for name, value in message.properties.items():
         click.echo(f"  {name}={value}")
     click.echo(_body(letter))
@@ -153,7 +153,7 @@ def purge(group: str, until: str | None, dry_run: bool, as_json: bool, node: str
     from commitmq.client.admin import Admin
 
     with Admin(node) as admin:
-        result = admin.dlq_purge(group, until=_time(until, "--until"), dry_run=dry_run)
+        result = admin.dlq_purge(group, until=optional_time(until, "--until"), dry_run=dry_run)
     if as_json:
         print_json({**asdict(result), "positions": [list(one) for one in result.positions]})
         return
@@ -170,8 +170,8 @@ def _selected(conditions: dict[str, Any]) -> DeadLetterFilter:
         topic=conditions["topic"],
         tag=conditions["tag"],
         key=conditions["key"],
-        begin=_time(conditions["since"], "--since"),
-        end=_time(conditions["until"], "--until"),
+        begin=optional_time(conditions["since"], "--since"),
+        end=optional_time(conditions["until"], "--until"),
         offsets=conditions["offsets"] or None,
     )
 
@@ -182,19 +182,3 @@ def _body(letter: DeadLetter) -> str:
         return f"({message.damage})"
     text = message.body.decode("utf-8", "backslashreplace")
     return "".join(one if one.isprintable() or one in "\n\t" else "·" for one in text)
-
-
-def _utc(timestamp: int) -> str:
-    return datetime.fromtimestamp(timestamp / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-
-
-def _time(text: str | None, option: str) -> int | datetime | None:
-    if text is None:
-        return None
-    if text.isascii() and text.isdigit():
-        return long(text, option)
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is no ISO 8601 time and no number of ms", param_hint=option) from None
-    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)

@@ -1,18 +1,24 @@
-"""``commitmq group list|lag|describe|reset|clone|config``: the consumer groups of a running node."""
+"""``commitmq group list|lag|describe|members|pop|create|delete|reset|clone|config``: the consumer groups of a running node."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import sys
 
 import click
 
-from commitmq.cli.output import json_option, node_option, print_json, print_table
-from commitmq.cli.quantity import MAX_INT, long
+from commitmq.cli.group_members import members, pop, show_plan
+from commitmq.cli.group_reset import clone, reset
+from commitmq.cli.output import confirm, json_option, node_option, print_json, print_table
+from commitmq.cli.quantity import long
 
 
 @click.group()
 def group() -> None:
-    """List consumer groups and their lag, describe one, reset its offsets."""
+    """List consumer groups and their lag, describe one, make or delete one, reset its offsets."""
+
+
+for _command in (members, pop, reset, clone):
+    group.add_command(_command)
 
 
 @group.command(name="list")
@@ -60,13 +66,25 @@ def lag(name: str, as_json: bool, node: str) -> None:
 
 @group.command()
 @click.argument("name")
+@click.option(
+    "--plan", "planned", type=click.IntRange(1, 10_000), metavar="N", help="Show how N members would share the queues."
+)
 @json_option
 @node_option
-def describe(name: str, as_json: bool, node: str) -> None:
-    """Show the members of group NAME, the queues of each, and the committed offsets."""
+def describe(name: str, planned: int | None, as_json: bool, node: str) -> None:
+    """Show the members of group NAME, the queues of each, and the committed offsets.
+
+    --plan changes nothing. Its members are those that the group has, then new ones, and they share by the group's strategy.
+
+    \b
+    Example: commitmq group describe kitchen --plan 4
+    """
     from commitmq.client.admin import Admin
 
     with Admin(node) as admin:
+        if planned is not None:
+            show_plan(name, admin.group_plan(name, planned), as_json)
+            return
         described = admin.group(name)
     if as_json:
         print_json(described)
@@ -93,90 +111,58 @@ def describe(name: str, as_json: bool, node: str) -> None:
 
 @group.command()
 @click.argument("name")
-@click.argument("topics", metavar="[TOPIC]...", nargs=-1)
-@click.option(
-    "--to",
-    "position",
-    required=True,
-    metavar="earliest|latest|TIME|OFFSET",
-    help="Where the group continues: TIME is ISO 8601 (UTC without an offset), OFFSET a queue offset.",
-)
-@click.option(
-    "--queue", "queues", type=click.IntRange(0, MAX_INT), multiple=True, help="Only this queue; may be repeated."
-)
-@click.option("--dry-run", is_flag=True, help="Only say where the group would continue.")
+@click.option("--set", "pairs", metavar="SETTING=VALUE", multiple=True, help="With this setting; may be repeated.")
 @json_option
 @node_option
-def reset(
-    name: str, topics: tuple[str, ...], position: str, queues: tuple[int, ...], dry_run: bool, as_json: bool, node: str
-) -> None:
-    """Set the committed offsets of group NAME, back or ahead, in the given topics or in all that it reads.
+def create(name: str, pairs: tuple[str, ...], as_json: bool, node: str) -> None:
+    """Create group NAME. One that exists with the same settings is no error.
 
-    Members may run: each continues at its new offsets with its next heartbeat.
+    Settings are those of `group config`. A node with groups.auto_create=false serves only groups that were made so.
+
+    \b
+    Example: commitmq group create kitchen --set retryMaxTimes=3
     """
     from commitmq.client.admin import Admin
-    from commitmq.errors import GroupNotFoundError
 
-    target = parse_position(position)
     with Admin(node) as admin:
-        try:
-            before = {(topic, queue): offset for topic, queue, offset in admin.group(name)["offsets"]}
-        except GroupNotFoundError:
-            if not topics:
-                raise
-            before = {}
-        try:
-            stored = admin.reset_offsets(
-                name, topics or None, target, queues=list(queues) or None, running=True, dry_run=dry_run
-            )
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--queue") from None
+        created = admin.group_create(name, dict(_setting(pair) for pair in pairs))
+        settings = admin.group_config(name)
     if as_json:
-        moved = [[*one, before.get(one[:2])] for one in stored]
-        print_json(
-            {"group": name, "dry_run": dry_run, "offsets": [one[:3] for one in moved], "before": [x[3] for x in moved]}
-        )
-        return
-    rows = [(one.topic, one.queue, before.get(one[:2], "-"), one.offset) for one in stored]
-    print_table(("TOPIC", "QUEUE", "BEFORE", "WOULD BE" if dry_run else "COMMITTED"), rows)
+        print_json({"created": created, "config": settings})
+    else:
+        click.echo(f"group {name} {'created' if created else 'exists already'}")
 
 
 @group.command()
-@click.argument("source", metavar="FROM")
-@click.argument("name", metavar="TO")
-@click.option("--dry-run", is_flag=True, help="Only say where group TO would continue.")
+@click.argument("name")
+@click.option(
+    "--offsets", is_flag=True, help="Also its committed offsets; without them it goes on there if it comes again."
+)
+@click.option("--force", is_flag=True, help="Also while it has consumers; these make the group again.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @node_option
-def clone(source: str, name: str, dry_run: bool, as_json: bool, node: str) -> None:
-    """Let group TO continue where group FROM is, in every queue that FROM has committed.
+def delete(name: str, offsets: bool, force: bool, yes: bool, as_json: bool, node: str) -> None:
+    """Delete group NAME: its settings, and with --offsets its committed offsets.
 
-    Offsets of TO move ahead, or begin; none goes back (`group reset` does that). No member of TO may read those queues.
-    Retries and dead letters stay with FROM.
+    Its retry and dead-letter topics stay; `topic delete` deletes them.
 
     \b
-    Example: commitmq group clone kitchen kitchen2 --dry-run
+    Example: commitmq group delete kitchen --offsets --yes
     """
     from commitmq.client.admin import Admin
-    from commitmq.errors import GroupNotFoundError
-    from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
 
+    if not yes:
+        what = f"group {name} with its offsets" if offsets else f"group {name}"
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"to delete {what} without being asked, give --yes")
+        confirm(f"Delete {what}?")
     with Admin(node) as admin:
-        offsets = [
-            (topic, queue, offset)
-            for topic, queue, offset in admin.group(source)["offsets"]
-            if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-        ]
-        try:
-            before = {(topic, queue): offset for topic, queue, offset in admin.group(name)["offsets"]}
-        except GroupNotFoundError:
-            before = {}
-        ahead = [(topic, queue, max(offset, before.get((topic, queue), 0))) for topic, queue, offset in offsets]
-        stored = ahead if dry_run or not ahead else [tuple(one) for one in admin.commit_offsets(name, ahead)]
+        admin.group_delete(name, offsets=offsets, force=force)
     if as_json:
-        print_json({"from": source, "group": name, "dry_run": dry_run, "offsets": [list(one) for one in stored]})
-        return
-    rows = [(topic, queue, before.get((topic, queue), "-"), offset) for topic, queue, offset in stored]
-    print_table(("TOPIC", "QUEUE", "BEFORE", "WOULD BE" if dry_run else "COMMITTED"), rows)
+        print_json({"deleted": name, "offsets": offsets})
+    else:
+        click.echo(f"group {name} deleted{', and its offsets' if offsets else ''}")
 
 
 @group.command()
@@ -216,18 +202,3 @@ def _json(value: object) -> str:
     import orjson
 
     return orjson.dumps(value).decode()
-
-
-def parse_position(text: str) -> str | int | datetime:
-    """``earliest``, ``latest``, a queue offset or a time with a zone; click.BadParameter for anything else."""
-    if text in ("earliest", "latest"):
-        return text
-    if text.isascii() and text.isdigit():
-        return long(text, "--to")
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is not earliest, latest, an ISO 8601 time or a queue offset", param_hint="--to"
-        ) from None
-    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)

@@ -37,7 +37,7 @@ VERBS = {
     "topic": "Create, list, describe and delete topics.",
     "produce": "Send lines or JSON lines to a topic.",
     "consume": "Read messages of a topic.",
-    "query": "Find messages by key, unique key, tag, id or time.",
+    "query": "Find messages by key, unique key, tag, id, offset or time.",
     "trace": "Show the trace of one message.",
     "group": "List consumer groups and their lag.",
     "dlq": "List dead letters, send them again, give them up.",

@@ -1,14 +1,14 @@
-"""``commitmq query``: messages by key, unique key, tag, offset message id or store time."""
+"""``commitmq query``: messages by key, unique key, tag, offset message id, queue offset or store time."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from commitmq.cli.output import complain, json_option, node_option, print_json, print_table
-from commitmq.cli.quantity import MAX_INT, long
+from commitmq.cli.quantity import MAX_INT, MAX_LONG
+from commitmq.cli.times import optional_time, utc
 
 if TYPE_CHECKING:
     from commitmq.client.message import Message
@@ -23,6 +23,8 @@ _BODY_CHARACTERS = 60
 @click.option("--unique-key", metavar="ID", help="The message that its producer gave this unique id.")
 @click.option("--tag", metavar="TAG", help="Messages with this tag.")
 @click.option("--id", "message_id", metavar="ID", help="The message with this offset message id.")
+@click.option("--offset", type=click.IntRange(0, MAX_LONG), help="The message at this offset of --queue.")
+@click.option("--queue", type=click.IntRange(0, MAX_INT), default=0, show_default=True, help="The queue of --offset.")
 @click.option(
     "--begin", metavar="TIME", help="Stored at this time or later; ISO 8601 (UTC unless it says otherwise), or ms."
 )
@@ -46,6 +48,8 @@ def query(
     unique_key: str | None,
     tag: str | None,
     message_id: str | None,
+    offset: int | None,
+    queue: int,
     begin: str | None,
     end: str | None,
     most: int,
@@ -53,15 +57,15 @@ def query(
     as_json: bool,
     node: str,
 ) -> None:
-    """Find messages by key, unique key, tag, id or time.
+    """Find messages by key, unique key, tag, id, offset or time.
 
     With a key or tag the newest messages are shown, with times alone the oldest, both in the order of the log.
     """
     from commitmq.client.admin import Admin
 
-    ways = [one for one in (key, unique_key, tag, message_id) if one is not None]
+    ways = [one for one in (key, unique_key, tag, message_id, offset) if one is not None]
     if len(ways) > 1 or (not ways and begin is None and end is None):
-        raise click.UsageError("give one of --key, --unique-key, --tag and --id, or --begin and --end")
+        raise click.UsageError("give one of --key, --unique-key, --tag, --id and --offset, or --begin and --end")
     if message_id is None and topic is None:
         raise click.UsageError("give the --topic")
     with Admin(node) as admin:
@@ -73,14 +77,17 @@ def query(
             _show([message], None, as_json)
             return
         assert topic is not None
+        if offset is not None:
+            _show([admin.message_at(topic, queue, offset)], None, as_json)
+            return
         try:
             result = admin.query(
                 topic,
                 key=key,
                 unique_key=unique_key,
                 tag=tag,
-                begin=_time(begin, "--begin"),
-                end=_time(end, "--end"),
+                begin=optional_time(begin, "--begin"),
+                end=optional_time(end, "--end"),
                 max_messages=most,
                 continue_from=continue_from,
             )
@@ -98,7 +105,7 @@ def _show(messages: list[Message], result: QueryResult | None, as_json: bool) ->
         return
     rows = [
         (
-            _utc(one.store_timestamp),
+            utc(one.store_timestamp),
             one.queue_id,
             one.queue_offset,
             one.msg_id,
@@ -122,25 +129,9 @@ def _show(messages: list[Message], result: QueryResult | None, as_json: bool) ->
         complain(f"older or further messages: --continue {result.next}")
 
 
-def _utc(timestamp: int) -> str:
-    return datetime.fromtimestamp(timestamp / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-
-
 def _body(message: Message) -> str:
     if message.damage is not None:
         return f"({message.damage})"
     text = message.body.decode("utf-8", "replace")
     text = "".join(character if character.isprintable() else "·" for character in text[: _BODY_CHARACTERS + 1])
     return text if len(text) <= _BODY_CHARACTERS else text[: _BODY_CHARACTERS - 1] + "…"
-
-
-def _time(text: str | None, option: str) -> int | datetime | None:
-    if text is None:
-        return None
-    if text.isascii() and text.isdigit():
-        return long(text, option)
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is no ISO 8601 time and no number of ms", param_hint=option) from None
-    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)

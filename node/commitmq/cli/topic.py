@@ -1,15 +1,20 @@
-"""``commitmq topic create|update|list|describe|delete``: the topics of a running node."""
+"""``commitmq topic create|update|list|describe|offset|time|delete|prune``: the topics of a running node."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from commitmq.cli.output import confirm, human_bytes, json_option, node_option, print_json, print_table
-from commitmq.cli.quantity import MAX_INT
+from commitmq.cli.progress import count_progress
+from commitmq.cli.quantity import MAX_INT, MAX_LONG, seconds
+from commitmq.cli.times import milliseconds, parse_time, utc
+from commitmq.client.topic_kinds import KINDS, kind_of
+from commitmq.errors import ProtocolError
 
 if TYPE_CHECKING:
     from commitmq.client.admin_results import TopicInfo
@@ -84,22 +89,38 @@ def update(name: str, queues: int | None, perm: str | None, pairs: tuple[str, ..
 
 @topic.command(name="list")
 @click.option("--all", "with_system", is_flag=True, help="Also the topics that the node made for itself.")
+@click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only of this kind; may be repeated.")
+@click.option("--idle", "idle_s", type=seconds(), metavar="TIME", help="Only those without a new message for so long.")
 @json_option
 @node_option
-def list_(with_system: bool, as_json: bool, node: str) -> None:
-    """List the topics."""
+def list_(with_system: bool, kinds: tuple[str, ...], idle_s: float | None, as_json: bool, node: str) -> None:
+    """List the topics.
+
+    Kinds: normal, batch (BatchCQ), memory, retry and dlq (of groups), system. --idle asks the node once for each topic.
+
+    \b
+    Example: commitmq topic list --kind dlq --idle 7d
+    """
     from commitmq.client.admin import Admin
 
     with Admin(node) as admin:
-        topics = [one for one in admin.topics() if with_system or not one.system]
+        if idle_s is None:
+            topics = admin.topics()
+        else:
+            with count_progress("topics", quiet=as_json) as progress:
+                topics = admin.topics_idle(
+                    _before(idle_s), kinds or (KINDS if with_system else None), on_progress=progress
+                )
+    topics = [one for one in topics if (kind_of(one) in kinds if kinds else with_system or not one.system)]
     if as_json:
-        print_json(topics)
+        print_json([{**one, "kind": kind_of(one)} for one in topics])
     elif not topics:
         click.echo("no topics")
     else:
         print_table(
-            ("TOPIC", "READ QUEUES", "WRITE QUEUES", "PERM"),
-            [(one.name, one.read_queues, one.write_queues, permission(one.perm)) for one in topics],
+            ("TOPIC", "READ QUEUES", "WRITE QUEUES", "PERM", "KIND"),
+            [(one.name, one.read_queues, one.write_queues, permission(one.perm), kind_of(one)) for one in topics],
+            left=(0, 4),
         )
 
 
@@ -138,6 +159,71 @@ def describe(name: str, as_json: bool, node: str) -> None:
 
 @topic.command()
 @click.argument("name")
+@click.option("--time", "text", metavar="TIME", required=True, help="ISO 8601 (UTC unless it says otherwise), or ms.")
+@json_option
+@node_option
+def offset(name: str, text: str, as_json: bool, node: str) -> None:
+    """Show for each queue of topic NAME the offset of the first message that was stored at TIME or later.
+
+    Where all messages are older, it is the next offset.
+
+    \b
+    Example: commitmq topic offset orders --time 2026-06-01T12:00
+    """
+    from commitmq.client.admin import Admin
+
+    when_ms = milliseconds(parse_time(text, "--time"))
+    with Admin(node) as admin:
+        queues = admin.offsets(name, when_ms)
+    rows = [{"queue": one.queue, "offset": one.by_time, "min": one.min, "max": one.max} for one in queues]
+    if as_json:
+        print_json({"topic": name, "time": when_ms, "queues": rows})
+        return
+    print_table(
+        ("QUEUE", "OFFSET", "FIRST OFFSET", "NEXT OFFSET", "MESSAGES SINCE"),
+        [(one.queue, one.by_time, one.min, one.max, one.max - (one.by_time or 0)) for one in queues],
+    )
+
+
+@topic.command(name="time")
+@click.argument("name")
+@click.option("--offset", "at", type=click.IntRange(0, MAX_LONG), required=True, help="A queue offset.")
+@click.option("--queue", type=click.IntRange(0, MAX_INT), help="Only this queue.  [default: all that have the offset]")
+@json_option
+@node_option
+def time_(name: str, at: int, queue: int | None, as_json: bool, node: str) -> None:
+    """Show when the message at an offset of topic NAME was stored.
+
+    \b
+    Example: commitmq topic time orders --offset 4711 --queue 0
+    """
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        asked = [queue] if queue is not None else [one.queue for one in admin.offsets(name) if one.min <= at < one.max]
+        if not asked:
+            raise ProtocolError("INVALID_PARAMETER", f"no queue of topic {name} has a message at offset {at}")
+        found = [admin.message_at(name, one, at) for one in asked]
+    rows = [
+        {
+            "queue": one,
+            "offset": at,
+            "store_timestamp": message.store_timestamp,
+            "born_timestamp": message.born_timestamp,
+        }
+        for one, message in zip(asked, found, strict=True)
+    ]
+    if as_json:
+        print_json({"topic": name, "messages": rows})
+        return
+    print_table(
+        ("QUEUE", "OFFSET", "STORED (UTC)", "SENT (UTC)"),
+        [(one["queue"], at, utc(one["store_timestamp"]), utc(one["born_timestamp"])) for one in rows],
+    )
+
+
+@topic.command()
+@click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @node_option
@@ -155,6 +241,72 @@ def delete(name: str, yes: bool, as_json: bool, node: str) -> None:
         print_json({"deleted": name})
     else:
         click.echo(f"topic {name} deleted")
+
+
+@topic.command()
+@click.option(
+    "--idle", "idle_s", type=seconds(1), metavar="TIME", required=True, help="Those without a new message for so long."
+)
+@click.option(
+    "--kind", "kinds", type=click.Choice([one for one in KINDS if one != "system"]), multiple=True,
+    default=("normal", "batch"), show_default=True, help="Only of this kind; may be repeated.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only say which topics would be deleted.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@node_option
+def prune(idle_s: float, kinds: tuple[str, ...], dry_run: bool, yes: bool, as_json: bool, node: str) -> None:
+    """Delete the topics that got no message for a time, with the messages that they still have.
+
+    System topics stay, and so does a topic that got a message since the list was made. A topic without messages counts
+    from when it was made. A message that waits for its time, or for the end of its transaction, is none of its topic yet.
+
+    \b
+    Example: commitmq topic prune --idle 30d --dry-run
+    """
+    from commitmq.client.admin import Admin
+
+    if not (dry_run or yes) and (as_json or not sys.stdin.isatty()):
+        raise click.UsageError("to delete topics with their messages without being asked, give --yes; or --dry-run")
+    before_ms = _before(idle_s)
+    with Admin(node) as admin:
+        with count_progress("topics", quiet=as_json) as progress:
+            found = admin.topics_idle(before_ms, kinds, on_progress=progress)
+        rows = [row for one in found if (row := _idle_row(admin, one)) is not None]
+        if not as_json and rows:
+            print_table(
+                ("TOPIC", "KIND", "MESSAGES", "GROUPS"),
+                [(row["topic"], row["kind"], row["messages"], ", ".join(row["groups"]) or "-") for row in rows],
+                left=(0, 1, 3),
+            )
+        if rows and not (dry_run or yes):
+            confirm(f"Delete these {len(rows)} topics with all their messages?")
+        deleted = [] if dry_run else [row["topic"] for row in rows if admin.topic_delete_idle(row["topic"], before_ms)]
+    if as_json:
+        print_json({"idle_before": before_ms, "dry_run": dry_run, "topics": rows, "deleted": deleted})
+    elif not rows:
+        click.echo("no topic has been idle for so long")
+    else:
+        click.echo(f"{len(rows)} topics would be deleted" if dry_run else f"{len(deleted)} topics deleted")
+        if left := [row["topic"] for row in rows if row["topic"] not in deleted and not dry_run]:
+            click.echo(f"in use meanwhile: {', '.join(left)}")
+
+
+def _idle_row(admin: Any, one: TopicInfo) -> dict[str, Any] | None:
+    """A topic that may be pruned; None if it was deleted meanwhile."""
+    from commitmq.errors import TopicNotFoundError
+
+    try:
+        groups = admin.topic(one.name).groups
+        messages = sum(queue.max - queue.min for queue in admin.offsets(one.name))
+    except TopicNotFoundError:
+        return None
+    return {"topic": one.name, "kind": kind_of(one), "messages": messages, "groups": groups}
+
+
+def _before(idle_s: float) -> int:
+    """The time so long ago, in milliseconds since 1970."""
+    return max(0, int((time.time() - idle_s) * 1000))
 
 
 def _attributes_of(pairs: Iterable[str]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from commitmq.client.admin_results import (
     TopicDescription,
     TopicInfo,
 )
+from commitmq.client.admin_topics import TopicAdmin
 from commitmq.client.node_channels import NodeChannels
 from commitmq.errors import CommitMQError, ProtocolError, TopicNotFoundError
 from commitmq.format.message_id import parse_offset_message_id
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _LONG_WORK_S = 600.0  # the disk decides how long a stop and a deletion take
 
 
-class Admin(GroupAdmin, DeadLetterAdmin, DelayedAdmin):
+class Admin(TopicAdmin, GroupAdmin, DeadLetterAdmin, DelayedAdmin):
     """Asks one node. Not thread-safe.
 
     Every method raises NodeUnavailableError without an answer within ``timeout_s``, and ProtocolError when the node refuses;
@@ -298,9 +299,12 @@ class Admin(GroupAdmin, DeadLetterAdmin, DelayedAdmin):
         return resolve(self._ask_transactions, unique_id, decision)
 
     def _ask_transactions(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
-        self._check_usable()
-        self._directory.request("mover.start", {"role": "transaction"}, timeout_s=self._timeout_s)
+        self._start_mover("transaction")
         return self._ask("transaction", op, fields)
+
+    def _start_mover(self, role: str) -> None:
+        self._check_usable()
+        self._directory.request("mover.start", {"role": role}, timeout_s=self._timeout_s)
 
     # ------------------------------------------------------------ the rest
 

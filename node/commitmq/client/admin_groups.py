@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from commitmq.client.admin_results import GroupOffset, Lag, QueueBounds
-from commitmq.client.group_offsets import check_target, lag_of, reset_targets
-from commitmq.errors import TopicNotFoundError
-from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
+from commitmq.client.group_offsets import check_target, is_of_failures, lag_of, reset_targets
+from commitmq.errors import GroupNotFoundError, ProtocolError, TopicNotFoundError
+
+_MOST_PLANNED: Final = 10_000
 
 
 class GroupAdmin:
@@ -41,6 +42,78 @@ class GroupAdmin:
         """
         fields = {"group": name} if changes is None else {"group": name, "set": dict(changes)}
         return dict(self._ask("coordinator", "group.config", fields)["config"])
+
+    def group_create(self, name: str, settings: Mapping[str, Any] | None = None) -> bool:
+        """Make a group, with ``settings`` under RocketMQ's names. Returns False if it existed, with the same settings.
+
+        Raises ProtocolError INVALID_PARAMETER for a group that exists with other settings, as for a wrong setting.
+        """
+        try:
+            known = self.group_config(name)
+        except GroupNotFoundError:
+            self.group_config(name, settings or {})
+            return True
+        for setting, value in (settings or {}).items():
+            if known.get(setting) != value:
+                sentence = (
+                    f"group {name} exists, and its {setting} is {known.get(setting)!r:.100}; group_config changes it"
+                )
+                raise ProtocolError("INVALID_PARAMETER", sentence)
+        return False
+
+    def group_delete(self, name: str, *, offsets: bool = False, force: bool = False) -> None:
+        """Delete a group's settings, and with ``offsets`` its committed offsets too. Its retry and dead-letter topics stay.
+
+        Without ``offsets`` a group of that name goes on at them later. Raises ProtocolError NO_PERMISSION while the group has
+        consumers, unless ``force`` is given: these make the group again. Raises GroupNotFoundError for an unknown group.
+        """
+        self._ask("coordinator", "group.describe", {"group": name, "limit": 1})
+        self._ask("coordinator", "group.delete", {"group": name} if force else {"group": name, "unused": True})
+        if offsets:
+            self._ask("coordinator", "offset.forget", {"group": name})
+
+    def group_plan(self, name: str, members: int) -> dict[str, Any]:
+        """How so many members would share the queues of the group's topics, by its strategy. Nothing changes.
+
+        The first members are those that the group has, by name; further ones are called ``new-1`` and so on. Returns
+        ``strategy`` and ``shares``, a list of ``[member, topic, queues]``. Raises GroupNotFoundError, and ValueError for less
+        than one member or more than 10,000.
+        """
+        from commitmq.semantics.strategies import plan
+
+        if not 1 <= members <= _MOST_PLANNED:
+            raise ValueError(f"a plan has 1 to {_MOST_PLANNED} members, not {members}")
+        described = self.group(name)
+        known = sorted(one["member"] for one in described["members"])[:members]
+        names = [*known, *(f"new-{number}" for number in range(1, members - len(known) + 1))]
+        shares = []
+        topics = {topic for one in described["members"] for topic in one["topics"]}
+        topics.update(topic for part in ("queues", "offsets") for topic, _, _ in described[part])
+        for topic in sorted(one for one in topics if not is_of_failures(one)):
+            try:
+                queues = range(self.topic(topic).read_queues)
+            except TopicNotFoundError:
+                continue  # the topic was deleted meanwhile
+            planned = plan(described["strategy"], described["broker"], topic, queues, names)
+            shares += [[member, topic, planned[member]] for member in names]
+        return {"strategy": described["strategy"], "shares": sorted(shares, key=lambda one: one[:2])}
+
+    def group_in_flight(self, name: str) -> dict[str, Any]:
+        """What the consumers of a group that share queues (ShareConsumer, POP) have received and not acknowledged.
+
+        ``messages``: how many. ``queues``: ``[topic, stored topic, queue, messages]``; the stored topic of a message that came
+        back is the group's retry topic. ``revive``: how far the node is with messages that nobody acknowledged, for all
+        groups: ``unread`` records of its ``topic``, ``waiting`` check points, ``late_ms`` of the first that is due.
+        """
+        self._start_mover("pop")
+        found: dict[str, Any] = {}
+        after: Any = None
+        while not found or after is not None:
+            fields = {"group": name} if after is None else {"group": name, "after": after}
+            page = self._ask("pop", "in_flight", fields)
+            after = page.pop("next")
+            found = {**page, "queues": [*found.get("queues", ()), *page["queues"]]}
+        return found
 
     def group_lag(self, name: str) -> list[Lag]:
         """How far the group is behind in each queue of its topics: those with offsets and those that a member reads."""
@@ -92,6 +165,34 @@ class GroupAdmin:
         for name in topics:
             bounds = self.offsets(name, to if isinstance(to, datetime) else None)
             offsets += reset_targets(name, bounds, to, wanted)
+        return self._reset(group, offsets, running=running, dry_run=dry_run)
+
+    def set_offsets(
+        self,
+        group: str,
+        offsets: Iterable[tuple[str, int, int]],
+        *,
+        running: bool = False,
+        dry_run: bool = False,
+    ) -> list[GroupOffset]:
+        """Move a group, back or ahead, to ``offsets``: ``(topic, queue, next offset)`` each.
+
+        An offset outside its queue becomes the nearest one in it. All of them move, or none. ``running``, ``dry_run`` and the
+        result are those of :meth:`reset_offsets`. Raises ValueError for a queue that does not exist, TopicNotFoundError.
+        """
+        wanted: dict[str, dict[int, int]] = {}
+        for topic, queue, offset in offsets:
+            wanted.setdefault(topic, {})[queue] = offset
+        targets = []
+        for topic, of_queue in sorted(wanted.items()):
+            bounds = {one.queue: [one] for one in self.offsets(topic)}
+            for queue, offset in sorted(of_queue.items()):
+                targets += reset_targets(topic, bounds.get(queue, ()), offset, [queue])
+        return self._reset(group, targets, running=running, dry_run=dry_run)
+
+    def _reset(
+        self, group: str, offsets: list[tuple[str, int, int]], *, running: bool, dry_run: bool
+    ) -> list[GroupOffset]:
         if dry_run:
             return [GroupOffset(*one) for one in offsets]
         fields = {"group": group, "offsets": offsets, "reset": True, "running": running}
@@ -101,9 +202,15 @@ class GroupAdmin:
     def _topics_of(self, group: str) -> list[str]:
         described = self.group(group)
         names = {topic for part in ("queues", "offsets") for topic, _, _ in described[part]}
-        return sorted(name for name in names if not name.startswith((RETRY_PREFIX, DLQ_PREFIX)))
+        return sorted(name for name in names if not is_of_failures(name))
+
+    def topic(self, name: str) -> Any:
+        raise NotImplementedError
 
     def offsets(self, topic: str, timestamp: int | datetime | None = None) -> list[QueueBounds]:
+        raise NotImplementedError
+
+    def _start_mover(self, role: str) -> None:
         raise NotImplementedError
 
     def _pages(self, op: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from commitmq.client.admin_results import Lag, QueueBounds
+from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
 
 
 def lag_of(topic: str, bounds: QueueBounds, committed: int | None, member: str | None) -> Lag:
@@ -24,6 +25,11 @@ def lag_of(topic: str, bounds: QueueBounds, committed: int | None, member: str |
         if is_beyond
         else None,
     )
+
+
+def is_of_failures(topic: str) -> bool:
+    """Whether a topic has a group's retries or dead letters, which a reset of the whole group leaves alone."""
+    return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 
 
 def check_target(to: str | int | datetime) -> None:

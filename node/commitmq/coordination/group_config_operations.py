@@ -14,6 +14,7 @@ from commitmq.coordination.group_settings import check_forbidden_size, check_nam
 from commitmq.coordination.groups import Groups
 from commitmq.coordination.listing import MAX_ENTRIES
 from commitmq.coordination.requests import Header
+from commitmq.coordination.share_operations import LEASE_MS, ShareOperations
 from commitmq.errors import ProtocolError
 from commitmq.log import get_log
 
@@ -21,8 +22,9 @@ from commitmq.log import get_log
 class GroupConfigOperations:
     """See the module; :attr:`operations` has it by name."""
 
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
+    def __init__(self, groups: Groups, shares: ShareOperations | None = None) -> None:
+        """``shares`` knows the groups whose consumers share queues; None for none."""
+        self._groups, self._shares = groups, shares
         self._log = get_log("coordinator")
         self.operations: Operations = {
             "group.config": self._config,
@@ -75,13 +77,28 @@ class GroupConfigOperations:
         return Answer(lambda: fields)
 
     def _delete(self, header: Header, now_ms: int) -> Answer:
-        """The settings of a group go. Members stay; whoever joins makes the group again."""
+        """The settings of a group go. Members stay; whoever joins makes the group again. With ``unused`` a group that has
+        consumers stays: NO_PERMISSION.
+        """
         name = requests.text(header, "group")
         check_name(name)
+        if requests.flag(header, "unused"):
+            self._check_unused(name, now_ms)
         deleted = self._groups.unwritten.remove(self._groups.table, name)
         if deleted:
             self._log.info("group deleted", group=name)
         return Answer(lambda: {"deleted": deleted}, "groups" if self._groups.is_configured else None)
+
+    def _check_unused(self, name: str, now_ms: int) -> None:
+        membership = self._groups.membership(name)
+        if membership is not None and (count := len(membership.members) or len(membership.awaited)):
+            raise ProtocolError("NO_PERMISSION", f"group {name} has {count} members: close them first, or force it")
+        if self._shares is not None and self._shares.is_shared(name, now_ms):
+            sentence = (
+                f"the consumers of group {name} share queues (ShareConsumer): try again {LEASE_MS // 1000} s after the last"
+                " of them has closed, or force it"
+            )
+            raise ProtocolError("NO_PERMISSION", sentence)
 
     def _forbid(self, header: Header, now_ms: int) -> Answer:
         """Without ``readable`` only the answer."""

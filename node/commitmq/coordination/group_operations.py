@@ -164,6 +164,7 @@ class GroupOperations:
         name, limit = requests.text(header, "group"), requests.limit(header, MAX_ENTRIES)
         after = requests.part_cursor(header)
         described = self._listing.describe_group(name, after, limit, now_ms)
+        described["group"]["broker"] = self._broker_name  # by which strategies tell the queues of nodes apart
         return Answer(lambda: described)
 
     def _retry_topics(self, header: Header, now_ms: int) -> Answer:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import orjson
 
 from commitmq.coordination import topics as topics_module
+from commitmq.coordination.allocation_table import AVERAGE
 from commitmq.coordination.group_settings import check_name
 from commitmq.coordination.groups import Groups
 from commitmq.coordination.membership import Membership
@@ -125,7 +126,9 @@ class Listing:
                 rows[part].append(_member_row(group, key[0], now_ms))
         members = 0 if group is None else len(group.members)
         state = "empty" if not members else "stable" if group is not None and group.settled else "rebalancing"
-        described = {"name": name, "state": state, "generation": group.generation if group else None, **rows}
+        strategy = AVERAGE if group is None or group.strategy is None else group.strategy
+        generation = group.generation if group else None
+        described = {"name": name, "state": state, "generation": generation, "strategy": strategy, **rows}
         return {"group": described, "next": following}
 
 
@@ -152,6 +155,7 @@ def _member_row(group: Membership, name: str, now_ms: int) -> Fields:
         "queues": sorted(one.held),
         "session_timeout_ms": one.session_timeout_ms,
         "heard_ms_ago": now_ms - one.heard_ms,
+        "address": one.address,
     }
 
 

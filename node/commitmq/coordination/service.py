@@ -140,7 +140,7 @@ class Service:
             **offset_operations.operations,
             **shares.operations,
             **BroadcastOperations(self.groups, config.network.broker_name).operations,
-            **GroupConfigOperations(self.groups).operations,
+            **GroupConfigOperations(self.groups, shares).operations,
         }
 
     def configure(self, config: NodeConfig) -> None:

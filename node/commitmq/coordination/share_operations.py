@@ -61,9 +61,13 @@ class ShareOperations:
         del self._until_ms[group]
         self._resets.pop(group, None)
 
+    def is_shared(self, group: str, now_ms: int) -> bool:
+        """Whether the consumers of ``group`` share queues."""
+        return self._until_ms.get(group, 0) > now_ms
+
     def note_resets(self, group: str, queues: Iterable[tuple[str, int]], now_ms: int) -> None:
         """Offsets of ``group`` were reset: if it is shared, ``pop`` begins ``queues`` anew before it hands out more."""
-        if self._until_ms.get(group, 0) <= now_ms:
+        if not self.is_shared(group, now_ms):
             return
         resets = self._resets.setdefault(group, {})
         for queue in queues:

@@ -236,6 +236,7 @@ NEEDS: Final[Mapping[str, Mapping[str, Needs | None]]] = {
         "nack": _settle,
         "extend": _settle,
         "blocked": _fields(topic=SUB, group=SUB),
+        "in_flight": _fields(group=SUB_GET),
     },
     "transaction": {
         "transaction.end": _end,

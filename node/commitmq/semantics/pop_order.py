@@ -73,6 +73,10 @@ class OrderState:
             counts = {offset: before.get(offset, 0) + 1 for offset in offsets if offset in self.offsets}
         return OrderState(pop_time, invisible_ms, tuple(offsets), now_ms, attempt_id=attempt_id, counts=counts)
 
+    def out_count(self, now_ms: int) -> int:
+        """How many messages of the last pop are not acked, and not visible again."""
+        return sum(now_ms < self._visible_at(offset) for offset in self._out())
+
     def is_out(self, offset: int, pop_time: int) -> bool:
         """Whether the last pop, that of ``pop_time``, handed out the message at ``offset``, and it is not acked."""
         return pop_time == self.pop_time and offset in self._out()

@@ -212,6 +212,7 @@ class Coordinator:
             answer = self._handle_one(peer, header)
             if header["op"] in _OF_MEMBERS and not has_left:
                 self._seats.take(peer, header["group"], header["member"])
+                self._note_address(peer, header["group"], header["member"])
             kind = _CHANGE if answer.needs is not None else _QUESTION if header["op"] in READ_ONLY else _OF_SESSIONS
             return identity, answer, kind
         except ProtocolError as error:
@@ -223,6 +224,12 @@ class Coordinator:
             self._log.exception("a request failed", error=repr(error))
             sentence = f"the coordinator failed on this request: {error!r}"
             return identity, wire.error(identity, "SYSTEM_ERROR", sentence), _QUESTION
+
+    def _note_address(self, peer: bytes, group: str, member: str) -> None:
+        membership, connection = self._service.groups.membership(group), self._router.gate.peers.get(peer)
+        known = None if membership is None else membership.members.get(member)
+        if known is not None and connection is not None:
+            known.address = connection.client
 
     def _handle_one(self, peer: bytes, header: dict[str, Any]) -> Answer:
         self._asked = header

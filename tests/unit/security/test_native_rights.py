@@ -125,6 +125,8 @@ def test_only_super_users_speak_for_others(field: str) -> None:
         ("coordinator", {"op": "offset.commit", "group": "g", "offsets": [["a", 0, 1]], "reset": True},
          ["Group:g Update", "Topic:a Sub|Update"]),
         ("pop", {"op": "ack", "group": "g", "receipts": [["a", "0 1"]]}, ["Group:g Sub", "Topic:a Sub"]),
+        ("pop", {"op": "in_flight", "group": "g"}, ["Group:g Get|Sub"]),
+        ("coordinator", {"op": "group.delete", "group": "g", "unused": True}, ["Group:g Delete"]),
         ("transaction", {"op": "transaction.end", "group": "g"}, ["Group:g Pub|Sub"]),
         ("transaction", {"op": "transaction.end", "group": "g", "by_person": True}, ["Cluster:c Update"]),
         ("dispatcher", {"op": "query"}, ["Cluster:c Update"]),

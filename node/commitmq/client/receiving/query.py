@@ -209,6 +209,13 @@ def batch_of(topic: str, frames: Sequence[memoryview], tags: frozenset[str] | No
     return MessageBatch([part for queue, run in runs for part in _parts(topic, queue, run, tags=tags)])
 
 
+def messages_of_pull(topic: str, queue: int, frames: Sequence[memoryview], asked: int) -> Iterator[Message]:
+    """The messages in the answer to a pull at the offset ``asked``, each with its own offset. Raises CorruptRecordError."""
+    from commitmq.client.receiving.batch import MessageBatch
+
+    return iter(MessageBatch(_parts(topic, queue, frames, asked)))
+
+
 def fields_of(
     topic: str,
     key: str | None,

@@ -189,6 +189,11 @@ class Orders:
             for state in states.by_queue.values()
         )
 
+    def out_of(self, group: str, now_ms: int) -> dict[tuple[str, int], int]:
+        """How many messages of each topic and queue ``group`` has received in order, and their time is not over."""
+        counts = {(key.topic, key.queue): state.out_count(now_ms) for key, state in self._all() if key.group == group}
+        return {queue: count for queue, count in counts.items() if count}
+
     def next_end_ms(self) -> int | None:
         """When a block ends; it may turn out to last."""
         return self._ends[0][0] if self._ends else None

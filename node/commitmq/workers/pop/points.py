@@ -84,6 +84,10 @@ class Points:
         """Messages of ``group`` that are not done."""
         return self._groups[group]
 
+    def queues_of(self, group: str) -> dict[tuple[str, int], int]:
+        """How many messages of each topic and queue ``group`` has in flight."""
+        return {(topic, queue): count for (name, topic, queue), count in self._queues.items() if name == group}
+
     def add(self, point: Point) -> None:
         """A check point that is being stored."""
         self.by_key[point.check_point.key] = point

@@ -36,6 +36,7 @@ from commitmq.semantics.pop_revive import revive_topic
 from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.pop.finder import Finder
 from commitmq.workers.pop.handler import Handler
+from commitmq.workers.pop.in_flight import InFlight
 from commitmq.workers.pop.ordered_finder import OrderedFinder
 from commitmq.workers.pop.ordered_handler import OrderedHandler
 from commitmq.workers.pop.orders import OrderKey, Orders
@@ -112,18 +113,9 @@ class Pop:
             in_order, self._orders, self._shares, self._parked, self._revival, self._answers, self._records.broker_name
         )
         self._handler = Handler(
-            self._limits,
-            self._revive_queues_count,
-            finder,
-            self._points,
-            self._parked,
-            self._records,
-            self._revival,
-            self._answers,
-            self._filters,
-            self._ordered,
-            self._rates,
-        )
+            self._limits, self._revive_queues_count, finder, self._points, self._parked, self._records, self._revival,
+            self._answers, self._filters, self._ordered, self._rates,
+        )  # fmt: skip
         self._queues = ReviveQueues(self._context, self._places, revive, self._points, self._revival)
         self._operations: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
             "pop": self._handler.pop,
@@ -131,6 +123,7 @@ class Pop:
             "nack": self._handler.nack,
             "extend": self._handler.extend,
             "blocked": self._ordered.blocked,
+            "in_flight": InFlight(self._points, self._orders, self._queues, self._answers).answer,
         }
 
     # ------------------------------------------------------------ after a start, and after the writer's death

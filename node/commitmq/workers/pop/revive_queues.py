@@ -86,6 +86,14 @@ class ReviveQueues:
         """Whether everything was processed that was in the queues when :meth:`load` was called."""
         return all(one.next_offset >= self._ends[q] and not one.waiting() for q, one in self._rounds.items())
 
+    def lag(self) -> dict[str, Any]:
+        """``topic``: the revive topic. ``unread``: its records that were not read yet. ``waiting``: check points that were
+        read and not processed; those whose messages are done wait too, until their time.
+        """
+        unread = sum(max(0, self._end(queue) - max(one.next_offset, 0)) for queue, one in self._rounds.items())
+        waiting = sum(one.waiting() for one in self._rounds.values())
+        return {"topic": self._topic, "unread": unread, "waiting": waiting}
+
     def _end(self, queue: int) -> int:
         bounds = self._places.queues.bounds(
             self._topic, queue, bound=self._places.bound(), floor=self._places.floor(self._topic)
