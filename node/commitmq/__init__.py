@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from commitmq.client.admin import Admin
+    from commitmq.client.admin_clients import ClientInfo, ConnectedClients
     from commitmq.client.admin_dead_letters import PurgeResult
     from commitmq.client.admin_results import GroupOffset, Lag, QueueBounds, TopicCreated, TopicDescription, TopicInfo
     from commitmq.client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer, AsyncReader
@@ -81,9 +82,11 @@ __all__ = [
     "AuthenticationError",
     "BatchResult",
     "BatchSendError",
+    "ClientInfo",
     "Code",
     "CommitMQError",
     "ConfigError",
+    "ConnectedClients",
     "Connection",
     "ConsumeResult",
     "Consumer",
@@ -164,6 +167,8 @@ _HOMES = {
     "DelayedMessages": "commitmq.client.delayed",
     "DeadLetter": "commitmq.client.dead_letters",
     "DeadLetterFilter": "commitmq.client.dead_letters",
+    "ClientInfo": "commitmq.client.admin_clients",
+    "ConnectedClients": "commitmq.client.admin_clients",
     "GroupOffset": "commitmq.client.admin_results",
     "Lag": "commitmq.client.admin_results",
     "QueueBounds": "commitmq.client.admin_results",

@@ -40,6 +40,7 @@ VERBS = {
     "query": "Find messages by key, unique key, tag, id or time.",
     "trace": "Show the trace of one message.",
     "group": "List consumer groups and their lag.",
+    "client": "List who is connected to a node.",
     "dlq": "List dead letters, send them again, give them up.",
     "delayed": "List messages that wait for their time; cancel one.",
     "store": "Inspect, repair and expire a store folder.",

@@ -57,6 +57,7 @@ class AsyncAdmin:
     groups = _in_thread(Admin.groups)
     group = _in_thread(Admin.group)
     group_config = _in_thread(Admin.group_config)
+    clients = _in_thread(Admin.clients)
     group_lag = _in_thread(Admin.group_lag)
     commit_offsets = _in_thread(Admin.commit_offsets)
     reset_offsets = _in_thread(Admin.reset_offsets)

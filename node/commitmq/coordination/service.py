@@ -19,6 +19,7 @@ from commitmq.control import ControlBlock, Word
 from commitmq.coordination.answers import Answer, Fields, Operations, Part
 from commitmq.coordination.broadcast_operations import BroadcastOperations
 from commitmq.coordination.changes import Changes
+from commitmq.coordination.client_operations import ClientOperations
 from commitmq.coordination.group_config_operations import GroupConfigOperations
 from commitmq.coordination.group_operations import GroupOperations
 from commitmq.coordination.groups import Groups
@@ -43,10 +44,11 @@ from commitmq.supervision.node_files import node_life
 
 RETRY_MS = 500
 READ_ONLY = frozenset(
-    ("topic.list", "topic.describe", "group.list", "group.describe", "group.positions", "group.configs", "offset.fetch")
-)
+    ("topic.list", "topic.describe", "group.list", "group.describe", "group.positions", "group.configs", "offset.fetch",
+     "client.list")
+)  # fmt: skip
 """Operations without an effect: nobody misses one whose client has gone."""
-LISTS = frozenset(("topic.list", "group.list", "group.positions"))
+LISTS = frozenset(("topic.list", "group.list", "group.positions", "client.list"))
 """Operations whose answers are made at the end of a turn, so that equal requests of a turn get equal ones."""
 _PUBLISH_MS = 100  # between two lists of SQL92 subscriptions for the other workers
 
@@ -126,14 +128,10 @@ class Service:
         self.changes = Changes(self.topics, self.groups, self.offsets)
         shares = ShareOperations(self.groups, self.topics, control)
         group_operations = GroupOperations(
-            self.groups,
-            self.topics,
-            self.subscriptions,
-            self._listing,
-            shares,
-            config.network.broker_name,
+            self.groups, self.topics, self.subscriptions, self._listing, shares, config.network.broker_name
         )
         offset_operations = OffsetOperations(self.offsets, self.groups, self.topics, self._ends, shares)
+        self.clients = ClientOperations(self.groups)
         self._operations: Operations = {
             **topic_operations.operations,
             **group_operations.operations,
@@ -141,6 +139,7 @@ class Service:
             **shares.operations,
             **BroadcastOperations(self.groups, config.network.broker_name).operations,
             **GroupConfigOperations(self.groups).operations,
+            **self.clients.operations,
         }
 
     def configure(self, config: NodeConfig) -> None:

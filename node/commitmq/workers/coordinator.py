@@ -88,6 +88,7 @@ class Coordinator:
         self._log = context.log
         self._service = Service(context.layout, context.config, context.control, monotonic_ms())
         self._seats = Seats(self._service.groups, context.config.groups.disconnect_grace_ms)
+        self._service.clients.who = self._seats.who
         self._last_turn_ms = monotonic_ms()
         self._no_expiry_before_ms = 0
         self._version = context.control.get(Word.TOPICS_VERSION) + 1
@@ -211,7 +212,7 @@ class Coordinator:
                 return identity, self._lists[key], _QUESTION
             answer = self._handle_one(peer, header)
             if header["op"] in _OF_MEMBERS and not has_left:
-                self._seats.take(peer, header["group"], header["member"])
+                self._seats.take(peer, header["group"], header["member"], lambda: self._asker(peer, header))
             kind = _CHANGE if answer.needs is not None else _QUESTION if header["op"] in READ_ONLY else _OF_SESSIONS
             return identity, answer, kind
         except ProtocolError as error:
@@ -223,6 +224,10 @@ class Coordinator:
             self._log.exception("a request failed", error=repr(error))
             sentence = f"the coordinator failed on this request: {error!r}"
             return identity, wire.error(identity, "SYSTEM_ERROR", sentence), _QUESTION
+
+    def _asker(self, peer: bytes, header: dict[str, Any]) -> tuple[str, str]:
+        actor = self._router.actor(peer, header)
+        return actor.name, actor.address
 
     def _handle_one(self, peer: bytes, header: dict[str, Any]) -> Answer:
         self._asked = header

@@ -1,0 +1,87 @@
+"""Goal: the verbs of an administrator say who is connected, with --json and stable exit codes.
+
+Method: one real node that serves RocketMQ's clients too; a connection of the test is such a client.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from commitmq import Admin, Consumer, Producer
+from commitmq_plugins.rocketmq.remoting.client import RemotingClient
+from commitmq_plugins.rocketmq.remoting.codes import LanguageCode, RequestCode
+from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.fastjson import dumps
+from nodes import Node, eventually, free_port, start_node
+from rocketmq_client import ask, served
+
+PORT = free_port()
+V5_4_0 = 493
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    settings = (
+        "plugins.rocketmq.enable=true",
+        "plugins.rocketmq.vip_port=false",
+        "plugins.rocketmq.namesrv_port=0",
+        f"network.store_port={PORT}",
+    )
+    with start_node(tmp_path_factory.mktemp("administration"), *settings) as made:
+        with Admin(made.address) as admin:
+            admin.topic_create("orders", 2)
+        with Producer(made.address) as producer:
+            producer.send("orders", b"one")
+        yield made
+
+
+def ran(node: Node, *words: str, code: int = 0) -> str:
+    ended = node.run(*words, "--node", node.address)
+    assert ended.returncode == code, ended.stderr + ended.stdout
+    return ended.stdout if code == 0 else ended.stderr
+
+
+def heartbeat(client_id: str, produces: list[str], consumes: str) -> Command:
+    subscription = {"topic": "orders", "subString": "*", "subVersion": 1, "expressionType": "TAG"}
+    consumer = {"groupName": consumes, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+                "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [subscription]}  # fmt: skip
+    producers = [{"groupName": one} for one in produces]
+    body = dumps({"clientID": client_id, "consumerDataSet": [consumer], "producerDataSet": producers})
+    return Command(RequestCode.HEART_BEAT, 1, language=LanguageCode.GO, version=V5_4_0, body=body)
+
+
+def test_clients_of_both_protocols_are_listed_and_shown(node: Node) -> None:
+    served(PORT)
+
+    async def talk(client: RemotingClient) -> None:
+        await client.request(heartbeat("10.1.2.3@77", ["waiters"], "cooks"), 10)
+        eventually(lambda: "10.1.2.3@77" in ran(node, "client", "list", "--group", "cooks"), "the client is listed")
+        listed: dict[str, Any] = json.loads(ran(node, "client", "list", "--topic", "orders", "--json"))
+        assert listed["complete"]
+        assert "not known" in listed["note"]
+        rows = {one["gateway"]: one for one in listed["clients"]}
+        assert sorted(one["gateway"] for one in listed["clients"]) == ["native", "rocketmq"]
+        known = {name: rows["rocketmq"][name] for name in ("language", "version", "consumes", "produces", "topics")}
+        assert known == {
+            "language": "go", "version": "5.4.0", "consumes": ["cooks"], "produces": ["waiters"],
+            "topics": ["orders"],
+        }  # fmt: skip
+        assert rows["rocketmq"]["address"].startswith("127.0.0.1:")
+        assert (rows["native"]["consumes"], rows["native"]["queues"]) == (["kitchen"], 2)
+        assert rows["native"]["address"]
+        shown = ran(node, "client", "show", "10.1.2.3@77")
+        assert "language   go 5.4.0" in shown
+        assert "produces   waiters" in shown
+        assert ran(node, "client", "list", "--user", "nobody").startswith("no clients")
+
+    with Consumer("orders", group="kitchen", node=node.address, start="earliest") as consumer:
+        assert len(consumer.poll(10))
+        ask(PORT, talk)
+    eventually(
+        lambda: "10.1.2.3@77" not in ran(node, "client", "list", "--group", "waiters"), "it is gone with its connection"
+    )
+    assert "no client '10.1.2.3@77' is connected" in ran(node, "client", "show", "10.1.2.3@77", code=1)
