@@ -16,7 +16,8 @@ from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import LanguageCode, RequestCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
-from nodes import Node, eventually, free_port, start_node
+from dashboard_client import Visitor, texts
+from nodes import Node, eventually, free_port, free_ports, start_node
 from rocketmq_client import ask, served
 
 PORT = free_port()
@@ -29,6 +30,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         "plugins.rocketmq.enable=true",
         "plugins.rocketmq.vip_port=false",
         "plugins.rocketmq.namesrv_port=0",
+        "plugins.dashboard.enable=true",
+        f"plugins.dashboard.port={free_ports(1)}",
+        "plugins.dashboard.history_s=0",
         f"network.store_port={PORT}",
     )
     with start_node(tmp_path_factory.mktemp("administration"), *settings) as made:
@@ -54,7 +58,16 @@ def heartbeat(client_id: str, produces: list[str], consumes: str) -> Command:
     return Command(RequestCode.HEART_BEAT, 1, language=LanguageCode.GO, version=V5_4_0, body=body)
 
 
-def test_clients_of_both_protocols_are_listed_and_shown(node: Node) -> None:
+@pytest.fixture(scope="module")
+def visitor(node: Node) -> Visitor:
+    def endpoints() -> list[str]:
+        return list(node.row("worker-dashboard").get("endpoints") or ())
+
+    eventually(lambda: bool(endpoints()), "the dashboard is ready")
+    return Visitor(int(endpoints()[0].rpartition(":")[2]))
+
+
+def test_clients_of_both_protocols_are_listed_and_shown(node: Node, visitor: Visitor) -> None:
     served(PORT)
 
     async def talk(client: RemotingClient) -> None:
@@ -77,6 +90,9 @@ def test_clients_of_both_protocols_are_listed_and_shown(node: Node) -> None:
         assert "language   go 5.4.0" in shown
         assert "produces   waiters" in shown
         assert ran(node, "client", "list", "--user", "nobody").startswith("no clients")
+        (connected,) = visitor.read("/clients?q=waiters")["connections"]
+        assert (connected["gateway"], connected["language"], connected["produces"]) == ("rocketmq", "go", ["waiters"])
+        assert {"10.1.2.3@77", "go", "5.4.0"} <= set(texts(visitor.get("/clients").text).split())
 
     with Consumer("orders", group="kitchen", node=node.address, start="earliest") as consumer:
         assert len(consumer.poll(10))
