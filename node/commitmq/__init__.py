@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from commitmq.client.admin import Admin
     from commitmq.client.admin_clients import ClientInfo, ConnectedClients
+    from commitmq.client.admin_config import ConfigChange, ConfigImport
     from commitmq.client.admin_dead_letters import PurgeResult
     from commitmq.client.admin_results import GroupOffset, Lag, QueueBounds, TopicCreated, TopicDescription, TopicInfo
     from commitmq.client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer, AsyncReader
@@ -85,7 +86,9 @@ __all__ = [
     "ClientInfo",
     "Code",
     "CommitMQError",
+    "ConfigChange",
     "ConfigError",
+    "ConfigImport",
     "ConnectedClients",
     "Connection",
     "ConsumeResult",
@@ -168,6 +171,8 @@ _HOMES = {
     "DeadLetter": "commitmq.client.dead_letters",
     "DeadLetterFilter": "commitmq.client.dead_letters",
     "ClientInfo": "commitmq.client.admin_clients",
+    "ConfigChange": "commitmq.client.admin_config",
+    "ConfigImport": "commitmq.client.admin_config",
     "ConnectedClients": "commitmq.client.admin_clients",
     "GroupOffset": "commitmq.client.admin_results",
     "Lag": "commitmq.client.admin_results",

@@ -1,4 +1,4 @@
-"""Goal: the verbs of an administrator say who is connected, with --json and stable exit codes.
+"""Goal: the verbs of an administrator say who is connected, and carry settings from node to node, with --json and exit codes.
 
 Method: one real node that serves RocketMQ's clients too; a connection of the test is such a client.
 """
@@ -6,7 +6,9 @@ Method: one real node that serves RocketMQ's clients too; a connection of the te
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,3 +103,62 @@ def test_clients_of_both_protocols_are_listed_and_shown(node: Node, visitor: Vis
         lambda: "10.1.2.3@77" not in ran(node, "client", "list", "--group", "waiters"), "it is gone with its connection"
     )
     assert "no client '10.1.2.3@77' is connected" in ran(node, "client", "show", "10.1.2.3@77", code=1)
+
+
+def test_settings_go_to_a_file_and_from_it_to_a_node(node: Node, tmp_path: Path) -> None:
+    file = tmp_path / "node.json"
+    with Admin(node.address) as admin:
+        admin.topic_create("gone", 3, attributes={"message.type": "FIFO"})
+        admin.group_config("pastry", {"retryMaxTimes": 3})
+        admin.commit_offsets("pastry", [("orders", 0, 1)])
+        told = json.loads(ran(node, "export", "config", "--to", str(file), "--offsets", "--json"))
+        assert told["topics"] >= 2
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert "is there already" in ran(node, "export", "config", "--to", str(file), code=1)
+        assert ran(node, "import", "config", str(file)) == "nothing differs\n"
+
+        admin.topic_delete("gone")
+        admin.topic_update("orders", perm=4)
+        admin.group_config("pastry", {"retryMaxTimes": 9})
+        before = ran(node, "import", "config", str(file), "--dry-run")
+        assert "WOULD BE" in before
+        assert admin.topic("orders").perm == 4
+        done = json.loads(ran(node, "import", "config", str(file), "--json"))
+        assert done["applied"]
+        changes = {(one["kind"], one["name"]): (one["before"], one["after"], one["error"]) for one in done["changes"]}
+        gone = {"read_queues": 3, "write_queues": 3, "perm": 6, "attributes": {"message.type": "FIFO"}}
+        assert changes == {
+            ("topic", "gone"): (None, gone, None),
+            ("topic", "orders"): ({"perm": 4}, {"perm": 6}, None),
+            ("group", "pastry"): ({"retryMaxTimes": 9}, {"retryMaxTimes": 3}, None),
+        }
+        made = admin.topic("gone")
+        assert (made.write_queues, made.attributes["message.type"], admin.topic("orders").perm) == (3, "FIFO", 6)
+
+        document = json.loads(file.read_bytes())
+        document["topics"] = []
+        document["groups"] = [{"name": "bakers", "settings": {"consumeEnable": False}}]
+        rows = [{"group": "bakers", "topic": "orders", "queue": 0, "offset": 1}]
+        document["offsets"] = rows
+        file.write_text(json.dumps(document))
+        ran(node, "import", "config", str(file), "--offsets")
+        assert admin.group_config("bakers")["consumeEnable"] is False
+        assert [list(one) for one in admin.group("bakers")["offsets"]] == [["orders", 0, 1]]
+
+        rows[0]["offset"], document["groups"][0]["settings"]["consumeEnable"] = 99, True
+        document["topics"] = [{**gone, "name": "gone", "attributes": {"queue.type": "BatchCQ"}}]
+        file.write_text(json.dumps(document))
+        refused = ran(node, "import", "config", str(file), "--offsets", code=1)
+        assert "which ends at" in refused
+        assert "topic gone has queue.type SimpleCQ, not BatchCQ, and that never changes" in refused
+        assert refused.endswith("nothing was changed\n")
+        assert admin.group_config("bakers")["consumeEnable"] is False
+
+    for text, wanted in (
+        ("{\n  nothing", "line 2, column 3"),
+        (json.dumps({**document, "version": 2}), "version must be 1"),
+    ):
+        file.write_text(text)
+        complaint = ran(node, "import", "config", str(file), code=1)
+        assert wanted in complaint
+        assert "nothing was changed; correct the file" in complaint

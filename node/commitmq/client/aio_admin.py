@@ -58,6 +58,8 @@ class AsyncAdmin:
     group = _in_thread(Admin.group)
     group_config = _in_thread(Admin.group_config)
     clients = _in_thread(Admin.clients)
+    export_config = _in_thread(Admin.export_config)
+    import_config = _in_thread(Admin.import_config)
     group_lag = _in_thread(Admin.group_lag)
     commit_offsets = _in_thread(Admin.commit_offsets)
     reset_offsets = _in_thread(Admin.reset_offsets)
