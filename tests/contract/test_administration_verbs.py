@@ -1,4 +1,4 @@
-"""Goal: the verbs of an administrator say who is connected, and carry settings from node to node, with --json and exit codes.
+"""Goal: the verbs of an administrator say who is connected, print metrics, and carry settings from node to node.
 
 Method: one real node that serves RocketMQ's clients too; a connection of the test is such a client.
 """
@@ -28,16 +28,23 @@ V5_4_0 = 493
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    folder = tmp_path_factory.mktemp("administration")
+    tokens = folder / "tokens"
+    tokens.write_text("a-token-of-thirty-two-characters\n")
+    tokens.chmod(0o600)
     settings = (
         "plugins.rocketmq.enable=true",
         "plugins.rocketmq.vip_port=false",
+        "metrics.enable=true",
+        "metrics.port=0",
+        "metrics.token_file=" + str(tokens),
         "plugins.rocketmq.namesrv_port=0",
         "plugins.dashboard.enable=true",
         f"plugins.dashboard.port={free_ports(1)}",
         "plugins.dashboard.history_s=0",
         f"network.store_port={PORT}",
     )
-    with start_node(tmp_path_factory.mktemp("administration"), *settings) as made:
+    with start_node(folder / "node", *settings) as made:
         with Admin(made.address) as admin:
             admin.topic_create("orders", 2)
         with Producer(made.address) as producer:
@@ -162,3 +169,16 @@ def test_settings_go_to_a_file_and_from_it_to_a_node(node: Node, tmp_path: Path)
         complaint = ran(node, "import", "config", str(file), code=1)
         assert wanted in complaint
         assert "nothing was changed; correct the file" in complaint
+
+
+def test_metrics_are_printed_and_taken_apart(node: Node) -> None:
+    tokens = str(node.store.parent.parent / "tokens")
+    assert "asks for a token (metrics.token_file)" in ran(node, "metrics", code=1)
+    lines = ran(node, "metrics", "--match", "rocketmq_topic", "--token-file", tokens).splitlines()
+    assert lines
+    assert all(line.startswith("rocketmq_topic") for line in lines)
+    (found,) = json.loads(
+        ran(node, "metrics", "--match", "rocketmq_messages_in_total.*orders", "--token-file", tokens, "--json")
+    )["samples"]
+    assert (found["name"], found["labels"]["topic"], found["value"]) == ("rocketmq_messages_in_total", "orders", 1)
+    assert "is no regular expression" in ran(node, "metrics", "--match", "(", code=2)

@@ -32,6 +32,7 @@ VERBS = {
     "status": "Show a node's processes, positions and lags.",
     "doctor": "Examine a node: one page of findings, with advice.",
     "top": "Show topics by rate and groups by lag, again and again.",
+    "metrics": "Print the samples of a node's /metrics.",
     "drain": "Refuse sends, or take them again, for maintenance.",
     "config": "Show a node's settings; change some of them at once.",
     "topic": "Create, list, describe and delete topics.",
