@@ -1,4 +1,5 @@
-"""Goal: the verbs of an administrator say who is connected, print metrics, and carry settings from node to node.
+"""Goal: the verbs of an administrator say who is connected, print metrics, show users, and carry
+settings from node to node.
 
 Method: one real node that serves RocketMQ's clients too; a connection of the test is such a client.
 """
@@ -182,3 +183,30 @@ def test_metrics_are_printed_and_taken_apart(node: Node) -> None:
     )["samples"]
     assert (found["name"], found["labels"]["topic"], found["value"]) == ("rocketmq_messages_in_total", "orders", 1)
     assert "is no regular expression" in ran(node, "metrics", "--match", "(", code=2)
+
+
+def test_a_user_is_shown_and_its_entries_go_to_another(node: Node) -> None:
+    """The last test here: with the first user RocketMQ's clients must sign."""
+
+    def of_store(*words: str, code: int = 0) -> str:
+        ended = node.run(*words, "--store", str(node.store))
+        assert ended.returncode == code, ended.stderr + ended.stdout
+        return ended.stdout if code == 0 else ended.stderr
+
+    for name in ("shop", "kiosk"):
+        of_store("user", "add", name)
+    of_store("acl", "allow", "shop", "Topic:orders", "Pub,Sub", "--from", "10.1.0.0/16")
+    of_store("acl", "deny", "kiosk", "Topic:orders", "Pub")
+    of_store("acl", "allow", "kiosk", "Topic:news", "Sub")
+    copied = json.loads(of_store("acl", "copy", "shop", "kiosk", "--json"))
+    assert {one["resource"]: (one["actions"], one["decision"]) for one in copied["kiosk"]["custom"]} == {
+        "Topic:news": (["Sub"], "Allow"),
+        "Topic:orders": (["Pub", "Sub"], "Allow"),
+    }
+    shown = json.loads(of_store("user", "show", "kiosk", "--json"))
+    assert (shown["type"], shown["keys"], shown["quotas"], shown["policies"]) == ("Normal", [], {}, copied["kiosk"])
+    text = of_store("user", "show", "kiosk")
+    assert "Topic:orders" in text
+    assert "secret" not in text
+    assert "there is no user 'nobody'" in of_store("acl", "copy", "nobody", "kiosk", code=2)
+    assert "there is no user 'nobody'" in of_store("user", "show", "nobody", code=2)

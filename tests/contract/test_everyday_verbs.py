@@ -139,7 +139,7 @@ def test_shells_complete_verbs() -> None:
 
 @pytest.mark.parametrize("verb", ["doctor", "top", "drain", "config show", "config set", "config unset", "completion",
                                   "support bundle", "store snapshot", "group clone", "client list", "client show",
-                                  "export config", "import config", "metrics"])  # fmt: skip
+                                  "export config", "import config", "metrics", "user show", "acl copy"])  # fmt: skip
 def test_the_example_in_the_help_is_a_command(verb: str) -> None:
     from click.testing import CliRunner
 
