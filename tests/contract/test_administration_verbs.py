@@ -7,6 +7,8 @@ Method: one real node that serves RocketMQ's clients too; a connection of the te
 from __future__ import annotations
 
 import json
+import os
+import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +102,11 @@ def test_clients_of_both_protocols_are_listed_and_shown(node: Node, visitor: Vis
         assert "language   go 5.4.0" in shown
         assert "produces   waiters" in shown
         assert ran(node, "client", "list", "--user", "nobody").startswith("no clients")
+        os.kill(node.pids()["coordinator"], signal.SIGKILL)
+        eventually(lambda: node.row("coordinator")["restarts"] == 1, "the coordinator is killed")
+        eventually(
+            lambda: "10.1.2.3@77" in ran(node, "client", "list", "--group", "waiters"), "the new one knows the client"
+        )
         (connected,) = visitor.read("/clients?q=waiters")["connections"]
         assert (connected["gateway"], connected["language"], connected["produces"]) == ("rocketmq", "go", ["waiters"])
         assert {"10.1.2.3@77", "go", "5.4.0"} <= set(texts(visitor.get("/clients").text).split())

@@ -3,7 +3,7 @@
 Owns (only it writes): ``config/topics.json``, ``config/consumerOffset.json``, ``config/subscriptionGroup.json``,
     ``config/consumerFilter.json``, ``run/subscriptions.json``, ``commitmq/offsets.journal``,
     ``commitmq/deleted_topics.json``, ``commitmq/deleting_topics.json``, ``commitmq/topics.journal``,
-    ``commitmq/group_members.log``, ``commitmq/makers.log``; membership of groups, in memory.
+    ``commitmq/group_members.log``, ``commitmq/makers.log``; membership of groups and connected clients, in memory.
 Reads: the control block's WRITTEN, MIN_OFFSET, WRITER_TOPICS and MEMORY_TOPICS, and the ConsumeQueue dispatcher's TOPICS,
     for deletions (:mod:`commitmq.coordination.deletions`).
 Advances: TOPICS_VERSION, SUBSCRIPTIONS_VERSION.

@@ -1,8 +1,8 @@
 """Tells the coordinator who is connected here, for `commitmq client list` and the dashboard (``client.heard``).
 
 A client is told of when its groups change and after its heartbeats, at most once a second, and many of them with one request.
-So the cost grows with the clients, and not with what they send. While the coordinator is away nothing is kept but who is due;
-a new coordinator is told of all.
+So the cost grows with the clients, and not with what they send. While the coordinator is away nothing is kept but who is due.
+A new coordinator is told of all, and of this process even without clients: it must not take its members for native ones.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class ClientNews:
         self._due: dict[Connection, None] = {}
         self._gone: dict[str, None] = {}
         self._line = 0
+        self._is_new = True
         self._task: asyncio.Task[None] | None = None
 
     def changed(self, connection: Connection) -> None:
@@ -55,8 +56,9 @@ class ClientNews:
         connections = self._node.line("coordinator").connections
         if connections != self._line:
             self._line = connections
+            self._is_new = True
             self._due |= dict.fromkeys(self._registry.links())
-        if self._due or self._gone:
+        if self._is_new or self._due or self._gone:
             self._task = asyncio.create_task(self._tell())
 
     async def close(self) -> None:
@@ -66,7 +68,7 @@ class ClientNews:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _tell(self) -> None:
-        while self._due or self._gone:
+        while self._is_new or self._due or self._gone:
             told: list[Connection] = []
             rows: list[dict[str, Any]] = []
             gone, self._gone = list(self._gone), {}
@@ -84,9 +86,11 @@ class ClientNews:
                 await self._node.ask(
                     "coordinator", "client.heard", gateway=GATEWAY, instance=self._instance, clients=rows, gone=gone
                 )
+                self._is_new = False
             except ProtocolError as error:
                 self._log.debug("the coordinator was not told who is connected", error=str(error))
                 if error.code != SERVICE_NOT_AVAILABLE:
+                    self._is_new = False
                     continue
                 self._due |= dict.fromkeys(one for one in told if not one.is_closed)
                 return  # the coordinator forgets by itself who is gone
