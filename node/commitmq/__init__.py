@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from commitmq.client.admin import Admin
+    from commitmq.client.admin_clients import ClientInfo, ConnectedClients
+    from commitmq.client.admin_config import ConfigChange, ConfigImport
     from commitmq.client.admin_dead_letters import PurgeResult
     from commitmq.client.admin_results import GroupOffset, Lag, QueueBounds, TopicCreated, TopicDescription, TopicInfo
     from commitmq.client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer, AsyncReader
@@ -81,9 +83,13 @@ __all__ = [
     "AuthenticationError",
     "BatchResult",
     "BatchSendError",
+    "ClientInfo",
     "Code",
     "CommitMQError",
+    "ConfigChange",
     "ConfigError",
+    "ConfigImport",
+    "ConnectedClients",
     "Connection",
     "ConsumeResult",
     "Consumer",
@@ -164,6 +170,10 @@ _HOMES = {
     "DelayedMessages": "commitmq.client.delayed",
     "DeadLetter": "commitmq.client.dead_letters",
     "DeadLetterFilter": "commitmq.client.dead_letters",
+    "ClientInfo": "commitmq.client.admin_clients",
+    "ConfigChange": "commitmq.client.admin_config",
+    "ConfigImport": "commitmq.client.admin_config",
+    "ConnectedClients": "commitmq.client.admin_clients",
     "GroupOffset": "commitmq.client.admin_results",
     "Lag": "commitmq.client.admin_results",
     "QueueBounds": "commitmq.client.admin_results",

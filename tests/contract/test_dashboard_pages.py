@@ -125,7 +125,12 @@ def test_clients_are_members_of_groups(node: Node, visitor: Visitor) -> None:
         (row,) = found["clients"]
         assert (row["group"], row["topics"], row["queues"], found["total"]) == ("readers", ["read"], 2, 1)
         assert row["member"] in texts(visitor.get("/clients?q=READ").text)
-        assert visitor.read("/clients?q=nobody")["clients"] == []
+        (connected,) = found["connections"]
+        assert (connected["gateway"], connected["consumes"], found["complete"]) == ("native", ["readers"], True)
+        assert connected["id"] == row["member"]
+        assert connected["address"]
+        nobody = visitor.read("/clients?q=nobody")
+        assert nobody["clients"] == nobody["connections"] == []
 
 
 def test_the_audit_log_from_its_end(node: Node, visitor: Visitor) -> None:

@@ -75,6 +75,10 @@ def test_top_shows_rates_and_lags(node: Node) -> None:
     assert told["not_looked_at"] == {"topics": 2, "groups": 0}
 
 
+def test_a_node_without_metrics_says_which_setting_turns_them_on(node: Node) -> None:
+    assert "start it with --metrics, which sets metrics.enable=true" in ran(node, "metrics", code=1)
+
+
 def test_a_drained_node_refuses_sends_and_nothing_else(node: Node) -> None:
     told = json.loads(ran(node, "drain", "on", "--json"))
     assert told == {"refuses_sends": True, "before": False, "not_yet": []}
@@ -136,7 +140,8 @@ def test_shells_complete_verbs() -> None:
 @pytest.mark.parametrize("verb", ["doctor", "top", "drain", "config show", "config set", "config unset", "completion",
                                   "support bundle", "store snapshot", "group clone", "topic list", "topic prune",
                                   "topic offset", "topic time", "group create", "group delete", "group members", "group pop",
-                                  "group describe", "group reset", "consume"])  # fmt: skip
+                                  "group describe", "group reset", "consume", "client list", "client show", "export config",
+                                  "import config", "metrics", "user show", "acl copy"])  # fmt: skip
 def test_the_example_in_the_help_is_a_command(verb: str) -> None:
     from click.testing import CliRunner
 

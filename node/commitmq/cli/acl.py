@@ -1,4 +1,4 @@
-"""``commitmq acl allow|deny|remove|list|test``: what each user may do (RocketMQ's ACL 2.0)."""
+"""``commitmq acl allow|deny|remove|copy|list|test``: what each user may do (RocketMQ's ACL 2.0)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from commitmq.cli.users import access_file, known_user, store_option
 
 if TYPE_CHECKING:
     from commitmq.security.access_table import AccessTable
+    from commitmq.security.policy import Policies
 
 _from_option = click.option(
     "--from", "networks", metavar="IP|NETWORK", multiple=True, help="Only from there; may be repeated."
@@ -94,6 +95,39 @@ def remove(user: str, resource: str, store: Path) -> None:
     click.echo(f"user {user}: no entry for {pattern}")
 
 
+@acl.command()
+@click.argument("source", metavar="FROM")
+@click.argument("name", metavar="TO")
+@store_option
+@json_option
+def copy(source: str, name: str, store: Path, as_json: bool) -> None:
+    """Give user TO the entries of user FROM too.
+
+    An entry that TO has for the same resource is replaced; its other entries stay.
+
+    \b
+    Example: commitmq acl copy shop kiosk --store /var/lib/commitmq
+    """
+    from commitmq.security.policy import Policies
+
+    copied: list[Policies] = []
+
+    def apply(table: AccessTable) -> None:
+        known_user(table, source)
+        known_user(table, name)
+        found = table.policies.get(source, Policies())
+        if not (found.custom or found.default):
+            raise click.UsageError(f"user {source} has no entries; `commitmq acl list` shows who has")
+        copied.append(table.policies.get(name, Policies()).with_all(found))
+        table.policies[name] = copied[-1]
+
+    access_file(store).change(apply)
+    if as_json:
+        print_json({name: copied[-1].to_json()})
+    else:
+        print_entries({name: copied[-1]})
+
+
 @acl.command(name="list")
 @click.argument("user", required=False)
 @store_option
@@ -107,6 +141,14 @@ def list_(user: str | None, store: Path, as_json: bool) -> None:
     if as_json:
         print_json({name: one.to_json() for name, one in found.items()})
         return
+    if any(one.custom or one.default for one in found.values()):
+        print_entries(found)
+    else:
+        click.echo("no entries: users that are not super users may do nothing")
+
+
+def print_entries(found: dict[str, Policies]) -> None:
+    """A table of the entries of each user."""
     rows = [
         (
             name,
@@ -118,10 +160,7 @@ def list_(user: str | None, store: Path, as_json: bool) -> None:
         for name, policies in found.items()
         for entry in (*policies.custom, *policies.default)
     ]
-    if rows:
-        print_table(("USER", "RESOURCE", "ACTIONS", "DECISION", "FROM"), rows, left=(0, 1, 2, 3, 4))
-    else:
-        click.echo("no entries: users that are not super users may do nothing")
+    print_table(("USER", "RESOURCE", "ACTIONS", "DECISION", "FROM"), rows, left=(0, 1, 2, 3, 4))
 
 
 @acl.command()

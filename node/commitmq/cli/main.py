@@ -25,13 +25,14 @@ from commitmq.errors import (
 from commitmq.files.no_space import NO_SPACE
 from commitmq.supervision.exit_codes import MEANINGS, CliExit
 
-# verb -> one-line summary. The module is commitmq.cli.VERB, and its click command is also called VERB.
+# verb -> one-line summary. The module is commitmq.cli.VERB, and its click command is also called VERB (see _MODULES).
 VERBS = {
     "start": "Start a node on a store folder.",
     "stop": "Stop a node; returns when everything is flushed.",
     "status": "Show a node's processes, positions and lags.",
     "doctor": "Examine a node: one page of findings, with advice.",
     "top": "Show topics by rate and groups by lag, again and again.",
+    "metrics": "Print the samples of a node's /metrics.",
     "drain": "Refuse sends, or take them again, for maintenance.",
     "config": "Show a node's settings; change some of them at once.",
     "topic": "Create, list, describe and delete topics.",
@@ -40,6 +41,9 @@ VERBS = {
     "query": "Find messages by key, unique key, tag, id, offset or time.",
     "trace": "Show the trace of one message.",
     "group": "List consumer groups and their lag.",
+    "client": "List who is connected to a node.",
+    "export": "Write the settings of a node's topics and groups to a file.",
+    "import": "Give a node the topics and groups of a file.",
     "dlq": "List dead letters, send them again, give them up.",
     "delayed": "List messages that wait for their time; cancel one.",
     "store": "Inspect, repair and expire a store folder.",
@@ -55,6 +59,9 @@ VERBS = {
     "keys": "Make a node's keys, for encrypted connections.",
     "kernels": "Compile the numba kernels, and show where they are kept.",
 }
+
+# Modules whose verbs are words of Python.
+_MODULES = {"import": "import_"}
 
 # Verbs that built-in plugins add through the hook; their summaries are here so that --help need not load the plugins, and
 # their plugins so that such a verb loads no other one.
@@ -96,7 +103,8 @@ class LazyGroup(click.Group):
         if cmd_name not in VERBS:
             self._ask_plugins()
             return super().get_command(ctx, cmd_name)
-        command = getattr(import_module(f"commitmq.cli.{cmd_name}"), cmd_name)
+        module = _MODULES.get(cmd_name, cmd_name)
+        command = getattr(import_module(f"commitmq.cli.{module}"), module)
         assert isinstance(command, click.Command)
         return command
 

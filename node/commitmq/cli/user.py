@@ -1,4 +1,4 @@
-"""``commitmq user add|alter|delete|list``: the users of a store, whose names and secrets RocketMQ's clients sign with."""
+"""``commitmq user add|alter|delete|show|list``: the users of a store, whose names and secrets RocketMQ's clients sign with."""
 
 from __future__ import annotations
 
@@ -163,6 +163,37 @@ def delete(name: str, store: Path, as_json: bool) -> None:
         print_json({"name": name, "deleted": True})
     else:
         click.echo(f"user {name} deleted")
+
+
+@user.command()
+@click.argument("name")
+@store_option
+@json_option
+def show(name: str, store: Path, as_json: bool) -> None:
+    """Show user NAME: its kind, quotas, public keys and entries, without its secret.
+
+    \b
+    Example: commitmq user show shop --store /var/lib/commitmq
+    """
+    from commitmq.cli.acl import print_entries
+    from commitmq.security.policy import Policies
+
+    table = access_file(store).load()
+    one = known_user(table, name)
+    policies = table.policies.get(name, Policies())
+    if as_json:
+        keys = list(one.keys)
+        print_json(
+            {"name": name, **one.shown(), "keys": keys, "quotas": dict(one.quotas), "policies": policies.to_json()}
+        )
+        return
+    _tell(one, None, as_json=False)
+    for key_ in one.keys:
+        click.echo(f"key: {key_}")
+    if policies.custom or policies.default:
+        print_entries({name: policies})
+    elif not one.is_super:
+        click.echo("no entries: it may do nothing")
 
 
 @user.command(name="list")

@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from commitmq.client import checks
+from commitmq.client.admin_clients import ClientAdmin
+from commitmq.client.admin_config import ConfigAdmin
 from commitmq.client.admin_dead_letters import DeadLetterAdmin
 from commitmq.client.admin_delayed import DelayedAdmin
 from commitmq.client.admin_groups import GroupAdmin
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 _LONG_WORK_S = 600.0  # the disk decides how long a stop and a deletion take
 
 
-class Admin(TopicAdmin, GroupAdmin, DeadLetterAdmin, DelayedAdmin):
+class Admin(TopicAdmin, GroupAdmin, DeadLetterAdmin, DelayedAdmin, ClientAdmin, ConfigAdmin):
     """Asks one node. Not thread-safe.
 
     Every method raises NodeUnavailableError without an answer within ``timeout_s``, and ProtocolError when the node refuses;

@@ -268,6 +268,7 @@ class GroupsConfig:
     max_topics_per_member: int = _key(1_024, 1, live=True)
     max_member_bytes: int = _key(1024 * 1024, 4_096, live=True)
     max_membership_bytes: int = _key(128 * 1024 * 1024, 65_536, live=True)
+    max_listed_clients: int = _key(5_000, 1, 1_000_000, live=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class Listing:
         self._topics, self._groups, self._offsets = topics, groups, offsets
         self._topic_names = sorted(topics.table.topics)
         self._pages: dict[tuple[str, int], Fields] = {}
+        self.who: Callable[[str, str], tuple[str, str]] = lambda group, member: ("", "")
+        """User and address of a member's connection; set by who has the connections."""
 
     def topics_changed(self, names: Iterable[str]) -> None:
         """Drop the encoded pages with these topics, which were created, changed or deleted."""
@@ -123,7 +125,7 @@ class Listing:
             elif part == "queues" and group is not None:
                 rows[part].append([*key, group.holders[key[0], key[1]]])
             elif group is not None:
-                rows[part].append(_member_row(group, key[0], now_ms))
+                rows[part].append({**_member_row(group, key[0], now_ms), "address": self.who(name, key[0])[1]})
         members = 0 if group is None else len(group.members)
         state = "empty" if not members else "stable" if group is not None and group.settled else "rebalancing"
         strategy = AVERAGE if group is None or group.strategy is None else group.strategy
@@ -155,7 +157,6 @@ def _member_row(group: Membership, name: str, now_ms: int) -> Fields:
         "queues": sorted(one.held),
         "session_timeout_ms": one.session_timeout_ms,
         "heard_ms_ago": now_ms - one.heard_ms,
-        "address": one.address,
     }
 
 

@@ -19,6 +19,7 @@ from commitmq.control import ControlBlock, Word
 from commitmq.coordination.answers import Answer, Fields, Operations, Part
 from commitmq.coordination.broadcast_operations import BroadcastOperations
 from commitmq.coordination.changes import Changes
+from commitmq.coordination.client_operations import ClientOperations
 from commitmq.coordination.group_config_operations import GroupConfigOperations
 from commitmq.coordination.group_operations import GroupOperations
 from commitmq.coordination.groups import Groups
@@ -43,10 +44,11 @@ from commitmq.supervision.node_files import node_life
 
 RETRY_MS = 500
 READ_ONLY = frozenset(
-    ("topic.list", "topic.describe", "group.list", "group.describe", "group.positions", "group.configs", "offset.fetch")
-)
+    ("topic.list", "topic.describe", "group.list", "group.describe", "group.positions", "group.configs", "offset.fetch",
+     "client.list")
+)  # fmt: skip
 """Operations without an effect: nobody misses one whose client has gone."""
-LISTS = frozenset(("topic.list", "group.list", "group.positions"))
+LISTS = frozenset(("topic.list", "group.list", "group.positions", "client.list"))
 """Operations whose answers are made at the end of a turn, so that equal requests of a turn get equal ones."""
 _PUBLISH_MS = 100  # between two lists of SQL92 subscriptions for the other workers
 
@@ -99,7 +101,7 @@ class Service:
             {TOPIC: lambda: self.topics.table.topics, GROUP: lambda: self.groups.table.groups},
         )
         self.topics.makes = self.groups.makes = self.makers.makes
-        self._listing = Listing(self.topics, self.groups, self.offsets)
+        self.listing = Listing(self.topics, self.groups, self.offsets)
         self._ends = QueueEnds(layout, config, control)
         self.subscriptions = Subscriptions.load(
             layout,
@@ -118,7 +120,7 @@ class Service:
         topic_operations = TopicOperations(
             self.topics,
             self.offsets,
-            self._listing,
+            self.listing,
             control,
             config=config,
             failed=lambda error, now_ms: self._fail("topics", error, now_ms),
@@ -126,14 +128,10 @@ class Service:
         self.changes = Changes(self.topics, self.groups, self.offsets)
         shares = ShareOperations(self.groups, self.topics, control)
         group_operations = GroupOperations(
-            self.groups,
-            self.topics,
-            self.subscriptions,
-            self._listing,
-            shares,
-            config.network.broker_name,
+            self.groups, self.topics, self.subscriptions, self.listing, shares, config.network.broker_name
         )
         offset_operations = OffsetOperations(self.offsets, self.groups, self.topics, self._ends, shares)
+        self.clients = ClientOperations(self.groups)
         self._operations: Operations = {
             **topic_operations.operations,
             **group_operations.operations,
@@ -141,6 +139,7 @@ class Service:
             **shares.operations,
             **BroadcastOperations(self.groups, config.network.broker_name).operations,
             **GroupConfigOperations(self.groups, shares).operations,
+            **self.clients.operations,
         }
 
     def configure(self, config: NodeConfig) -> None:
@@ -387,7 +386,7 @@ class Service:
             return None
         touched = [*changed, *(name for name, _ in ending), *deleted]
         self.groups.topics_changed(touched)
-        self._listing.topics_changed(touched)
+        self.listing.topics_changed(touched)
         for name in touched:
             self._ends.forget(name)
         known, tombstones = self.topics.table.topics, self.topics.deletions.tombstones

@@ -226,6 +226,8 @@ NEEDS: Final[Mapping[str, Mapping[str, Needs | None]]] = {
         "group.forbid": _fields(topic=UPDATE, group=UPDATE),
         "group.broadcast": _OF_GROUP,
         "group.share": SUPER,
+        "client.heard": SUPER,
+        "client.list": _cluster(GET),
         "offset.commit": _commit,
         "offset.fetch": _fetch,
         "offset.forget": _fields(group=DELETE | UPDATE),

@@ -115,6 +115,14 @@ class Policies:
         rest = tuple(one for one in self.custom if one.pattern != entry.pattern)
         return Policies((*rest, entry), self.default)
 
+    def with_all(self, other: Policies) -> Policies:
+        """A copy with the entries of ``other`` too; one of these stands instead of an entry for the same resources."""
+        added = {one.pattern for one in other.custom}, {one.pattern for one in other.default}
+        return Policies(
+            (*(one for one in self.custom if one.pattern not in added[0]), *other.custom),
+            (*(one for one in self.default if one.pattern not in added[1]), *other.default),
+        )
+
     def without(self, pattern: ResourcePattern) -> Policies:
         """A copy without the entries for these resources. Raises KeyError when there are none."""
         left = Policies(

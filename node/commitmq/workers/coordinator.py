@@ -3,7 +3,7 @@
 Owns (only it writes): ``config/topics.json``, ``config/consumerOffset.json``, ``config/subscriptionGroup.json``,
     ``config/consumerFilter.json``, ``run/subscriptions.json``, ``commitmq/offsets.journal``,
     ``commitmq/deleted_topics.json``, ``commitmq/deleting_topics.json``, ``commitmq/topics.journal``,
-    ``commitmq/group_members.log``, ``commitmq/makers.log``; membership of groups, in memory.
+    ``commitmq/group_members.log``, ``commitmq/makers.log``; membership of groups and connected clients, in memory.
 Reads: the control block's WRITTEN, MIN_OFFSET, WRITER_TOPICS and MEMORY_TOPICS, and the ConsumeQueue dispatcher's TOPICS,
     for deletions (:mod:`commitmq.coordination.deletions`).
 Advances: TOPICS_VERSION, SUBSCRIPTIONS_VERSION.
@@ -33,6 +33,7 @@ from commitmq.coordination.seats import Seats
 from commitmq.coordination.service import LISTS, READ_ONLY, RETRY_MS, Service, TopicNews
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.network.share_of_time import ShareOfTime
+from commitmq.network.zap import LOCAL
 from commitmq.protocol import wire
 from commitmq.security.audit_line import Event
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
@@ -88,6 +89,7 @@ class Coordinator:
         self._log = context.log
         self._service = Service(context.layout, context.config, context.control, monotonic_ms())
         self._seats = Seats(self._service.groups, context.config.groups.disconnect_grace_ms)
+        self._service.clients.who = self._service.listing.who = self._seats.who
         self._last_turn_ms = monotonic_ms()
         self._no_expiry_before_ms = 0
         self._version = context.control.get(Word.TOPICS_VERSION) + 1
@@ -211,8 +213,7 @@ class Coordinator:
                 return identity, self._lists[key], _QUESTION
             answer = self._handle_one(peer, header)
             if header["op"] in _OF_MEMBERS and not has_left:
-                self._seats.take(peer, header["group"], header["member"])
-                self._note_address(peer, header["group"], header["member"])
+                self._seats.take(peer, header["group"], header["member"], lambda: self._asker(peer, header))
             kind = _CHANGE if answer.needs is not None else _QUESTION if header["op"] in READ_ONLY else _OF_SESSIONS
             return identity, answer, kind
         except ProtocolError as error:
@@ -225,11 +226,12 @@ class Coordinator:
             sentence = f"the coordinator failed on this request: {error!r}"
             return identity, wire.error(identity, "SYSTEM_ERROR", sentence), _QUESTION
 
-    def _note_address(self, peer: bytes, group: str, member: str) -> None:
-        membership, connection = self._service.groups.membership(group), self._router.gate.peers.get(peer)
-        known = None if membership is None else membership.members.get(member)
-        if known is not None and connection is not None:
-            known.address = connection.client
+    def _asker(self, peer: bytes, header: dict[str, Any]) -> tuple[str, str]:
+        """User and address of who asked: an IP address, or on this host "process PID"."""
+        actor, connection = self._router.actor(peer, header), self._router.gate.peers.get(peer)
+        if connection is not None and actor.address in ("", LOCAL):
+            return actor.name, connection.client
+        return actor.name, actor.address
 
     def _handle_one(self, peer: bytes, header: dict[str, Any]) -> Answer:
         self._asked = header

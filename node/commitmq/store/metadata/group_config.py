@@ -51,6 +51,8 @@ _OBJECTS: Final = {"attributes": 1, "groupRetryPolicy": 8}
 """Settings that are objects, and how deep each may be nested: the file and lists of groups have them in their midst. The node
 keeps them for RocketMQ's tools, and reads one attribute of them.
 """
+CHANGEABLE: Final = frozenset((*SETTABLE, *_OBJECTS))
+"""The names of all settings that can be changed."""
 _PRIORITY_FACTOR: Final = "priority.factor"
 
 

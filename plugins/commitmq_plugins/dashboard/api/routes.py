@@ -141,7 +141,7 @@ ROUTES: Final = (
         "GET", f"{ROOT}/groups/{{group}}/history", histories.group_history, histories.GroupHistoryAsked,
         histories.History, "How far a group was behind",
     ),
-    Route("GET", f"{ROOT}/clients", clients.clients, clients.ClientsAsked, clients.Clients, "Members of groups"),
+    Route("GET", f"{ROOT}/clients", clients.clients, clients.ClientsAsked, clients.Clients, "Members and connections"),
     Route("GET", f"{ROOT}/audit", audit.audit, audit.AuditAsked, audit.AuditLines, "The audit log, the newest first"),
     Route("GET", f"{ROOT}/processes", machine.processes, overview.Nothing, machine.Processes, "The node's processes"),
     Route("GET", f"{ROOT}/plugins", machine.plugins, overview.Nothing, machine.Plugins, "Plugins and dispatchers"),

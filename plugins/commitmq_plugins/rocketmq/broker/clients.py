@@ -16,6 +16,7 @@ from typing import Any, Final
 from commitmq.errors import ProtocolError
 from commitmq.log import Log
 from commitmq_plugins.rocketmq.broker.allowances import Allowances
+from commitmq_plugins.rocketmq.broker.client_news import ClientNews
 from commitmq_plugins.rocketmq.broker.codes import filter_refusal, refusal_of
 from commitmq_plugins.rocketmq.broker.neighbours import Neighbours
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -46,6 +47,7 @@ class Clients:
         self._allowances = allowances
         self.registry: Registry[Connection] = Registry()
         self.sessions = Sessions(node, loop, log, self.notify)
+        self.news = ClientNews(node, self.registry, self.sessions.instance, log)
         self._leaving: dict[tuple[Connection, str], Session] = {}
         self._left_at: dict[tuple[Connection, str], float] = {}
         self._changed: set[str] = set()
@@ -98,6 +100,7 @@ class Clients:
         known = {one.group_name: self._fingerprint(one.group_name) for one in data.consumers}
         now_ms = time.monotonic_ns() // 1_000_000
         self._apply(self.registry.heartbeat(connection, data, command.language, command.version, now_ms))
+        self.news.changed(connection)
         changed = not data.heartbeat_fingerprint or any(one != data.heartbeat_fingerprint for one in known.values())
         return command.answer(
             ext_fields={
@@ -162,6 +165,7 @@ class Clients:
         """Request 35."""
         header = UnregisterClientRequestHeader.decode(command.ext_fields)
         self._apply(self.registry.unregister(connection, header.producer_group, header.consumer_group))
+        self.news.changed(connection)
         return command.answer()
 
     def consumer_list(self, connection: Connection, command: Command) -> Command:
@@ -202,6 +206,7 @@ class Clients:
         """The connection ended."""
         self._allowances.left(connection)
         self._apply(self.registry.closed(connection))
+        self.news.closed(connection)
 
     # ------------------------------------------------------------ pulls
 
@@ -314,6 +319,7 @@ class Clients:
 
     def _turn(self) -> None:
         self._turner = self._loop.call_later(_TURN_S, self._turn)
+        self.news.turn()
         if self.on_turn is not None:
             self.on_turn()
 
@@ -321,4 +327,5 @@ class Clients:
         """All clients leave their groups."""
         self._scanner.cancel()
         self._turner.cancel()
+        await self.news.close()
         await self.sessions.close()

@@ -152,6 +152,9 @@ class NodeLine:
         sock.setsockopt(zmq.RECONNECT_IVL, 20)
         sock.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         self._monitor = sock.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        with contextlib.suppress(zmq.Again):
+            # Its descriptor tells of an event only to who has looked for one and found none.
+            self._monitor.recv_multipart(_NOBLOCK)
         sock.connect(self.endpoint)
         self.connections += 1
         self._loop.add_reader(int(sock.getsockopt(zmq.FD)), self._look)

@@ -72,7 +72,7 @@ class Registry(Generic[Link]):
 
     def __len__(self) -> int:
         """Connections with a group."""
-        return len(self._consumes.keys() | self._produces.keys())
+        return len(self.links())
 
     # ------------------------------------------------------------ changes
 
@@ -202,6 +202,17 @@ class Registry(Generic[Link]):
         """In how many groups, of consumers and of producers, ``link`` will be after this heartbeat."""
         consumes = {one.group_name for one in data.consumers} | self._consumes.get(link, set())
         return len(consumes) + len(self._produces.get(link, set()).union(data.producer_groups))
+
+    def links(self) -> set[Link]:
+        """Connections with a group."""
+        return self._consumes.keys() | self._produces.keys()
+
+    def groups_of(self, link: Link) -> tuple[list[ConsumerGroup[Link]], list[str], Member | None]:
+        """The groups in which a client consumes, those in which it produces, and what its newest heartbeat said of itself."""
+        consumes = [self.groups[name] for name in self._consumes.get(link, ())]
+        produces = list(self._produces.get(link, ()))
+        members = [*(one.members[link] for one in consumes), *(self.producers[name][link] for name in produces)]
+        return consumes, produces, max(members, key=lambda one: one.heard_ms, default=None)
 
     def producer(self, group: str) -> Link | None:
         """A connection of a producer of ``group``, another one each time."""
