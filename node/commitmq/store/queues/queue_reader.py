@@ -298,10 +298,12 @@ def _readable(units: Units, bound: int, floor: int) -> tuple[NDArray[np.bool_], 
     sizes = units["size"].astype(np.int64)
     blank = sizes == PREBLANK_SIZE
     readable = (sizes > 0) & ~blank & (physical >= floor) & (physical + sizes <= bound)
+    if readable.all():
+        return readable, sizes, len(units)
     wrong = np.flatnonzero(~(readable | blank))
     return readable, sizes, int(wrong[0]) if len(wrong) else len(units)
 
 
 def _fitting(sizes: NDArray[np.int64], max_bytes: int, at_least: bool = True) -> int:
     """How many of the first ``sizes`` fit into ``max_bytes``; with ``at_least`` at least one."""
-    return max(int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")), 1 if at_least else 0)
+    return max(int(sizes.cumsum().searchsorted(max_bytes, side="right")), 1 if at_least else 0)
