@@ -74,6 +74,19 @@ def test_wrong_settings_change_nothing(node: Node, admin: Admin, changes: dict[s
         admin.group_config("wrong")
 
 
+def test_a_group_that_shares_queues_is_switched_off_at_once(node: Node, admin: Admin) -> None:
+    admin.group_config("so", {})
+    with Producer(node.address) as producer, ShareConsumer("shared-off", group="so", node=node.address) as consumer:
+        producer.send("shared-off", b"1")
+        assert [one.body for one in consumer.receive(wait_s=10)] == [b"1"]
+        producer.send("shared-off", b"2")
+        admin.group_config("so", {"consumeEnable": False})
+        with pytest.raises(ProtocolError, match="group so may not consume"):
+            consumer.receive(wait_s=10)
+        admin.group_config("so", {"consumeEnable": True})
+        assert [one.body for one in consumer.receive(wait_s=10)] == [b"2"]
+
+
 def test_a_group_that_is_switched_off_is_refused_with_the_reason(node: Node, admin: Admin) -> None:
     admin.group_config("off", {})
     with Producer(node.address) as producer, Consumer("off", group="off", node=node.address) as consumer:

@@ -102,8 +102,9 @@ class Pop:
         """State without anything in it."""
         self._points = Points.of(self._context)
         most, resets = self._limits.max_groups, partial(self._control.get, Word.GROUP_RESETS)
+        reads = partial(self._control.get, Word.GROUP_READS)
         revive, names = revive_topic(self._cluster), self._parked.names
-        self._shares = Shares(self._line, revive, self._revive_queues_count, most, resets, names)
+        self._shares = Shares(self._line, revive, self._revive_queues_count, most, resets, reads, names)
         self._revival = Revival(self._context, self._places, self._shares, self._records, self._mover)
         self._orders.load()
         self._shares.begun_anew = lambda group, key: self._orders.drop(OrderKey(key[0], group, key[1]))

@@ -48,6 +48,8 @@ class Share:
     """Whether its consumers receive in order; all of them do, or none."""
     heard: int = 0
     """The number of the last reset that is known here (Word.GROUP_RESETS)."""
+    reads: int = -1
+    """The number of the last change of what groups may read that is known here (Word.GROUP_READS)."""
     problem: str = ""
     """Why the group may not share any more."""
 
@@ -58,7 +60,7 @@ class Share:
 
 class Shares:
     """All groups, ``max_groups`` at most. ``revive`` is the revive topic, of ``revive_queues`` queues; ``resets`` gives the
-    number of the last reset of any group.
+    number of the last reset of any group, ``reads`` that of the last change of what groups may read.
     """
 
     def __init__(
@@ -68,10 +70,11 @@ class Shares:
         revive_queues: int,
         max_groups: int,
         resets: Callable[[], int] = int,
+        reads: Callable[[], int] = int,
         names: RetryNames = USUAL_NAMES,
     ) -> None:
         self._names = names
-        self._line, self._resets = line, resets
+        self._line, self._resets, self._reads = line, resets, reads
         self._max_groups = max_groups
         self._revive = {"revive": revive, "revive_queues": revive_queues}
         self.on_behalf_of: dict[str, Any] = {}
@@ -98,8 +101,10 @@ class Shares:
                 f"the consumers of group {group} receive {ways[0]}, so none can receive {ways[1]}: use another group"
             )
             raise ProtocolError("NO_PERMISSION", sentence)
-        is_reset = share is not None and share.heard != self._resets()  # of this group, or of another
-        if share is None or share.problem or is_reset or not share.topics.issuperset(topics):
+        reads = self._reads()
+        # (Of this group, or of another.)
+        is_other = share is not None and (share.heard != self._resets() or share.reads != reads)
+        if share is None or share.problem or is_other or not share.topics.issuperset(topics):
             if share is None and len(self._shares) >= self._max_groups:
                 sentence = f"{self._max_groups} groups share queues already (pop.max_groups)"
                 raise ProtocolError("LIMIT_EXCEEDED", sentence, retry_after_ms=5_000)
@@ -107,7 +112,7 @@ class Shares:
             if share is None:
                 share = self._shares[group] = Share(group, ordered=ordered)
             share.topics.update(topics)
-            share.renew_ms, share.problem = now + _RENEW_MS, ""
+            share.renew_ms, share.problem, share.reads = now + _RENEW_MS, "", reads
             self._hear(share, answer)
         share.used_ms = now
         return share

@@ -8,11 +8,12 @@ from typing import Any, Final
 import numpy as np
 
 from commitmq.client.receiving.segments import SegmentMaps
-from commitmq.errors import StoreError
+from commitmq.control import Word
+from commitmq.errors import ProtocolError, StoreError
 from commitmq.format.units import UNIT, UNIT_STRUCT
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import filter_refusal, response_code
+from commitmq_plugins.rocketmq.broker.codes import filter_refusal, refusal_of, response_code
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.group_reads import GroupReads
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -40,6 +41,8 @@ _READABLE: Final = 4
 _MOST_PULLED: Final = 100_000
 """Queues whose last pull is remembered for administration."""
 
+_GROUP_READS: Final = int(Word.GROUP_READS)  # plain ints for speed: each pull looks
+_TOPICS_VERSION: Final = int(Word.TOPICS_VERSION)
 _CODES: Final = {
     "FOUND": ResponseCode.SUCCESS,
     "NO_MATCHED_MESSAGE": ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -54,6 +57,13 @@ class _Refused(Exception):
     def __init__(self, code: int, remark: str, forbidden_type: int = 0) -> None:
         super().__init__(remark)
         self.code, self.remark, self.forbidden_type = code, remark, forbidden_type
+
+    def answer(self, command: Command) -> Command:
+        """The answer to ``command``, which was refused."""
+        fields = {"suggestWhichBrokerId": "0", "nextBeginOffset": "0", "minOffset": "0", "maxOffset": "0"}
+        if self.forbidden_type:
+            fields["forbiddenType"] = str(self.forbidden_type)
+        return command.answer(self.code, self.remark, ext_fields=fields)
 
 
 class Pulls:
@@ -80,16 +90,21 @@ class Pulls:
     def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """Take one pull. Its answer is sent when there are messages, or when its time is over."""
         header = PullMessageRequestHeader.decode(command.ext_fields)
-        if self._reads.may_be_missing(header.consumer_group):
-            return self._handle_known(connection, command, header)
-        return self._handle(connection, command, header)
+        if self._reads.is_current and not self._reads.may_be_missing(header.consumer_group):
+            return self._handle(connection, command, header)
+        return self._handle_known(connection, command, header)
 
     async def _handle_known(
         self, connection: Connection, command: Command, header: PullMessageRequestHeader
     ) -> Command | None:
-        """Take a pull where groups are not made by themselves, if its group is there."""
+        """Take a pull when it is known what its group may read, and that it is there if groups are not made by themselves."""
         group = header.consumer_group
-        if await self._reads.is_missing(group):
+        await self._reads.refresh()
+        try:
+            is_missing = self._reads.may_be_missing(group) and await self._reads.is_missing(group)
+        except ProtocolError as error:
+            return command.answer(*refusal_of(error), ext_fields=_fields({}))
+        if is_missing:
             remark = f"subscription group [{group:.{MAX_NAME_CHARACTERS}}] does not exist, {FAQ}"
             return command.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark, ext_fields=_fields({}))
         return self._handle(connection, command, header)
@@ -98,10 +113,7 @@ class Pulls:
         try:
             expression, kind = self._checked(connection, header)
         except _Refused as refusal:
-            fields = {"suggestWhichBrokerId": "0", "nextBeginOffset": "0", "minOffset": "0", "maxOffset": "0"}
-            if refusal.forbidden_type:
-                fields["forbiddenType"] = str(refusal.forbidden_type)
-            return command.answer(refusal.code, refusal.remark, ext_fields=fields)
+            return refusal.answer(command)
         reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if reset is not None:
             return command.answer(
@@ -161,10 +173,11 @@ class Pulls:
             if kind != "TAG":
                 fields["filter_type"] = kind
         line = self._node.reader_of(header.topic, header.queue_id)
+        since = self._rules() if wait_ms else None
         line.call(
             "pull",
             fields,
-            lambda answer: self._read(connection, command, header, kind, answer, waited=wait_ms > 0),
+            lambda answer: self._read(connection, command, header, kind, answer, since),
             timeout_s=wait_ms / 1_000 + _PATIENCE_S,
         )
 
@@ -216,16 +229,43 @@ class Pulls:
         header: PullMessageRequestHeader,
         kind: str,
         found: Answer | LineLostError,
-        *,
-        waited: bool,
+        since: tuple[int, int] | None,
     ) -> None:
-        """Send the answer to a pull that the reader has answered. ``waited``: it was one of those that might wait."""
-        if waited:
+        """Send the answer to a pull that the reader has answered. ``since``: the rules when it began, if it might wait."""
+        if since is not None:
             left = self._waiting[connection] - 1
             if left:
                 self._waiting[connection] = left
             else:
                 del self._waiting[connection]
+        if since in (None, self._rules()) or isinstance(found, LineLostError):
+            self._answer(connection, command, header, kind, found)
+        else:  # RocketMQ checks a pull that has waited once more (spec 9.5)
+            self._reads.when_current(lambda: self._judge(connection, command, header, kind, found))
+
+    def _rules(self) -> tuple[int, int]:
+        """Changes with what groups may read, and with topics."""
+        control = self._node.control
+        return control.get(_GROUP_READS), control.get(_TOPICS_VERSION)
+
+    def _judge(
+        self, connection: Connection, command: Command, header: PullMessageRequestHeader, kind: str, found: Answer
+    ) -> None:
+        try:
+            self._checked(connection, header)
+        except _Refused as refusal:
+            connection.send(refusal.answer(command))
+        else:
+            self._answer(connection, command, header, kind, found)
+
+    def _answer(
+        self,
+        connection: Connection,
+        command: Command,
+        header: PullMessageRequestHeader,
+        kind: str,
+        found: Answer | LineLostError,
+    ) -> None:
         if isinstance(found, LineLostError):
             connection.send(command.answer(ResponseCode.SYSTEM_ERROR, f"the reader does not answer: {found}",
                                            ext_fields=_fields({"next_offset": header.queue_offset})))  # fmt: skip

@@ -176,7 +176,7 @@ def test_a_group_learns_its_settings_and_names_the_retry_topics_of_the_second_fo
 
     line = Asking()
     names = RetryNames(v2=True)
-    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 8, 100, lambda: line.number, names)  # type: ignore[arg-type]
+    shares = Shares(line, "rmq_sys_REVIVE_LOG_C", 8, 100, lambda: line.number, names=names)  # type: ignore[arg-type]
     share = shares.of("g", ["orders"])
     assert asked == [["%RETRY%g+orders"]]
     assert (share.priority_factor, share.max_retries) == (30, 2)
