@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from commitmq.client.sharing.share_engine import ShareEngine
 
 _SLICE_S: Final = 1.0
-_SHORTEST_S: Final = 2.0  # a delay below the node's shortest invisible time is none
 _MOST_RECEIPTS: Final = 500
 
 
@@ -166,15 +166,16 @@ class ShareConsumer:
     def nack(
         self, messages: Message | Sequence[Message], delay: float | timedelta | None = None, *, dead: bool = False
     ) -> list[Message]:
-        """These messages failed: they come back to the group at once, or after ``delay``, seconds or a timedelta.
+        """These messages failed: they come back to the group after ``delay``, seconds or a timedelta; None or 0: at once.
 
-        ``dead``: they become dead letters of the group instead. A delay below 2 s is none. Returns those that came too late,
-        as :meth:`ack`. An ordered message holds up its queue meanwhile; give back those that were received behind it too.
+        Another delay is rounded up to the node's shortest, 2 s (``pop.min_invisible_ms``). ``dead``: they become dead letters
+        of the group instead. Returns those that came too late, as :meth:`ack`. An ordered message holds up its queue
+        meanwhile; give back those that were received behind it too.
         """
         delay_s = _seconds("delay", delay)
         many = _listed(messages)
-        if delay_s >= _SHORTEST_S and not dead:
-            return self._extend(many, delay_s)
+        if delay_s > 0 and not dead:
+            return self._extend(many, delay_s, rounds_up=True)
         return self._settle("nack", many, {"dead": True} if dead else {})
 
     def extend(self, messages: Message | Sequence[Message], invisible_s: float | None = None) -> list[Message]:
@@ -185,10 +186,11 @@ class ShareConsumer:
         wanted = self._settings.invisible_s if invisible_s is None else invisible_s
         return self._extend(_listed(messages), checks.seconds("invisible_s", wanted))
 
-    def _extend(self, messages: list[Message], invisible_s: float) -> list[Message]:
+    def _extend(self, messages: list[Message], invisible_s: float, *, rounds_up: bool = False) -> list[Message]:
         late = []
         asked = time.monotonic()
-        for answer, many in self._ask("extend", messages, {"invisible_ms": int(invisible_s * 1000)}):
+        fields = {"invisible_ms": math.ceil(invisible_s * 1000), **({"rounds_up": True} if rounds_up else {})}
+        for answer, many in self._ask("extend", messages, fields):
             for message, handle in zip(many, answer["handles"], strict=True):
                 if handle is None:
                     late.append(message)
@@ -230,7 +232,8 @@ class ShareConsumer:
         Handlers run in ``workers`` threads (20), and ``max_unfinished`` (100) messages are held at most. The consumer
         acknowledges a message whose handler ended with None, True or ``ConsumeResult.DONE``; other results and exceptions
         are those of :meth:`commitmq.Consumer.run`. A failed message comes back to the group after ``backoff``: None for
-        RocketMQ's delays (10 s, 30 s, 1 min, … 2 h), seconds, a list of seconds, or a function of the retry. While a
+        RocketMQ's delays (10 s, 30 s, 1 min, … 2 h), seconds, a list of seconds, or a function of the retry. 0 is at once;
+        other delays are rounded up as those of :meth:`nack`. While a
         handler runs, the consumer extends the invisible time. An ordered consumer runs one handler for each queue at a time; a
         failed message holds up its queue, and becomes a dead letter after the group's ``retryMaxTimes``. A close waits for the
         handlers that run, at most ``stop_timeout_s`` (30); what they did not begin is given back at once.

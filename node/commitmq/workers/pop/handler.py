@@ -255,7 +255,7 @@ class Handler:
 
     def extend(self, client: bytes, header: dict[str, Any]) -> None:
         """The messages stay invisible for another while, from now on: each gets a new receipt handle."""
-        invisible_ms = invisible_of(header, self._limits)
+        invisible_ms = invisible_of(header, self._limits, rounds_up=header.get("rounds_up") is True)
         receipts = receipts_of(header, self._limits, self._revive_queues, now_ms())
         if receipts[0].handle.is_ordered:
             self._ordered.extend(client, header, receipts, invisible_ms)

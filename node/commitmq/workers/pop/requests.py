@@ -101,9 +101,13 @@ def asked_of(header: dict[str, Any]) -> Asked:
     return Asked(_group(header), _topic(header.get("topic")), _attempt(header), [(pair[0], pair[1]) for pair in pairs])
 
 
-def invisible_of(header: dict[str, Any], limits: PopConfig) -> int:
-    """The invisible time (ms). Raises ProtocolError INVALID_PARAMETER for one out of bounds."""
+def invisible_of(header: dict[str, Any], limits: PopConfig, *, rounds_up: bool = False) -> int:
+    """The invisible time (ms), with ``rounds_up`` at least the shortest. Raises ProtocolError INVALID_PARAMETER for one out of
+    bounds.
+    """
     value = integer_field(header, "invisible_ms")
+    if rounds_up:
+        value = max(value, limits.min_invisible_ms)
     if not limits.min_invisible_ms <= value <= limits.max_invisible_ms:
         raise ProtocolError(
             _INVALID,
