@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
@@ -164,16 +165,26 @@ class ShareConsumer:
         return self._settle("ack", _listed(messages), {})
 
     def nack(
-        self, messages: Message | Sequence[Message], delay: float | timedelta | None = None, *, dead: bool = False
+        self,
+        messages: Message | Sequence[Message],
+        delay: float | timedelta | None = None,
+        *,
+        dead: bool = False,
+        untried: bool = False,
     ) -> list[Message]:
         """These messages failed: they come back to the group after ``delay``, seconds or a timedelta; None or 0: at once.
 
         Another delay is rounded up to the node's shortest, 2 s (``pop.min_invisible_ms``). ``dead``: they become dead letters
         of the group instead. Returns those that came too late, as :meth:`ack`. An ordered message holds up its queue
-        meanwhile; give back those that were received behind it too.
+        meanwhile; give back those that were received behind it too, with ``untried``: nobody tried them, so this delivery does
+        not count in ``reconsume_times``, and they come at once and never as dead letters. Without ``ordered`` it is refused.
         """
         delay_s = _seconds("delay", delay)
         many = _listed(messages)
+        if untried:
+            if dead or delay_s or not self._settings.ordered:
+                raise ValueError("untried is for an ordered consumer, without a delay and without dead")
+            return self._settle("nack", many, {"untried": True})
         if delay_s > 0 and not dead:
             return self._extend(many, delay_s, rounds_up=True)
         return self._settle("nack", many, {"dead": True} if dead else {})
@@ -317,6 +328,7 @@ class _Source:
         self.max_retries = lambda: consumer._max_retries
         self.take_some = consumer._receive
         self.ack, self.nack, self.extend = consumer.ack, consumer.nack, consumer.extend
+        self.give_back = partial(consumer.nack, untried=settings.ordered)
 
 
 def _listed(messages: Message | Sequence[Message]) -> list[Message]:
