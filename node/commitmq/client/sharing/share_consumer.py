@@ -18,6 +18,7 @@ from commitmq.client.sharing.receipt import Receipt, receipt_of
 from commitmq.client.sharing.settings import RunSettings, ShareOptions, ShareRunOptions, ShareSettings
 from commitmq.client.sharing.share_line import ShareLine
 from commitmq.errors import CommitMQError
+from commitmq.log import get_log
 from commitmq.semantics.pop import ReceiptHandle
 from commitmq.semantics.retry import DEFAULT_MAX_RETRIES
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 _SLICE_S: Final = 1.0
 _MOST_RECEIPTS: Final = 500
+_LOOK_S: Final = 0.3  # between two looks for topics that do not exist
+
+_log = get_log("consumer")
 
 
 class ShareConsumer:
@@ -71,6 +75,8 @@ class ShareConsumer:
         self._attempt = ""
         """Of an ordered receive whose answer has not come: it is repeated with this, and gets the same messages."""
         self._max_retries = DEFAULT_MAX_RETRIES
+        self._late: set[str] = set()
+        """Topics that did not exist at a receive: they are read from their first message on."""
         try:
             self._receiver.connect(self._settings.timeout_s)
         except BaseException:
@@ -80,7 +86,8 @@ class ShareConsumer:
     # ------------------------------------------------------------ receive
 
     def receive(self, max_messages: int = 32, wait_s: float = 1.0) -> list[Message]:
-        """Up to ``max_messages`` messages; an empty list when none came within ``wait_s``.
+        """Up to ``max_messages`` messages; an empty list when none came within ``wait_s``. A topic that does not exist
+        is waited for; then it begins at its first message.
 
         Raises NodeUnavailableError when the node is away for longer than ``timeout_s``, ProtocolError when it refuses, and
         CorruptRecordError for a damaged record.
@@ -106,6 +113,7 @@ class ShareConsumer:
             "invisible_ms": int(settings.invisible_s * 1000),
             "wait_ms": int(wait_s * 1000),
             "start": settings.start,
+            "late": sorted(self._late),
             **settings.selector.header(),
         }
         if settings.ordered:
@@ -116,7 +124,18 @@ class ShareConsumer:
         if answer["parts"]:
             self._attempt = ""
             self._max_retries = answer.get("max_retries", self._max_retries)
+        self._wait_for(answer.get("missing", ()), asked + min(wait_s, _LOOK_S))
         return self._decoded(answer, frames, asked)
+
+    def _wait_for(self, missing: Sequence[str], until: float) -> None:
+        """Tell once of topics that do not exist; when there is no other topic, the node has not waited."""
+        for topic in missing:
+            if topic not in self._late:
+                self._late.add(topic)
+                sentence = "the topic does not exist yet; the consumer waits for it"
+                _log.warning(sentence, group=self._settings.group, topic=topic)
+        if len(missing) == len(self._settings.topics):
+            time.sleep(max(0.0, until - time.monotonic()))
 
     def _decoded(self, answer: dict[str, Any], frames: list[Any], asked: float) -> list[Message]:
         # They need numpy.

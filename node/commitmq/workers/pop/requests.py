@@ -87,6 +87,7 @@ def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Fi
         queue=queue,
         repeats_acked=repeats,
         counts_rest=counts_rest,
+        late=_late(header),
     )
 
 
@@ -173,6 +174,13 @@ def _offset_of(handle: ReceiptHandle, text: str, revive_queues: int, now_ms: int
     if not is_ours:
         raise ProtocolError(_INVALID, f"the receipt handle {text!r:.200} is none of this node")
     return handle.queue_offset
+
+
+def _late(header: dict[str, Any]) -> list[str] | None:
+    late = header.get("late")
+    if late is not None and (type(late) is not list or len(late) > _MAX_TOPICS):
+        raise ProtocolError(_INVALID, f"late must be a list of up to {_MAX_TOPICS} names")
+    return None if late is None else [_topic(name) for name in late]
 
 
 def _attempt(header: dict[str, Any]) -> str | None:
