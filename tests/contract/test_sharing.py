@@ -426,10 +426,15 @@ def test_a_topic_that_was_made_anew_begins_anew_after_a_restart(tmp_path: Path) 
 def test_what_cannot_be_shared_is_refused(node: Node) -> None:
     with Admin(node.address) as admin:
         admin.topic_create("in-memory", 1, attributes={"storage.type": "memory"})
-    for topic, code in (("in-memory", "INVALID_PARAMETER"), ("nowhere", "TOPIC_NOT_EXIST")):
-        with sharer(node, topic, "refused") as consumer, pytest.raises(ProtocolError) as refused:
-            consumer.receive(1, 0)
-        assert refused.value.code == code
+    with sharer(node, "in-memory", "refused") as consumer, pytest.raises(ProtocolError) as refused:
+        consumer.receive(1, 0)
+    assert refused.value.code == "INVALID_PARAMETER"
+    with sharer(node, "nowhere", "refused") as consumer, pytest.raises(ProtocolError) as refused:
+        fields = {"group": "refused", "topics": ["nowhere"], "invisible_ms": 60_000}
+        consumer._receiver.request("pop", fields, timeout_s=5)
+    assert refused.value.code == "TOPIC_NOT_EXIST"
+    with sharer(node, "nowhere", "refused") as consumer, pytest.raises(ProtocolError, match="late must be a list"):
+        consumer._receiver.request("pop", {**fields, "late": "nowhere"}, timeout_s=5)
     fill(node, "bounds", 1)
     with sharer(node, "bounds", "refused", 0.5) as consumer, pytest.raises(ProtocolError, match="min_invisible_ms"):
         consumer.receive(1, 0)

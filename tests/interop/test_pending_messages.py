@@ -182,9 +182,11 @@ def test_rocketmq_goes_on_with_a_queue_that_our_consumer_receives_in_order(
             popped = time.monotonic()
             assert [one.body for one in many] == sent[:6]
             assert consumer.ack([many[0], many[2]]) == []
+            assert consumer.nack(many[1], untried=True) == []  # (RocketMQ counts it all the same.)
         # The journal has it at once; RocketMQ's file follows each pop.persist_interval_ms.
         file = root / "config" / "consumerOrderInfo.json"
         eventually(lambda: file.exists() and '"cm":5' in file.read_text(), "RocketMQ's file has both acks")
+        eventually(lambda: '"untried":' in file.read_text(), "and what came back untried")
         leave(node, end)
     with rocketmq_broker(root) as broker:
         found: list[dict[str, Any]] = []

@@ -157,7 +157,10 @@ class Message:
         return not settler_of(self).ack(self)
 
     def nack(self, delay: float | timedelta | None = None) -> bool:
-        """Give a message of a :class:`commitmq.ShareConsumer` back to its group. False when it came too late."""
+        """Give a message of a :class:`commitmq.ShareConsumer` back to its group. False when it came too late.
+
+        None or 0: it comes at once. Another ``delay`` is rounded up to the node's shortest, 2 s.
+        """
         return not settler_of(self).nack(self, delay)
 
     def extend(self, invisible_s: float | None = None) -> bool:

@@ -13,6 +13,8 @@ The state is RocketMQ's file ``consumerOrderInfo.json``: ``table{"topic@group": 
     oc       how often messages were delivered before, by offset; absent after a queue's first pop
     ot       times at which messages are visible again after a change, by offset; absent without one
     popTime  the pop's time, which the receipt handles have
+    untried  offsets that were given back without having been tried: this delivery does not count. Ours; RocketMQ ignores it
+             and counts the delivery. Absent when there are none
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class OrderState:
     attempt_id: str | None = None
     visible_ms: Mapping[int, int] = field(default_factory=dict)
     counts: Mapping[int, int] | None = None
+    untried: frozenset[int] = frozenset()
 
     def is_blocked(self, now_ms: int, attempt_id: str | None = None) -> bool:
         """Whether the queue may not be popped now; a repeated request with the same ``attempt_id`` may."""
@@ -65,12 +68,16 @@ class OrderState:
     def popped(
         self, pop_time: int, invisible_ms: int, offsets: Sequence[int], now_ms: int, attempt_id: str | None = None
     ) -> OrderState:
-        """The state after the next pop. Messages that were out before are counted; a repeated request counts none."""
+        """The state after the next pop. Messages that were out before are counted, unless they came back untried; a repeated
+        request counts none.
+        """
         if self.attempt_id is not None and self.attempt_id == attempt_id:
             counts = dict(self.counts or {})
         else:
             before = self.counts or {}
-            counts = {offset: before.get(offset, 0) + 1 for offset in offsets if offset in self.offsets}
+            again = [offset for offset in offsets if offset in self.offsets]
+            times = {offset: before.get(offset, 0) + (offset not in self.untried) for offset in again}
+            counts = {offset: count for offset, count in times.items() if count}
         return OrderState(pop_time, invisible_ms, tuple(offsets), now_ms, attempt_id=attempt_id, counts=counts)
 
     def out_count(self, now_ms: int) -> int:
@@ -126,6 +133,7 @@ class OrderState:
             acked_bits=sum(1 << index for index, one in enumerate(offsets) if one in more and one not in out),
             visible_ms={offset: 0 for offset in more if offset in out},
             counts={**(self.counts or {}), **counts},
+            untried=before.untried.intersection(more),
         )
 
     def acked(self, offset: int, pop_time: int) -> tuple[OrderState, int | OrderAck]:
@@ -139,11 +147,14 @@ class OrderState:
         state = replace(self, acked_bits=self.acked_bits | 1 << self.offsets.index(offset))
         return state, state.next_offset()
 
-    def changed(self, offset: int, pop_time: int, visible_ms: int) -> OrderState:
-        """The state when the message at ``offset`` is to be visible again at ``visible_ms``."""
+    def changed(self, offset: int, pop_time: int, visible_ms: int, *, untried: bool = False) -> OrderState:
+        """The state when the message at ``offset`` is to be visible again at ``visible_ms``. ``untried``: this delivery does
+        not count.
+        """
         if pop_time != self.pop_time:
             return self
-        return replace(self, visible_ms={**self.visible_ms, offset: visible_ms})
+        now_untried = self.untried | {offset} if untried else self.untried - {offset}
+        return replace(self, visible_ms={**self.visible_ms, offset: visible_ms}, untried=now_untried)
 
     def next_offset(self) -> int:
         """The group's offset: the first message that is not acked, or the one behind the last."""
@@ -166,6 +177,8 @@ class OrderState:
         if self.visible_ms:
             values["ot"] = dict(self.visible_ms)
         values["popTime"] = self.pop_time
+        if self.untried:
+            values["untried"] = sorted(self.untried)
         return values
 
     @classmethod
@@ -184,6 +197,7 @@ class OrderState:
                 values.get("a"),
                 {int(offset): int(time) for offset, time in (values.get("ot") or {}).items()},
                 None if counts is None else {int(offset): int(count) for offset, count in counts.items()},
+                frozenset(int(offset) for offset in values.get("untried") or ()),
             )
         except (AttributeError, TypeError, ValueError) as error:
             raise InvalidMessageError(f"no state of an ordered pop: {values!r}") from error

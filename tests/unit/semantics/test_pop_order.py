@@ -130,3 +130,25 @@ def test_a_state_comes_back_from_its_json(
     text = json_config.dumps(table_to_json({("t", "g"): {0: state}}))
     assert table_from_json(json_config.loads(text)) == {("t", "g"): {0: state}}
     assert -(2**63) <= state.to_json()["cm"] < 2**63, "Java's long"
+
+
+def test_what_comes_back_untried_is_not_counted() -> None:
+    state = STATE.changed(11, NOW, NOW, untried=True)
+    assert state.changed(11, NOW, NOW) == STATE.changed(11, NOW, NOW), "what is said last counts"
+    assert state.changed(13, NOW - 1, NOW, untried=True) == state, "an earlier pop"
+    values = state.to_json()
+    assert values["untried"] == [11]
+    assert OrderState.from_json(values) == state
+    assert "untried" not in STATE.to_json()
+
+    second = state.popped(NOW + 1, HOUR_MS, [10, 11, 13], NOW + 1)
+    assert (second.counts, second.untried) == ({10: 1, 13: 1}, frozenset())
+    third = second.changed(13, NOW + 1, NOW, untried=True).popped(NOW + 2, HOUR_MS, [10, 11, 13], NOW + 2)
+    assert third.counts == {10: 2, 11: 1, 13: 1}
+
+
+def test_what_came_back_untried_and_waits_behind_a_short_pop_is_not_counted_later() -> None:
+    state = STATE.changed(13, NOW, NOW, untried=True)
+    short = state.popped(NOW + 1, HOUR_MS, [10], NOW + 1).keeping(state)
+    assert short.untried == {13}
+    assert short.popped(NOW + 2, HOUR_MS, [10, 11, 13], NOW + 2).counts == {10: 2, 11: 1}

@@ -89,10 +89,15 @@ class AsyncShareConsumer:
         return await self._settle(partial(self._started.ack, messages))
 
     async def nack(
-        self, messages: Message | Sequence[Message], delay: float | timedelta | None = None, *, dead: bool = False
+        self,
+        messages: Message | Sequence[Message],
+        delay: float | timedelta | None = None,
+        *,
+        dead: bool = False,
+        untried: bool = False,
     ) -> list[Message]:
         """See :meth:`commitmq.ShareConsumer.nack`."""
-        return await self._settle(partial(self._started.nack, messages, delay, dead=dead))
+        return await self._settle(partial(self._started.nack, messages, delay, dead=dead, untried=untried))
 
     async def extend(self, messages: Message | Sequence[Message], invisible_s: float | None = None) -> list[Message]:
         """See :meth:`commitmq.ShareConsumer.extend`."""

@@ -1,7 +1,7 @@
 """The loop of an ordered share consumer: one handler for each queue at a time, in the order of the queue.
 
 The node hands out nothing more of a queue while messages of it are out. So a message that failed comes again before those
-behind it, if these are given back unhandled.
+behind it, if these are given back unhandled, which counts as no try.
 """
 
 from __future__ import annotations
@@ -60,12 +60,6 @@ class OrderedShareEngine(ShareEngine):
                 self._ready.append(behind.popleft())
                 self._behind[_queue(entry)] = behind
                 self.wake(1)
-
-    def _give_back(self, many: deque[Held]) -> None:
-        for held in many:
-            held.verdict = Verdict(ConsumeResult.RETRY, 0.0)
-            self._judged.append(held)
-        self._changed.notify_all()
 
     def _end(self, pool: SharePool) -> None:
         self.stop()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
@@ -16,6 +18,7 @@ from commitmq.client.sharing.receipt import Receipt, receipt_of
 from commitmq.client.sharing.settings import RunSettings, ShareOptions, ShareRunOptions, ShareSettings
 from commitmq.client.sharing.share_line import ShareLine
 from commitmq.errors import CommitMQError
+from commitmq.log import get_log
 from commitmq.semantics.pop import ReceiptHandle
 from commitmq.semantics.retry import DEFAULT_MAX_RETRIES
 
@@ -26,8 +29,10 @@ if TYPE_CHECKING:
     from commitmq.client.sharing.share_engine import ShareEngine
 
 _SLICE_S: Final = 1.0
-_SHORTEST_S: Final = 2.0  # a delay below the node's shortest invisible time is none
 _MOST_RECEIPTS: Final = 500
+_LOOK_S: Final = 0.3  # between two looks for topics that do not exist
+
+_log = get_log("consumer")
 
 
 class ShareConsumer:
@@ -70,6 +75,8 @@ class ShareConsumer:
         self._attempt = ""
         """Of an ordered receive whose answer has not come: it is repeated with this, and gets the same messages."""
         self._max_retries = DEFAULT_MAX_RETRIES
+        self._late: set[str] = set()
+        """Topics that did not exist at a receive: they are read from their first message on."""
         try:
             self._receiver.connect(self._settings.timeout_s)
         except BaseException:
@@ -79,7 +86,8 @@ class ShareConsumer:
     # ------------------------------------------------------------ receive
 
     def receive(self, max_messages: int = 32, wait_s: float = 1.0) -> list[Message]:
-        """Up to ``max_messages`` messages; an empty list when none came within ``wait_s``.
+        """Up to ``max_messages`` messages; an empty list when none came within ``wait_s``. A topic that does not exist
+        is waited for; then it begins at its first message.
 
         Raises NodeUnavailableError when the node is away for longer than ``timeout_s``, ProtocolError when it refuses, and
         CorruptRecordError for a damaged record.
@@ -105,6 +113,7 @@ class ShareConsumer:
             "invisible_ms": int(settings.invisible_s * 1000),
             "wait_ms": int(wait_s * 1000),
             "start": settings.start,
+            "late": sorted(self._late),
             **settings.selector.header(),
         }
         if settings.ordered:
@@ -115,7 +124,18 @@ class ShareConsumer:
         if answer["parts"]:
             self._attempt = ""
             self._max_retries = answer.get("max_retries", self._max_retries)
+        self._wait_for(answer.get("missing", ()), asked + min(wait_s, _LOOK_S))
         return self._decoded(answer, frames, asked)
+
+    def _wait_for(self, missing: Sequence[str], until: float) -> None:
+        """Tell once of topics that do not exist; when there is no other topic, the node has not waited."""
+        for topic in missing:
+            if topic not in self._late:
+                self._late.add(topic)
+                sentence = "the topic does not exist yet; the consumer waits for it"
+                _log.warning(sentence, group=self._settings.group, topic=topic)
+        if len(missing) == len(self._settings.topics):
+            time.sleep(max(0.0, until - time.monotonic()))
 
     def _decoded(self, answer: dict[str, Any], frames: list[Any], asked: float) -> list[Message]:
         # They need numpy.
@@ -164,17 +184,28 @@ class ShareConsumer:
         return self._settle("ack", _listed(messages), {})
 
     def nack(
-        self, messages: Message | Sequence[Message], delay: float | timedelta | None = None, *, dead: bool = False
+        self,
+        messages: Message | Sequence[Message],
+        delay: float | timedelta | None = None,
+        *,
+        dead: bool = False,
+        untried: bool = False,
     ) -> list[Message]:
-        """These messages failed: they come back to the group at once, or after ``delay``, seconds or a timedelta.
+        """These messages failed: they come back to the group after ``delay``, seconds or a timedelta; None or 0: at once.
 
-        ``dead``: they become dead letters of the group instead. A delay below 2 s is none. Returns those that came too late,
-        as :meth:`ack`. An ordered message holds up its queue meanwhile; give back those that were received behind it too.
+        Another delay is rounded up to the node's shortest, 2 s (``pop.min_invisible_ms``). ``dead``: they become dead letters
+        of the group instead. Returns those that came too late, as :meth:`ack`. An ordered message holds up its queue
+        meanwhile; give back those that were received behind it too, with ``untried``: nobody tried them, so this delivery does
+        not count in ``reconsume_times``, and they come at once and never as dead letters. Without ``ordered`` it is refused.
         """
         delay_s = _seconds("delay", delay)
         many = _listed(messages)
-        if delay_s >= _SHORTEST_S and not dead:
-            return self._extend(many, delay_s)
+        if untried:
+            if dead or delay_s or not self._settings.ordered:
+                raise ValueError("untried is for an ordered consumer, without a delay and without dead")
+            return self._settle("nack", many, {"untried": True})
+        if delay_s > 0 and not dead:
+            return self._extend(many, delay_s, rounds_up=True)
         return self._settle("nack", many, {"dead": True} if dead else {})
 
     def extend(self, messages: Message | Sequence[Message], invisible_s: float | None = None) -> list[Message]:
@@ -185,10 +216,11 @@ class ShareConsumer:
         wanted = self._settings.invisible_s if invisible_s is None else invisible_s
         return self._extend(_listed(messages), checks.seconds("invisible_s", wanted))
 
-    def _extend(self, messages: list[Message], invisible_s: float) -> list[Message]:
+    def _extend(self, messages: list[Message], invisible_s: float, *, rounds_up: bool = False) -> list[Message]:
         late = []
         asked = time.monotonic()
-        for answer, many in self._ask("extend", messages, {"invisible_ms": int(invisible_s * 1000)}):
+        fields = {"invisible_ms": math.ceil(invisible_s * 1000), **({"rounds_up": True} if rounds_up else {})}
+        for answer, many in self._ask("extend", messages, fields):
             for message, handle in zip(many, answer["handles"], strict=True):
                 if handle is None:
                     late.append(message)
@@ -230,7 +262,8 @@ class ShareConsumer:
         Handlers run in ``workers`` threads (20), and ``max_unfinished`` (100) messages are held at most. The consumer
         acknowledges a message whose handler ended with None, True or ``ConsumeResult.DONE``; other results and exceptions
         are those of :meth:`commitmq.Consumer.run`. A failed message comes back to the group after ``backoff``: None for
-        RocketMQ's delays (10 s, 30 s, 1 min, … 2 h), seconds, a list of seconds, or a function of the retry. While a
+        RocketMQ's delays (10 s, 30 s, 1 min, … 2 h), seconds, a list of seconds, or a function of the retry. 0 is at once;
+        other delays are rounded up as those of :meth:`nack`. While a
         handler runs, the consumer extends the invisible time. An ordered consumer runs one handler for each queue at a time; a
         failed message holds up its queue, and becomes a dead letter after the group's ``retryMaxTimes``. A close waits for the
         handlers that run, at most ``stop_timeout_s`` (30); what they did not begin is given back at once.
@@ -314,6 +347,7 @@ class _Source:
         self.max_retries = lambda: consumer._max_retries
         self.take_some = consumer._receive
         self.ack, self.nack, self.extend = consumer.ack, consumer.nack, consumer.extend
+        self.give_back = partial(consumer.nack, untried=settings.ordered)
 
 
 def _listed(messages: Message | Sequence[Message]) -> list[Message]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -50,6 +50,7 @@ class Source(Protocol):
     def take_some(self, max_messages: int, wait_s: float) -> list[Message]: ...
     def ack(self, messages: list[Message]) -> list[Message]: ...
     def nack(self, messages: list[Message], delay: float | None = None, *, dead: bool = False) -> list[Message]: ...
+    def give_back(self, messages: list[Message]) -> list[Message]: ...
     def extend(self, messages: list[Message]) -> list[Message]: ...
 
 
@@ -59,6 +60,8 @@ class Held:
 
     message: Message
     verdict: Verdict | None = None
+    is_untried: bool = False
+    """Whether it comes back without a handler having had it."""
 
 
 class ShareEngine:
@@ -111,11 +114,8 @@ class ShareEngine:
     def _end(self, pool: SharePool) -> None:
         self.stop()
         with self.lock:
-            for held in self._ready:
-                held.verdict = Verdict(ConsumeResult.RETRY, 0.0)
-                self._judged.append(held)
+            self._give_back(self._ready)
             self._ready.clear()
-            self._changed.notify_all()
         deadline = time.monotonic() + self.settings.stop_timeout_s
         with self.lock:
             while (self._running or self._judged) and (left := deadline - time.monotonic()) > 0:
@@ -196,6 +196,13 @@ class ShareEngine:
             self._judged.append(entry)
             self._changed.notify_all()
 
+    def _give_back(self, many: Iterable[Held]) -> None:
+        """No handler had them, and none will: they come back at once. The lock is held by the caller."""
+        for held in many:
+            held.verdict, held.is_untried = Verdict(ConsumeResult.RETRY, 0.0), True
+            self._judged.append(held)
+        self._changed.notify_all()
+
     def _delay_of(self, message: Message) -> float:
         try:
             return delay_of(self.settings.backoff, message.reconsume_times) or 0.0
@@ -238,11 +245,12 @@ class ShareEngine:
         ]
 
     def _settle(self, many: list[Held]) -> None:
-        by_way: dict[tuple[ConsumeResult, float], list[Held]] = {}
+        by_way: dict[tuple[ConsumeResult, float, bool], list[Held]] = {}
         for held in many:
             assert held.verdict is not None
-            by_way.setdefault((held.verdict.result, held.verdict.delay_s or 0.0), []).append(held)
-        for (result, delay_s), group in by_way.items():
+            way = held.verdict.result, held.verdict.delay_s or 0.0, held.is_untried
+            by_way.setdefault(way, []).append(held)
+        for (result, delay_s, is_untried), group in by_way.items():
             messages = [held.message for held in group]
             try:
                 if result is ConsumeResult.DONE:
@@ -251,6 +259,8 @@ class ShareEngine:
                     late = self._consumer.nack(messages, dead=True)
                     with self.lock:
                         self._dead += len(messages) - len(late)
+                elif is_untried:
+                    late = self._consumer.give_back(messages)
                 else:
                     late = self._consumer.nack(messages, delay_s)
             except ProtocolError as error:

@@ -8,8 +8,8 @@ and not what changes. So each turn appends its changes to ``commitmq/orders.jour
 topic, group, queue, {state}]`` and ``["drop", topic, group, queue]``.
 
 A file that the journal does not know is RocketMQ's, which used the store after a crash. Then of both states of a queue that
-of the later receive counts, and of the same receive RocketMQ's, with the messages that either of them has as acked. A state
-that only one of them has counts too: at worst it blocks its queue until its time is over.
+of the later receive counts, and of the same receive RocketMQ's, with the messages that either of them has as acked, or as
+given back untried. A state that only one of them has counts too: at worst it blocks its queue until its time is over.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _later(there: OrderState | None, ours: OrderState) -> OrderState:
     if there is None or ours.pop_time > there.pop_time:
         return ours
     if ours.pop_time == there.pop_time and ours.offsets == there.offsets:
-        return replace(there, acked_bits=there.acked_bits | ours.acked_bits)
+        return replace(there, acked_bits=there.acked_bits | ours.acked_bits, untried=there.untried | ours.untried)
     return there
 
 

@@ -96,9 +96,16 @@ class Finder:
         self._random = random.Random(seed or None)
 
     def check(self, pop: Pop) -> None:
-        """Raises ProtocolError for a topic that cannot be shared."""
-        for name in pop.topics:
-            topic = self._places.topic(name)
+        """Raises ProtocolError for a topic that cannot be shared. Missing ones are taken out of a pop that waits for them."""
+        for name in list(pop.topics):
+            try:
+                topic = self._places.topic(name)
+            except ProtocolError as error:
+                if pop.late is None or error.code != "TOPIC_NOT_EXIST":
+                    raise
+                pop.topics.remove(name)
+                pop.missing.append(name)
+                continue
             if not topic.is_readable:
                 raise ProtocolError("NO_PERMISSION", f"topic {name!r} may not be read")
             if is_retry_topic(name) or name.startswith(LMQ_PREFIX):
@@ -190,7 +197,8 @@ class Finder:
         for key in queues:
             if key not in share.next:
                 bounds = place.queues.bounds(*key, bound=place.bound, floor=place.floor) or (0, 0)
-                begin[key] = bounds[0] if is_retry_topic(key[0]) else _begin(pop.start, *bounds)
+                is_new = is_retry_topic(key[0]) or key[0] in (pop.late or ())
+                begin[key] = bounds[0] if is_new else _begin(pop.start, *bounds)
         return begin
 
     def _of_queue(self, pop: Pop, found: Found, popped: str, key: QueueKey, place: Place) -> bool:

@@ -84,7 +84,9 @@ class Handler:
             self._rates.admit(pop, header, self._answers)
             self._finder.shares.on_behalf_of = self._rates.on_behalf_of(pop)
         self._finder.check(pop)
-        if not self._serve(pop) and pop.wait_ms:
+        if not pop.topics:
+            self.time_up(pop)
+        elif not self._serve(pop) and pop.wait_ms:
             if not self._parked.has_room(client):
                 raise ProtocolError("SYSTEM_BUSY", "too many receives wait for messages already", retry_after_ms=1_000)
             self._parked.add(pop, monotonic_ms())
@@ -255,7 +257,7 @@ class Handler:
 
     def extend(self, client: bytes, header: dict[str, Any]) -> None:
         """The messages stay invisible for another while, from now on: each gets a new receipt handle."""
-        invisible_ms = invisible_of(header, self._limits)
+        invisible_ms = invisible_of(header, self._limits, rounds_up=header.get("rounds_up") is True)
         receipts = receipts_of(header, self._limits, self._revive_queues, now_ms())
         if receipts[0].handle.is_ordered:
             self._ordered.extend(client, header, receipts, invisible_ms)

@@ -123,12 +123,14 @@ class OrderedHandler:
         self._answer(client, header["id"], late=late)
 
     def nack(self, client: bytes, header: dict[str, Any], receipts: list[Receipt]) -> None:
-        """The messages may be received again at once, in their order; dead letters after the last try, or with ``dead``.
+        """The messages may be received again at once, in their order; dead letters after the last try, or with ``dead``. With
+        ``untried`` nobody tried them: this delivery does not count.
 
         Raises WriterLost, or ProtocolError without a coordinator.
         """
         late: list[int] = []
         dead: list[tuple[Receipt, Return]] = []
+        is_dead, is_untried = header.get("dead") is True, header.get("untried") is True
         now = now_ms()
         for index, one in enumerate(receipts):
             key, state = self._out(one)
@@ -136,11 +138,12 @@ class OrderedHandler:
                 late.append(index)
                 continue
             share = self._shares.of(key.group, [key.topic], ordered=True)
-            if header.get("dead") is True or (state.counts or {}).get(one.offset, 0) >= share.max_retries:
+            was_last = not is_untried and (state.counts or {}).get(one.offset, 0) >= share.max_retries
+            if is_dead or was_last:
                 check_point = CheckPoint(one.key._replace(start_offset=one.offset), 1, (0,))
                 dead.append((one, Return(check_point, one.offset, -1, dead=True)))
             else:
-                self._set(key, state.changed(one.offset, one.key.pop_time, now))
+                self._set(key, state.changed(one.offset, one.key.pop_time, now, untried=is_untried))
         fates = self._revival.copy([entry for _, entry in dead])
         for (one, _), fate in zip(dead, fates, strict=True):
             if fate is Fate.DONE:

@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from commitmq.semantics.pop_names import USUAL_NAMES, RetryNames
 from commitmq.store.queues.record_filter import RecordFilter
@@ -47,11 +47,15 @@ class Pop:
     """Whether the answer says how many messages are left in the queues that were looked into."""
     rest: int = 0
     """How many were left at the last look."""
+    late: list[str] | None = None
+    """Topics that begin at their first message, because they are newer than the consumer. None: it waits for no topic."""
+    missing: list[str] = field(default_factory=list)
+    """Topics that do not exist, for a consumer that waits for them."""
 
 
-def rest_of(pop: Pop) -> dict[str, int]:
-    """The field of an answer that says how many messages are left, for who asked for it."""
-    return {"rest": pop.rest} if pop.counts_rest else {}
+def rest_of(pop: Pop) -> dict[str, Any]:
+    """The fields of an answer that say how many messages are left and which topics are missing, for who asked for them."""
+    return {**({"rest": pop.rest} if pop.counts_rest else {}), **({} if pop.late is None else {"missing": pop.missing})}
 
 
 @dataclass(slots=True)

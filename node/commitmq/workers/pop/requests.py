@@ -87,6 +87,7 @@ def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Fi
         queue=queue,
         repeats_acked=repeats,
         counts_rest=counts_rest,
+        late=_late(header),
     )
 
 
@@ -101,9 +102,13 @@ def asked_of(header: dict[str, Any]) -> Asked:
     return Asked(_group(header), _topic(header.get("topic")), _attempt(header), [(pair[0], pair[1]) for pair in pairs])
 
 
-def invisible_of(header: dict[str, Any], limits: PopConfig) -> int:
-    """The invisible time (ms). Raises ProtocolError INVALID_PARAMETER for one out of bounds."""
+def invisible_of(header: dict[str, Any], limits: PopConfig, *, rounds_up: bool = False) -> int:
+    """The invisible time (ms), with ``rounds_up`` at least the shortest. Raises ProtocolError INVALID_PARAMETER for one out of
+    bounds.
+    """
     value = integer_field(header, "invisible_ms")
+    if rounds_up:
+        value = max(value, limits.min_invisible_ms)
     if not limits.min_invisible_ms <= value <= limits.max_invisible_ms:
         raise ProtocolError(
             _INVALID,
@@ -169,6 +174,13 @@ def _offset_of(handle: ReceiptHandle, text: str, revive_queues: int, now_ms: int
     if not is_ours:
         raise ProtocolError(_INVALID, f"the receipt handle {text!r:.200} is none of this node")
     return handle.queue_offset
+
+
+def _late(header: dict[str, Any]) -> list[str] | None:
+    late = header.get("late")
+    if late is not None and (type(late) is not list or len(late) > _MAX_TOPICS):
+        raise ProtocolError(_INVALID, f"late must be a list of up to {_MAX_TOPICS} names")
+    return None if late is None else [_topic(name) for name in late]
 
 
 def _attempt(header: dict[str, Any]) -> str | None:

@@ -240,7 +240,8 @@ class Pops:
 
     async def _give_back(self, group: str, handles: list[tuple[str, str]]) -> None:
         try:
-            await self._node.mover("pop", "nack", group=group, receipts=[list(one) for one in handles])
+            receipts = [list(one) for one in handles]
+            await self._node.mover("pop", "nack", group=group, receipts=receipts, untried=True)
         except ProtocolError as error:
             self._log.debug("messages come back when their time is over", group=group, error=error.message)
 

@@ -170,6 +170,7 @@ def test_a_file_of_rocketmqs_that_the_journal_does_not_know(tmp_path: Path) -> N
     kept, older, same, dropped = (KEY._replace(queue=queue) for queue in range(4))
     for key in (kept, older, same, dropped):
         one.put(key, STATE.acked(10, NOW)[0])
+    one.put(same, STATE.acked(10, NOW)[0].changed(11, NOW, NOW, untried=True))
     one.store()
     one.put(dropped, None)
     one.store()
@@ -182,6 +183,7 @@ def test_a_file_of_rocketmqs_that_the_journal_does_not_know(tmp_path: Path) -> N
     both = again.get(same)
     assert both is not None
     assert both.acked_bits == 0b101, "acked by either"
+    assert both.untried == {11}
     assert again.get(KEY._replace(queue=7)) == STATE
     assert again.get(dropped) is None
 
@@ -383,6 +385,19 @@ def test_a_disk_that_is_full_takes_everything_of_the_turn_back(turn: Turn, monke
     turn.handler.ack(b"c", {"id": 4}, [receipt(11)])
     assert turn.store()[0]["late"] == []
     assert turn.share.committed[QUEUE] == 13, "what lies below the offset is acked"
+
+
+def test_what_comes_back_untried_is_no_dead_letter(turn: Turn) -> None:
+    turn.share.max_retries = 0
+    turn.pop()
+    turn.store()
+    turn.handler.nack(b"c", {"id": 2, "untried": True}, [receipt(11)])
+    assert turn.store()[0]["late"] == []
+    turn.handler._revival.copy.assert_called_once_with([])  # type: ignore[attr-defined]
+    state = turn.orders.get(KEY)
+    assert state is not None
+    assert state.untried == {11}
+    assert state.is_out(11, state.pop_time)
 
 
 def test_a_request_that_fails_leaves_the_others_of_its_turn_alone(turn: Turn) -> None:
