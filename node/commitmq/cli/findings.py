@@ -136,6 +136,11 @@ def _of_process(row: Mapping[str, Any]) -> Iterator[Finding]:
             "raise it: `commitmq config set`",
         )
     info = row.get("info") or {}
+    if unheard := info.get("unheard_groups"):
+        says = f"no producer can be asked about the transactions of {', '.join(unheard)}; they will be given up"
+        yield Finding(
+            WARNING, role, says, "start a program with a producer of the group, or `commitmq transaction resolve`"
+        )
     expiry = info.get("expiry") or {}
     if expiry.get("error"):
         yield Finding(
