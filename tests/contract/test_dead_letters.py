@@ -123,6 +123,13 @@ def test_a_letter_whose_topic_has_gone_stays_and_says_why(node: Node, admin: Adm
         admin.dlq_list("nobody")
 
 
+def test_a_purge_counts_what_was_not_resent(node: Node, admin: Admin) -> None:
+    bury(node, "half-resent", "half-resent", 4)
+    assert admin.dlq_resend("half-resent", DeadLetterFilter(offsets=[1, 2])).sent == 2
+    assert admin.dlq_purge("half-resent", dry_run=True).purged == 2
+    assert admin.dlq_purge("half-resent").purged == 2
+
+
 def test_a_purge_moves_the_position_and_a_resend_begins_behind_it(node: Node, admin: Admin) -> None:
     bodies = bury(node, "purged", "purged", 3)
     middle = admin.dlq_show("purged", 1).message.store_timestamp

@@ -115,7 +115,7 @@ def test_the_ways_to_name_a_time(node: Node) -> None:
     with Producer(node.address) as producer:
         for fields, where in ways:
             assert producer.send("levels", b"x", **fields).stored_topic == where
-        for plain in (producer.send("levels", b"x"), producer.send("levels", b"x", deliver_at=1)):
+        for plain in (producer.send("levels", b"x"), producer.send("levels", b"x", deliver_at=10**12)):
             assert plain.stored_topic is None, "without a delay, or at a time that has passed"
             assert "waits" not in repr(plain)
             assert plain.to_json()["stored_topic"] is None
@@ -136,6 +136,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"deliver_at": 1.5}, "milliseconds since 1970"),
     ({"deliver_at": -1}, "milliseconds since 1970"),
     ({"deliver_at": True}, "milliseconds since 1970"),
+    ({"deliver_at": 1_800_000_000}, "multiply seconds by 1000"),
+    ({"deliver_at": 10**12 - 1}, "before September 2001"),
     ({"delay": 1, "deliver_at": 1}, "not two"),
     ({"delay": float("nan")}, ""),
     ({"delay": float("inf")}, ""),

@@ -196,6 +196,7 @@ PARKED = {"name": "d", "state": "parked", "parked": {"offset": 7}, "lag_bytes": 
         ({"processes": [{**ROW, "restarts": 3}]}, "warning", "writer"),
         ({"processes": [{**ROW, "restarts": 1}]}, "note", "writer"),
         ({"processes": [{**ROW, "refused": 3}]}, "note", "writer"),
+        ({"processes": [{**ROW, "info": {"unheard_groups": ["shop"]}}]}, "warning", "writer"),
         ({"processes": [{**ROW, "info": {"expiry": {"error": "EACCES"}}}]}, "error", "expiry"),
         ({"dispatchers": [PARKED]}, "error", "dispatcher d"),
         ({"dispatchers": [{**PARKED, "state": "running", "lag_bytes": 1 << 30}]}, "warning", "dispatcher d"),
@@ -219,6 +220,8 @@ def test_groups_and_limits_have_findings_too() -> None:
     (found,) = findings.of_group({"name": "g", "members": members}, [lag])
     assert "different topics: a; a, b" in found.says
     lag.problem = "behind the end"
+    for own in ("CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_REVIVE_GROUP", "TOOLS_CONSUMER", "CMQ_DEAD_LETTERS"):
+        assert findings.of_group({"name": own, "members": []}, [lag]) == [], "no program of a user belongs to it"
     assert [one.level for one in findings.of_group({"name": "g", "members": members[:1]}, [lag])] == ["error"]
     assert findings.of_limits({"writer": 1 << 20}) == []
     (low,) = findings.of_limits({"writer": 1 << 20, "reader-0": 1_024})

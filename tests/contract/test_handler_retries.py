@@ -96,7 +96,9 @@ def test_an_ordered_queue_goes_on_behind_a_dead_letter(node: Node) -> None:
         consumer.close()
         thread.join(60)
     assert seen == [(0, 0), (1, 0), (2, 0), (2, 1), (2, 2), (3, 0), (4, 0)]
-    assert [message.body for message in dead_letters(node, "line", 1)] == [b"2"]
+    assert [(message.body, message.reconsume_times) for message in dead_letters(node, "line", 1)] == [(b"2", 3)], (
+        "3 tries"
+    )
 
 
 def test_what_failed_survives_the_node_and_the_consumer(node: Node) -> None:

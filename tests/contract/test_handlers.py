@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -164,6 +165,8 @@ def test_a_failed_message_comes_from_the_retry_topic(node: Node, stand_in: Stand
             raise ValueError("not now")
         if message.body == b"000004" and message.stored_topic == "failing":
             message.retry_later(0.25)
+        if message.body == b"000005" and message.stored_topic == "failing":
+            message.retry_later(timedelta(hours=3))
 
     def on_error(message: Message | None, error: BaseException) -> None:
         assert message is not None
@@ -175,12 +178,13 @@ def test_a_failed_message_comes_from_the_retry_topic(node: Node, stand_in: Stand
     ) as running:
         eventually(lambda: running.consumer.assignment != [], "it has queues")
         fill(node, "failing", 10, tags="a")
-        eventually(lambda: len(seen) == 12, "ten and two again")
+        eventually(lambda: len(seen) == 13, "ten and three again")
         assert set(seen[:10]) == {("failing", "failing", b"%06d" % number) for number in range(10)}
-        assert sorted(seen[10:]) == [("failing", "%RETRY%failing", b"000003"), ("failing", "%RETRY%failing", b"000004")]
-        eventually(lambda: running.consumer.handler_counts[:3] == (10, 2, 0), "two failed, ten were handled")
-    assert errors == [(b"000003", "not now")]
-    assert sorted(one.delay_s for one in stand_in.requests if one.delay_s is not None) == [0.25, 1]
+        assert sorted(seen[10:]) == [("failing", "%RETRY%failing", b"00000%d" % number) for number in (3, 4, 5)]
+        eventually(lambda: running.consumer.handler_counts[:3] == (10, 3, 0), "three failed, ten were handled")
+    too_long = "the delay of RetryLater must be at most 7200 seconds (2 hours, RocketMQ's last level), not 10800.0"
+    assert sorted(errors) == [(b"000003", "not now"), (b"000005", too_long)]
+    assert sorted(one.delay_s for one in stand_in.requests if one.delay_s is not None) == [0.25, 1, 1]
     assert all(one.max_retries == 16 and one.topic == "failing" for one in stand_in.requests)
 
 
@@ -518,18 +522,20 @@ def test_asyncio(node: Node, stand_in: StandIn) -> None:
                     raise ValueError("not now")
                 if message.body == b"000008" and message.stored_topic == "aio":
                     raise RetryLater(0)
+                if message.body == b"000009" and message.stored_topic == "aio":
+                    raise RetryLater(7_201)
                 seen[message.body] += 1
                 if len(seen) == len(bodies):
                     await consumer.close()
 
             await consumer.run(handle, workers=5, middleware=[around], on_error=on_error)
             assert consumer.is_closed
-            assert consumer.handler_counts[:3] == (300, 2, 0)
+            assert consumer.handler_counts[:3] == (300, 3, 0)
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert seen == Counter(bodies)
     assert most == 5
-    assert [str(error) for error in errors] == ["not now"]
+    assert [str(error)[:42] for error in errors] == ["not now", "the delay of RetryLater must be at most 72"]
     assert lag(node, "aio") == 0
 
 

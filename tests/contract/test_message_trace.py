@@ -43,8 +43,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 def story(node: Node, message_id: str) -> list[dict[str, object]]:
     ended = CliRunner().invoke(show_trace, [message_id, "--json", "--node", node.address])
-    assert ended.exit_code == 0, ended.output
-    records: list[dict[str, object]] = json.loads(ended.output)["records"]
+    records: list[dict[str, object]] = json.loads(ended.stdout)["records"]
+    assert ended.exit_code == (0 if records else 1), ended.output
     return records
 
 
@@ -80,6 +80,26 @@ async def _sent_by_asyncio(node: Node, topic: str, messages: list[Message]) -> l
     async with AsyncProducer(node.address, trace=True) as producer:
         results = [await producer.send(topic, one) for one in messages]
     return [(one.unique_id, one.msg_id) for one in results]
+
+
+def test_a_producer_tells_its_group(node: Node) -> None:
+    with Producer(node.address, group="named", trace=True) as producer:
+        sent = producer.send("told", b"x")
+    with Producer(node.address, trace=True) as producer:
+        unnamed = producer.send("told", b"x")
+    assert [one["group"] for one in story(node, sent.unique_id)] == ["named"]
+    assert [one["group"] for one in story(node, unnamed.unique_id)] == ["DEFAULT_PRODUCER"]
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_an_id_without_a_trace_is_a_failure(node: Node, form: list[str]) -> None:
+    with Producer(node.address, trace=True) as producer:
+        producer.send("told", b"x")
+    ended = CliRunner().invoke(show_trace, ["nonsense", "--node", node.address, *form])
+    assert ended.exit_code == 1
+    assert "no trace for nonsense" in ended.stderr
+    assert "trace=True" in ended.stderr
+    assert (json.loads(ended.stdout)["records"] == []) if form else ended.stdout == ""
 
 
 def test_handlers_tell_of_each_call_and_of_its_end(node: Node) -> None:

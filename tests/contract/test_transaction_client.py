@@ -125,6 +125,28 @@ def test_a_listener_decides(node: Node, outcome: TransactionState) -> None:
             assert (books.checked[0].body, books.checked[0].topic, books.checked[0].tags) == (body, TOPIC, "T")
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_execute_must_return(node: Node, is_async: bool) -> None:
+    books = Books(None)  # type: ignore[arg-type]
+    body = b"no return %d" % is_async
+    wanted = r"execute of the transaction listener must return TransactionState.COMMIT, ROLLBACK or UNKNOWN, not None"
+
+    async def work() -> None:
+        async with AsyncProducer(node.address, group="no-return-aio", transaction_listener=books) as producer:
+            with pytest.raises(ValueError, match=wanted):
+                await producer.send_in_transaction(TOPIC, body, 7)
+            await asyncio.to_thread(has, node, body)
+
+    if is_async:
+        asyncio.run(work())
+    else:
+        with Producer(node.address, group="no-return", transaction_listener=books) as producer:
+            with pytest.raises(ValueError, match=wanted):
+                producer.send_in_transaction(TOPIC, body, 7)
+            has(node, body)  # it stays open, and the check says commit
+    assert len(books.checked) == 1
+
+
 def test_what_cannot_be_in_a_transaction(node: Node) -> None:
     with Producer(node.address) as producer, pytest.raises(InvalidMessageError, match="group"):
         producer.transaction(TOPIC, b"x")

@@ -237,6 +237,22 @@ def test_what_nobody_ends_is_given_up(tmp_path: Path) -> None:
         assert bodies(node) == []
 
 
+def test_a_group_without_a_producer_is_told_of(tmp_path: Path) -> None:
+    def groups(node: Node) -> Any:
+        report = orjson.loads(commitmq("status", "--json", "--node", node.address).stdout)
+        (row,) = (one for one in report["processes"] if one["role"] == "transaction")
+        return (row.get("info") or {}).get("unheard_groups")
+
+    with start_node(tmp_path, *QUICK, "transaction.check_max=1000") as node, Admin(node.address) as admin:
+        admin.topic_create(TOPIC, 1)
+        with Peer(node) as peer, EndPeer(node) as ends:
+            send_half(peer, TOPIC, b"nobody is there", group="lonely")
+            eventually(lambda: groups(node) == ["lonely"], "it is told of")
+            assert "no producer of the group can be asked" in node.log_tail()
+            assert ends.register("lonely")["ok"]
+            eventually(lambda: groups(node) == [], "it has a producer")
+
+
 def test_an_immune_transaction_is_asked_later(node: Node) -> None:
     with Peer(node) as peer, EndPeer(node) as ends:
         assert ends.register("patient")["ok"]

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from commitmq.format.constants import DEAD_LETTER_GROUP
+from commitmq.store.metadata.topic_name import is_system_group
+
 ERROR: Final = "error"
 WARNING: Final = "warning"
 NOTE: Final = "note"
@@ -133,6 +136,11 @@ def _of_process(row: Mapping[str, Any]) -> Iterator[Finding]:
             "raise it: `commitmq config set`",
         )
     info = row.get("info") or {}
+    if unheard := info.get("unheard_groups"):
+        says = f"no producer can be asked about the transactions of {', '.join(unheard)}; they will be given up"
+        yield Finding(
+            WARNING, role, says, "start a program with a producer of the group, or `commitmq transaction resolve`"
+        )
     expiry = info.get("expiry") or {}
     if expiry.get("error"):
         yield Finding(
@@ -185,7 +193,12 @@ def _of_plugins(plugins: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def of_group(group: Mapping[str, Any], lags: Iterable[Any]) -> list[Finding]:
-    """The findings of one consumer group: its description, and its lag by queue."""
+    """The findings of one consumer group: its description, and its lag by queue.
+
+    Groups of the system have none: no program is their member, and their offsets are the node's own positions.
+    """
+    if group["name"] == DEAD_LETTER_GROUP or is_system_group(group["name"]):
+        return []
     name, members, rows = f"group {group['name']}", group["members"], list(lags)
     found = [
         Finding(ERROR, name, f"{row.topic} queue {row.queue}: {row.problem}", f"`commitmq group reset {group['name']}`")

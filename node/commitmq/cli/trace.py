@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.output import complain, json_option, node_option, print_json, print_table
+from commitmq.cli.output import complain, fail, json_option, node_option, print_json, print_table
 
 if TYPE_CHECKING:
     from commitmq.client.admin import Admin
@@ -27,7 +27,7 @@ def trace(message_id: str, as_json: bool, node: str) -> None:
     """Show the trace of one message.
 
     ID is its unique id, or its offset message id. Clients write the trace, if they are told to: Producer(trace=True),
-    consumer.run(…, trace=True).
+    consumer.run(…, trace=True). Where there is none, the exit code is 1.
     """
     from commitmq.client.admin import Admin
     from commitmq.semantics.trace import TRACE_TOPIC
@@ -39,14 +39,16 @@ def trace(message_id: str, as_json: bool, node: str) -> None:
     if as_json:
         document = [{"record": one.kind, **asdict(one)} for one in records]
         print_json({"message_id": unique, "records": document, "complete": found.complete})
-        return
-    print_table(
-        ("TIME (UTC)", "RECORD", "GROUP", "MS", "OUTCOME", "DETAILS"),
-        [_row(one) for one in records],
-        left=(0, 1, 2, 4, 5),
-    )
-    if not found.complete:
+    elif records:
+        print_table(
+            ("TIME (UTC)", "RECORD", "GROUP", "MS", "OUTCOME", "DETAILS"),
+            [_row(one) for one in records],
+            left=(0, 1, 2, 4, 5),
+        )
+    if not found.complete and not as_json:
         complain("there may be more: the index is behind, or the query was cut short")
+    if not records:
+        fail(f"no trace for {message_id}; was its producer made with trace=True, or its consumer run with it?")
 
 
 def story(messages: Iterable[Any], message_id: str) -> Iterator[TraceRecord]:

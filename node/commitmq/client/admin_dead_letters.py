@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from commitmq.client.admin_results import GroupOffset
-from commitmq.errors import ProtocolError
+from commitmq.errors import ProtocolError, TopicNotFoundError
 
 if TYPE_CHECKING:
     import zmq
@@ -106,7 +106,7 @@ class DeadLetterAdmin:
         """Give up the dead letters of ``group``: a resend begins behind them. ``until`` spares those that died later.
 
         The messages stay in the log until they expire, and the dead-letter topic can still be read. A second call does
-        nothing.
+        nothing. Dead letters that were resent are not counted, as far as the index can tell.
         """
         from commitmq.client.receiving.query import milliseconds
 
@@ -119,15 +119,39 @@ class DeadLetterAdmin:
             by_time = {int(row[0]): row[1] if row[3] is None else row[3] for row in answer["queues"]}
             targets = {queue: min(by_time.get(queue, end), end) for queue, end in targets.items()}
         moves = {queue: at for queue, at in targets.items() if at > positions[queue]}
+        purged = self._not_resent(letters, {queue: (positions[queue], at) for queue, at in moves.items()})
         if moves and not dry_run:
             letters.move(moves)
         reached = positions | moves
         return PurgeResult(
             group,
             dry_run,
-            sum(at - positions[queue] for queue, at in moves.items()),
+            purged,
             [GroupOffset(letters.topic, queue, at) for queue, at in (positions if dry_run else reached).items()],
         )
+
+    def _not_resent(self, letters: DeadLetters, parts: dict[int, tuple[int, int]]) -> int:
+        """How many dead letters of these parts of queues were not resent; all, where no resend began or no index tells."""
+        from commitmq.client.dead_letter_resend import PASSES
+
+        whole = sum(end - first for first, end in parts.values())
+        resent = self._resent()
+        count = 0
+        try:
+            self._request("reader", "offsets", {"topic": PASSES})
+            for queue, (first, end) in parts.items():
+                for page in letters.pages(queue, first):
+                    mine = [one for one in page.letters if one.message.queue_offset < end]
+                    count += sum(not resent.has(one) for one in mine)
+                    if page.next_offset >= end:
+                        break
+        except TopicNotFoundError:
+            return whole
+        except ProtocolError as error:
+            if error.code != "SERVICE_NOT_AVAILABLE":
+                raise
+            return whole
+        return count
 
     def _dead_letters(self, group: str) -> DeadLetters:
         from commitmq.client.dead_letters import DeadLetters

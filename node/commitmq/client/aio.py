@@ -351,7 +351,8 @@ class AsyncConsumer(AsyncBaseConsumer):
         async with self._polling:
             self._poll = None  # what a cancelled poll fetched is fetched again
             engine = consumer._engine(Settings(**options))
-            self._pool = TaskPool(engine, chain, on_error, node=consumer._directory.address)
+            limit = engine.settings.longest_delay_s
+            self._pool = TaskPool(engine, chain, on_error, node=consumer._directory.address, longest_delay_s=limit)
             self._running = self._thread.submit(consumer._serve, engine, self._pool)
             try:
                 await asyncio.shield(asyncio.wrap_future(self._running))

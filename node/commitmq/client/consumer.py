@@ -150,7 +150,8 @@ class Consumer(BaseConsumer):
         The handler's return value says what becomes of the message. None, True or ``ConsumeResult.DONE``: it is done. False
         or ``ConsumeResult.RETRY``: it comes again after the back-off. ``ConsumeResult.DEAD``: it becomes a dead letter. An
         exception means RETRY, and ``on_error(message, error)`` is told of it (without it the log). ``RetryLater(delay)``,
-        which ``message.retry_later(delay)`` raises, means RETRY after that delay.
+        which ``message.retry_later(delay)`` raises, means RETRY after that delay. Delays of messages that come again are
+        rounded up to the next of RocketMQ's 18 levels, the last of which is 2 h; a longer one is a ValueError.
 
         A message that comes again is stored in the group's retry topic meanwhile, and ``run`` reads that topic too. The
         message has its first ``topic``; ``stored_topic`` is the retry topic. It becomes a dead letter after ``max_retries``
@@ -164,7 +165,7 @@ class Consumer(BaseConsumer):
         handler may take its time: the consumer stays a member.
 
         ``ordered``: the handlers of each queue run one at a time, in the queue's order. A failed message is tried again here
-        after the back-off (1 s), and its queue waits for it.
+        after the back-off (1 s), of any length and not rounded, and its queue waits for it.
 
         ``middleware`` are functions ``m(message, next)`` around the handler, the first one outermost. A close waits for the
         handlers that run, at most ``stop_timeout_s`` (30).
@@ -184,7 +185,8 @@ class Consumer(BaseConsumer):
         chain = chained(handler, middleware if tracer is None else [traced(tracer, group), *middleware])
         checks.callback("on_error", on_error)
         engine = self._engine(Settings(**options))
-        pool = ThreadPool(engine, chain, on_error, name=group, node=self._directory.address)
+        longest_s = engine.settings.longest_delay_s
+        pool = ThreadPool(engine, chain, on_error, name=group, node=self._directory.address, longest_delay_s=longest_s)
         try:
             self._serve(engine, pool)
         finally:

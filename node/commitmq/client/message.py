@@ -138,7 +138,8 @@ class Message:
     def retry_later(self, delay: float | timedelta) -> NoReturn:
         """End this handler of :meth:`commitmq.Consumer.run`: the message comes again after ``delay``, seconds or a timedelta.
 
-        Raises :class:`commitmq.RetryLater`, so nothing behind it is done; an ``except Exception`` around it would stop it.
+        Raises :class:`commitmq.RetryLater`, which tells more, so nothing behind it is done; an ``except Exception`` around it
+        would stop it.
         """
         raise RetryLater(delay)
 

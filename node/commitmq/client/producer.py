@@ -165,7 +165,7 @@ class Producer(BatchProducer, TransactionProducer, RequestProducer, CancellingPr
         if trace:
             from commitmq.client.tracing import Tracer
 
-            self._tracer = self._lanes.writer.lane.trace = Tracer(partial(Producer, node))
+            self._tracer = self._lanes.writer.lane.trace = Tracer(partial(Producer, node), group)
         self._transactions = None
         if group is not None:
             from commitmq.client.transactions.group import TransactionGroup

@@ -65,9 +65,13 @@ _Entry = _Stored | trace.TraceRecord
 class Tracer:
     """Writes the trace of one client. ``dropped`` counts the entries (runs of a send, or records) that found no room."""
 
-    def __init__(self, open_producer: Callable[..., Sender]) -> None:
-        """``open_producer``: makes the producer that sends the trace, with the settings of a :class:`commitmq.Producer`."""
+    def __init__(self, open_producer: Callable[..., Sender], group: str | None = None) -> None:
+        """``open_producer``: makes the producer that sends the trace, with the settings of a :class:`commitmq.Producer`.
+
+        ``group``: the traced producer's; None: RocketMQ's default.
+        """
         self.dropped = 0
+        self._group = DEFAULT_GROUP if group is None else group
         self._open_producer = open_producer
         self._lock = threading.Lock()
         self._entries: deque[_Entry] = deque()
@@ -171,7 +175,7 @@ class Tracer:
         with self._lock:
             entries, self._entries = self._entries, deque()
             self._bytes = 0
-        messages = list(trace_messages(record for entry in entries for record in _records(entry)))
+        messages = list(trace_messages(record for entry in entries for record in _records(entry, self._group)))
         for first in range(0, len(messages), _MESSAGES_A_BATCH):
             part = messages[first : first + _MESSAGES_A_BATCH]
             try:
@@ -203,14 +207,14 @@ def _message(records: Sequence[trace.TraceRecord]) -> Message:
     return Message(trace.encode_trace(records), keys=trace.trace_keys(records).split(KEY_SEPARATOR))
 
 
-def _records(entry: _Entry) -> Iterator[trace.TraceRecord]:
+def _records(entry: _Entry, group: str) -> Iterator[trace.TraceRecord]:
     if not isinstance(entry, _Stored):
         yield entry
         return
     fields = entry.fields if isinstance(entry.fields, dict) else orjson.loads(entry.fields + "}")
     msg_id = str(entry.answer.get("msg_id") or "")
     if fields["op"] != "append":
-        yield _pub(entry, fields.get("properties") or {}, len(entry.data), msg_id, int(fields.get("born", -1)))
+        yield _pub(entry, group, fields.get("properties") or {}, len(entry.data), msg_id, int(fields.get("born", -1)))
         return
     from commitmq.format.record import decode_record
 
@@ -221,14 +225,14 @@ def _records(entry: _Entry) -> Iterator[trace.TraceRecord]:
         if not left:
             left, physical = next(places, (len(entry.data), -1))
         shown = f"{msg_id[:-16]}{physical:016X}" if physical >= 0 else None
-        yield _pub(entry, record.properties, len(record.body), shown, record.born_timestamp)
+        yield _pub(entry, group, record.properties, len(record.body), shown, record.born_timestamp)
         offset += record.total_size
         physical += record.total_size if physical >= 0 else 0
         left -= 1
 
 
 def _pub(
-    entry: _Stored, properties: dict[str, str], body_bytes: int, msg_id: str | None, born_timestamp: int
+    entry: _Stored, group: str, properties: dict[str, str], body_bytes: int, msg_id: str | None, born_timestamp: int
 ) -> trace.Pub:
     kind = trace.MessageType.DELAY if entry.answer.get("stored_topic") else trace.MessageType.NORMAL
     if entry.answer.get("stored_topic") == HALF_TOPIC:
@@ -236,7 +240,7 @@ def _pub(
     return trace.Pub(
         timestamp=born_timestamp,
         region=REGION,
-        group=DEFAULT_GROUP,
+        group=group,
         topic=entry.topic,
         message_id=properties.get(Property.UNIQUE_KEY),
         tags=properties.get(Property.TAGS),

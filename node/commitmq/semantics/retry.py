@@ -104,12 +104,13 @@ def sent_back(
     *,
     delay_level: int = 0,
     max_retries: int = DEFAULT_MAX_RETRIES,
+    retries: int = 0,
 ) -> SentBack:
     """What ``record``, of the log, becomes when ``group`` sends it back; ``queue_id`` is one of the retry topic's.
 
     ``delay_level`` 0 is 3 + the tries so far, -1 is the end of the tries. The first send-back sets RETRY_TOPIC and
     ORIGIN_MESSAGE_ID, and later ones leave them. A dead letter has DELAY 0 and is stored directly; REAL_TOPIC and REAL_QID of
-    the round before stay.
+    the round before stay. ``retries``: how often the consumer itself tried the message again, as in ordered mode, in all.
     """
     dead = is_last_try(record, delay_level, max_retries)
     properties = dict(record.properties)
@@ -120,7 +121,7 @@ def sent_back(
     if not properties.get(Property.ORIGIN_MESSAGE_ID, "").strip():
         properties[Property.ORIGIN_MESSAGE_ID] = record.offset_msg_id
     topic = dead_letter_topic(group) if dead else retry_topic(group)
-    times = record.reconsume_times + 1
+    times = max(record.reconsume_times, retries) + 1
     stored = derived(record, topic, 0 if dead else queue_id, broker_order(properties), reconsume_times=times)
     return SentBack(stored, dead)
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from commitmq.client.sending.asked import LEAST_DELIVER_MS
 from commitmq.errors import InvalidMessageError
 
 TIME_COLUMNS: Final = ("delay_ms", "deliver_at")
@@ -54,10 +55,10 @@ def _delays(rows: pa.RecordBatch) -> NDArray[np.int64]:
 
 
 def _times(rows: pa.RecordBatch) -> NDArray[np.int64]:
-    """In ms since 1970, rounded up: a message never comes early. Times before 1970 have passed as well as 1970."""
+    """In ms since 1970, rounded up: a message never comes early. Times before LEAST_DELIVER_MS have passed as well as it."""
     if "deliver_at" not in rows.schema.names:
         return np.full(rows.num_rows, _NONE, np.int64)
     column = rows.column("deliver_at")
     micros = np.array(column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).fill_null(0), np.int64)
     given = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), np.bool_)
-    return np.where(given, np.maximum(-(-micros // 1000), 0), _NONE)
+    return np.where(given, np.maximum(-(-micros // 1000), LEAST_DELIVER_MS), _NONE)

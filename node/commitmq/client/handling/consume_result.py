@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from commitmq.client import checks
+from commitmq.client.handling.backoff import too_long
 
 
 class ConsumeResult(StrEnum):
@@ -23,7 +24,9 @@ class ConsumeResult(StrEnum):
 class RetryLater(Exception):
     """Raised in a handler: the message comes again after ``delay`` (seconds, or a timedelta). It is no error.
 
-    ``delay_s`` has the delay in seconds. ``message.retry_later(delay)`` raises it too.
+    ``delay_s`` has the delay in seconds. ``message.retry_later(delay)`` raises it too. In :meth:`commitmq.Consumer.run`
+    without ``ordered`` the delay is rounded up to the next of RocketMQ's 18 levels, the last of which is 2 hours. With a
+    longer one the message counts as failed, by a ValueError.
     """
 
     def __init__(self, delay: float | timedelta) -> None:
@@ -60,9 +63,11 @@ def of_value(value: Any) -> Verdict:
     )
 
 
-def of_error(error: BaseException) -> Verdict:
-    """The verdict of a handler that raised ``error``."""
+def of_error(error: BaseException, longest_s: float | None = None) -> Verdict:
+    """The verdict of a handler that raised ``error``. A RetryLater above ``longest_s`` is a mistake: the message fails."""
     if isinstance(error, RetryLater):
+        if longest_s is not None and error.delay_s > longest_s:
+            return Verdict(ConsumeResult.RETRY, error=too_long("the delay of RetryLater", error.delay_s))
         return Verdict(ConsumeResult.RETRY, error.delay_s)
     return Verdict(ConsumeResult.RETRY, error=error)
 

@@ -191,7 +191,7 @@ class Engine:
     def _delay_of(self, entry: Entry) -> float | None:
         """The delay before the next try by the program's back-off, whose function may fail."""
         try:
-            return delay_of(self.settings.backoff, entry.message.reconsume_times)
+            return delay_of(self.settings.backoff, entry.message.reconsume_times, self.settings.longest_delay_s)
         except Exception as error:
             _log.warning("the back-off function failed: RocketMQ's delay is taken", error=repr(error))
             return None

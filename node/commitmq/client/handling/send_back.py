@@ -25,7 +25,10 @@ NODE_LEVEL: Final = 0
 
 
 class Request(NamedTuple):
-    """One message to send back. ``delay_s`` None: by ``delay_level``. ``max_retries`` None: the node's default."""
+    """One message to send back. ``delay_s`` None: by ``delay_level``. ``max_retries`` None: the node's default.
+
+    ``reconsume_times``: how often it was tried again, if that is more than its record says.
+    """
 
     topic: str
     queue: int
@@ -34,13 +37,14 @@ class Request(NamedTuple):
     delay_level: int = NODE_LEVEL
     delay_s: float | None = None
     max_retries: int | None = None
+    reconsume_times: int = 0
 
 
 def request_of(message: Message, *, dead: bool, delay_s: float | None, max_retries: int | None) -> Request:
     """The request for ``message``, which was read from its ``stored_topic``."""
     place = (message.stored_topic, message.queue_id, message.queue_offset, message.physical_offset)
     if dead:
-        return Request(*place, delay_level=DEAD_LEVEL)
+        return Request(*place, delay_level=DEAD_LEVEL, reconsume_times=message.reconsume_times)
     return Request(*place, delay_s=delay_s, max_retries=max_retries)
 
 
@@ -111,6 +115,8 @@ class SendBack:
             header["delay_ms"] = round(one.delay_s * 1000)
         if one.max_retries is not None:
             header["max_retries"] = one.max_retries
+        if one.reconsume_times:
+            header["reconsume_times"] = one.reconsume_times
         return header
 
     def _connected(self, deadline: float) -> Channel:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, TypedDict
 
 from commitmq.client import checks
-from commitmq.client.handling.backoff import Backoff, check_backoff
+from commitmq.client.handling.backoff import LONGEST_S, Backoff, check_backoff
 
 DEFAULT_WORKERS: Final = 20
 _MANY_WORKERS: Final = 10_000
@@ -51,4 +51,9 @@ class Settings:
         if self.max_retries is not None and checks.integer("max_retries", self.max_retries) < 0:
             raise ValueError(f"max_retries must not be below 0, not {self.max_retries}")
         checks.seconds("stop_timeout_s", self.stop_timeout_s, zero=True)
-        object.__setattr__(self, "backoff", check_backoff(self.backoff))
+        object.__setattr__(self, "backoff", check_backoff(self.backoff, self.longest_delay_s))
+
+    @property
+    def longest_delay_s(self) -> float | None:
+        """The longest delay of a message that is sent back; None in ordered mode, where the consumer itself waits."""
+        return None if self.ordered else LONGEST_S

@@ -27,13 +27,22 @@ class TaskPool:
     """At most ``settings.workers`` tasks at a time. Everything but :meth:`wake` and :meth:`report` is called in the loop."""
 
     def __init__(
-        self, engine: Work, handler: AsyncHandler, on_error: AsyncOnError | None, *, node: str | None = None
+        self,
+        engine: Work,
+        handler: AsyncHandler,
+        on_error: AsyncOnError | None,
+        *,
+        node: str | None = None,
+        longest_delay_s: float | None = None,
     ) -> None:
-        """``handler`` with its middleware. Made in the loop. ``node``: where handlers reply."""
+        """``handler`` with its middleware. Made in the loop. ``node``: where handlers reply. ``longest_delay_s``: of a
+        RetryLater.
+        """
         self._replies = HandlerProducer(node, is_async=True)
         self._engine = engine
         self._handler = handler
         self._on_error = on_error
+        self._longest_s = longest_delay_s
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()  # the program's variables: handlers are started by calls from other threads
         self._context.run(set_current, self._replies)
@@ -98,9 +107,9 @@ class TaskPool:
                 self._engine.abandon(entry)
                 raise
             # Not by us: what the handler waited for was cancelled, or somebody cancelled the handler.
-            verdict = of_error(error)
+            verdict = of_error(error, self._longest_s)
         except Exception as error:
-            verdict = of_error(error)
+            verdict = of_error(error, self._longest_s)
         except BaseException:
             self._engine.abandon(entry)
             raise  # Ctrl-C: it ends the loop

@@ -21,13 +21,21 @@ class ThreadPool:
     """``settings.workers`` threads. They are daemons: a handler that never ends does not keep the program from ending."""
 
     def __init__(
-        self, engine: Work, handler: Handler, on_error: OnError | None, *, name: str, node: str | None = None
+        self,
+        engine: Work,
+        handler: Handler,
+        on_error: OnError | None,
+        *,
+        name: str,
+        node: str | None = None,
+        longest_delay_s: float | None = None,
     ) -> None:
-        """``handler`` with its middleware. ``node``: where handlers reply."""
+        """``handler`` with its middleware. ``node``: where handlers reply. ``longest_delay_s``: of a RetryLater."""
         self._replies = HandlerProducer(node)
         self._engine = engine
         self._handler = handler
         self._on_error = on_error
+        self._longest_s = longest_delay_s
         self._work = threading.Condition(engine.lock)
         self._threads = [
             threading.Thread(target=self._run, name=f"commitmq-handler-{name}-{number}", daemon=True)
@@ -88,7 +96,7 @@ class ThreadPool:
         except (
             BaseException
         ) as error:  # SystemExit too: a thread of ours must not end, and the message must not be lost
-            verdict = of_error(error)
+            verdict = of_error(error, self._longest_s)
         if verdict.error is not None:
             self.report(message, verdict.error)
         return verdict

@@ -17,6 +17,8 @@ from commitmq.format.constants import Property
 
 _MOST_S: Final = 100 * 366 * 86_400  # the node has a limit of its own
 _MOST_MS: Final = 1 << 47
+LEAST_DELIVER_MS: Final = 10**12
+"""In September 2001: an integer below it is surely a number of seconds, whose message would come at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ def _delay_ms(delay: float | timedelta) -> int:
 
 
 def _time_ms(deliver_at: datetime | int | None) -> int:
+    was_datetime = isinstance(deliver_at, datetime)
     if isinstance(deliver_at, datetime):
         if deliver_at.tzinfo is None:
             raise InvalidMessageError(
@@ -82,4 +85,8 @@ def _time_ms(deliver_at: datetime | int | None) -> int:
         deliver_at = -(since // -timedelta(milliseconds=1))
     if type(deliver_at) is not int or not 0 <= deliver_at <= _MOST_MS:
         raise InvalidMessageError(f"deliver_at must be a datetime or milliseconds since 1970, not {deliver_at!r}")
+    if not was_datetime and deliver_at < LEAST_DELIVER_MS:
+        raise InvalidMessageError(
+            f"deliver_at is in milliseconds since 1970, and {deliver_at!r} is before September 2001; multiply seconds by 1000"
+        )
     return deliver_at

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from commitmq.client.transactions.half_message import HalfMessage, TransactionState
+from commitmq.client.transactions.half_message import HalfMessage, TransactionState, state_of
 from commitmq.log import get_log
 
 _log = get_log("producer")
@@ -100,7 +100,7 @@ class Checks:
                 found = listener(question.message)
                 if inspect.isawaitable(found):
                     found = asyncio.run(_awaited(found))
-                state = TransactionState(str(found))
+                state = state_of("check", found)
             except Exception:
                 _log.exception("the check of a transaction failed", unique_id=question.message.unique_id)
                 continue

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from commitmq.client.results import SendResult
 from commitmq.client.sending.asked import Asked
 from commitmq.client.transactions.checks import Check, Checks, Question
-from commitmq.client.transactions.half_message import HalfMessage, Listener, TransactionState
+from commitmq.client.transactions.half_message import HalfMessage, Listener, TransactionState, state_of
 from commitmq.client.transactions.link import TransactionLink
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Property
@@ -71,9 +71,9 @@ class TransactionGroup:
             raise InvalidMessageError("send_in_transaction needs a producer whose transaction_listener has execute")
 
     def execute(self, half: SendResult, body: bytes, properties: Mapping[str, str], argument: Any) -> TransactionState:
-        """Run the listener's local transaction. Raises what it raises."""
+        """Run the listener's local transaction. Raises what it raises, and ValueError for what is no state."""
         message = HalfMessage(half.topic, half.queue, body, half.unique_id, dict(properties))
-        return TransactionState(str(self.listener.execute(message, argument)))  # type: ignore[union-attr]
+        return state_of("execute", self.listener.execute(message, argument))  # type: ignore[union-attr]
 
     async def execute_async(
         self, half: SendResult, body: bytes, properties: Mapping[str, str], argument: Any
@@ -81,7 +81,7 @@ class TransactionGroup:
         """As :meth:`execute`, for a listener whose ``execute`` may be a coroutine function."""
         message = HalfMessage(half.topic, half.queue, body, half.unique_id, dict(properties))
         state = self.listener.execute(message, argument)  # type: ignore[union-attr]
-        return TransactionState(str(await state if inspect.isawaitable(state) else state))
+        return state_of("execute", await state if inspect.isawaitable(state) else state)
 
     def close(self, timeout_s: float) -> None:
         """End the threads."""

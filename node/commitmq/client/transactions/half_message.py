@@ -21,6 +21,15 @@ class TransactionState(StrEnum):
     UNKNOWN = "unknown"
 
 
+def state_of(method: str, value: object) -> TransactionState:
+    """The state that a listener's ``method`` returned. Raises ValueError for what is none, for example a missing return."""
+    try:
+        return TransactionState(str(value))
+    except ValueError:
+        choices = "TransactionState.COMMIT, ROLLBACK or UNKNOWN"
+        raise ValueError(f"{method} of the transaction listener must return {choices}, not {value!r:.200}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class HalfMessage:
     """A message of a transaction that has no end yet.

@@ -31,7 +31,21 @@ FORBIDDEN_TOPICS = frozenset(
 )
 """Topics to which only the node itself may append."""
 
+SYSTEM_GROUPS = frozenset(
+    {
+        "TOOLS_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PULL",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+    }
+)
+"""RocketMQ's predefined consumer groups (spec 1.5), besides those of the prefix."""
+
 _SYSTEM_PREFIX = "rmq_sys_"
+_SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 _TIMER_TOPIC = "rmq_sys_wheel_timer"
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 _POP_RETRY_V2 = re.compile(rf"{RETRY_PREFIX}[^+]+\+[^+]+")
@@ -66,6 +80,11 @@ def is_send_forbidden(topic: str) -> bool:
 def is_nodes_own(topic: str) -> bool:
     """True for a topic into which movers put messages, though the topic table need not name it."""
     return is_send_forbidden(topic) or topic.startswith(_SYSTEM_PREFIX)
+
+
+def is_system_group(group: str) -> bool:
+    """True for a consumer group of RocketMQ's or of the node's own parts, which no program of a user belongs to."""
+    return group in SYSTEM_GROUPS or group.startswith(_SYSTEM_GROUP_PREFIX)
 
 
 def _validate(kind: str, name: str, limit: int) -> None:

@@ -45,7 +45,7 @@ from commitmq.workers.transaction.half_queues import HalfQueues
 from commitmq.workers.transaction.ledger import Ledger, Place
 from commitmq.workers.transaction.listing import list_open
 from commitmq.workers.transaction.positions import Positions
-from commitmq.workers.transaction.producers import Producers
+from commitmq.workers.transaction.producers import NOBODY_TO_ASK, Producers, UnheardGroups
 from commitmq.workers.transaction.transaction_counts import TransactionCounts
 
 ROLE = "transaction"
@@ -100,6 +100,7 @@ class Transactions:
         self._waiting: deque[tuple[bytes, int, End]] = deque()
         self._by_hand: dict[int, Event] = {}  # ends among them, by id()
         self._check_number = self._left_out = 0
+        self._unheard = UnheardGroups()
 
     # ------------------------------------------------------------ begin and resume
 
@@ -207,6 +208,8 @@ class Transactions:
             self._producers.expire(monotonic_ms())
             if self._checks.has_work():
                 self._checks.begin(now)
+            elif self._unheard.forget():
+                self._context.tell(unheard_groups=[])
         if self._checks.is_running:
             self._checks.step(now)
             if self._checks.is_running:
@@ -300,7 +303,13 @@ class Transactions:
 
         peer = self._producers.pick(group, monotonic_ms(), can_take)
         if peer is None:
+            if self._unheard.note(group):
+                unique_id = half.properties.get(Property.UNIQUE_KEY, "")
+                self._context.log.warning(NOBODY_TO_ASK, group=group, unique_id=unique_id)
+                self._context.tell(unheard_groups=self._unheard.shown)
             return
+        if self._unheard.forget(group):
+            self._context.tell(unheard_groups=self._unheard.shown)
         topic, queue = real_queue(half)
         network = self._context.config.network
         self._check_number += 1

@@ -4,8 +4,40 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from commitmq.errors import ProtocolError
+
+NOBODY_TO_ASK: Final = (
+    "no producer of the group can be asked about its transactions; they are given up after check_max rounds"
+)
+_MOST_UNHEARD: Final = 1_000
+_MOST_SHOWN: Final = 10
+
+
+class UnheardGroups:
+    """Groups with open transactions and no producer to ask, so that people are told once of each."""
+
+    def __init__(self) -> None:
+        self._groups: set[str] = set()
+
+    @property
+    def shown(self) -> list[str]:
+        """Some of them, for ``status``."""
+        return sorted(self._groups)[:_MOST_SHOWN]
+
+    def note(self, group: str) -> bool:
+        """True when ``group`` is a new one."""
+        if group in self._groups or len(self._groups) >= _MOST_UNHEARD:
+            return False
+        self._groups.add(group)
+        return True
+
+    def forget(self, group: str | None = None) -> bool:
+        """A producer of ``group`` was asked; None: no transaction is open any more. True when that changes anything."""
+        gone = set(self._groups) if group is None else self._groups & {group}
+        self._groups -= gone
+        return bool(gone)
 
 
 class Producers:

@@ -33,6 +33,7 @@ from commitmq.workers.writer.put_rules import Placed, PutRules
 from commitmq.workers.writer.send_checks import Refusal, integer
 
 _MOST: Final = 1 << 62
+_MOST_RETRIES_TOLD: Final = (1 << 31) - 2  # one more is stored, as a Java int
 _MAX_RETRIES: Final = 1 << 30
 
 
@@ -77,7 +78,8 @@ class SendBacks:
         dead = is_last_try(record, level, most)
         topic = dead_letter_topic(group) if dead else retry_topic(group)
         queue = self._queue_of(topic, group)
-        made = sent_back(record, group, queue, delay_level=level, max_retries=most)
+        retries = integer(header, "reconsume_times", 0, 0, _MOST_RETRIES_TOLD)
+        made = sent_back(record, group, queue, delay_level=level, max_retries=most, retries=retries)
         data = np.frombuffer(encode_record(replace(made.record, store_host=self._host), buckets=None), np.uint8)
         run = CheckedRun(data, np.array([len(data)], np.int64), 1, moved=True)
         placed = self._rules.place_copy(run, topic, made.record.queue_id, delayed=not dead)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from commitmq.control import Word
 from commitmq.errors import ProtocolError
 from commitmq.log import Log
+from commitmq.store.metadata.topic_name import is_system_group
 from commitmq_plugins.rocketmq.broker.node import Node
 
 READ: Final = 1 << 2
@@ -17,11 +18,6 @@ READ: Final = 1 << 2
 _GROUP_READS: Final = int(Word.GROUP_READS)  # a plain int for speed: each pull looks
 _PAUSE_S: Final = 0.2
 _WAIT_S: Final = 1.0
-_SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
-_SYSTEM_GROUPS: Final = frozenset(
-    ("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",
-     "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER")
-)  # fmt: skip
 _FOUND_S: Final = 5.0
 _MOST_FOUND: Final = 10_000
 
@@ -67,7 +63,7 @@ class GroupReads:
         """Whether :meth:`is_missing` has to be asked. Where groups are made by themselves none is missing, and RocketMQ's own
         never are (spec 1.5).
         """
-        if self._node.config.groups.auto_create or group in _SYSTEM_GROUPS or group.startswith(_SYSTEM_PREFIX):
+        if self._node.config.groups.auto_create or is_system_group(group):
             return False
         return time.monotonic() - self._found.get(group, -_FOUND_S) >= _FOUND_S
 

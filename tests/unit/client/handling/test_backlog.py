@@ -187,6 +187,15 @@ def test_a_backoff_function_that_fails_is_not_the_end(caplog: pytest.LogCaptureF
     assert "back-off" in caplog.text
 
 
+def test_a_backoff_function_that_returns_too_much_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    play = Playing(backoff=lambda times: 7_201)
+    queue = play.engine.open()
+    play.engine.add(queue, [message(0)])
+    play.engine.judge(play.took(), RETRY)
+    assert play.send()[0].delay_s is None
+    assert "at most 7200 seconds" in caplog.text
+
+
 def test_queues_take_turns() -> None:
     play = Playing()
     busy, retried = play.engine.open(), play.engine.open()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commitmq.client.handling.backoff import check_backoff, delay_of
+from commitmq.client.handling.backoff import LONGEST_S, check_backoff, delay_of
 from commitmq.client.handling.chain import chained
 from commitmq.client.handling.settings import Settings
 from commitmq.client.message import Message
@@ -39,6 +39,16 @@ def test_what_is_none(wrong: Any) -> None:
 def test_a_function_s_value_is_checked() -> None:
     with pytest.raises(ValueError, match="backoff"):
         delay_of(lambda times: -1, 0)
+
+
+@pytest.mark.parametrize("long", [7_201, [10, 9_000], float("inf")])
+def test_a_message_that_is_sent_back_waits_two_hours_at_most(long: Any) -> None:
+    with pytest.raises(ValueError, match=r"at most 7200 seconds \(2 hours"):
+        Settings(backoff=long)
+    assert Settings(backoff=7_200).backoff == 7_200
+    Settings(backoff=long, ordered=True)  # the consumer itself waits
+    with pytest.raises(ValueError, match="at most 7200 seconds"):
+        delay_of(lambda times: 7_201, 0, LONGEST_S)
 
 
 def test_middleware_surrounds_the_handler() -> None:
