@@ -101,6 +101,8 @@ def test_commits_by_hand(node: Node, tmp_path: Path) -> None:
 def test_latest_holds_from_the_first_start_on(node: Node, tmp_path: Path) -> None:
     """A consumer that read nothing goes on at the end that it found, not at a later one; so does one of a new queue."""
     send(node, "late", 0, 5)
+    with Admin(node.address) as admin:  # a queue ends behind what is dispatched
+        eventually(lambda: sum(one.max for one in admin.offsets("late")) == 5, "all are dispatched")
     consumer_of(node, "late", tmp_path, start="latest", auto_commit=False).close()
     more = send(node, "late", 5, 9)
     with Admin(node.address) as admin:
