@@ -45,11 +45,11 @@ def test_the_property() -> None:
 
 
 def test_messages_with_times_of_their_own_share_a_run() -> None:
-    first, second = asked_time(1.5), asked_time(None, None, 4_000_000)
+    first, second = asked_time(1.5), asked_time(None, None, 4_000_000_000_000)
     assert first.key == second.key
     assert decode_properties(first.encoded + second.encoded) == {
         "TIMER_DELAY_MS": "1500",
-        "TIMER_DELIVER_MS": "4000000",
+        "TIMER_DELIVER_MS": "4000000000000",
     }
 
 

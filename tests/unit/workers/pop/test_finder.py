@@ -18,6 +18,7 @@ from commitmq.config import PopConfig
 from commitmq.semantics.pop_names import RetryNames
 from commitmq.store.queues.pull_result import PullStatus
 from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.workers.pop import finder as finder_module
 from commitmq.workers.pop.finder import Finder, Found
 from commitmq.workers.pop.parked_pops import Pop
 from commitmq.workers.pop.points import Points
@@ -68,6 +69,7 @@ class World:
             record=lambda place, check_crc: record,
         )
         self.topics = SimpleNamespace(get=self._topic, is_cleared=lambda name: True)
+        self.clock_ms = self.load_ms = 0
 
     def _topic(self, name: str) -> TopicView | None:
         count = self._wide[name]
@@ -81,6 +83,7 @@ class World:
         shares = MagicMock(of=lambda group, topics: self.share)
 
         def load(share: Share, queues: list[Any], begin: dict[Any, int]) -> None:
+            self.clock_ms += self.load_ms
             for key in queues:
                 share.next.setdefault(key, 0)
 
@@ -134,6 +137,16 @@ def test_20_of_100_lots_look_into_the_retry_topic_first_and_all_others_last(monk
         assert sorted(places(found)) == [(V1, 0), ("orders", 0)], "both in the end"
         first += [lot] if places(found)[0] == (V1, 0) else []
     assert first == list(range(20))
+
+
+def test_a_slow_coordinator_cuts_no_pop_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receive without a wait would get nothing, though there are messages."""
+    world = World({("orders", 0): 3, (V1, 0): 0})
+    world.load_ms = 10 * finder_module.MOST_MS
+    monkeypatch.setattr(finder_module, "monotonic_ms", lambda: world.clock_ms)
+    monkeypatch.setattr(random.Random, "randrange", lambda *_: 0)  # the retry topic comes first
+    found, _ = world.find()
+    assert (found.count, found.is_cut) == (3, False)
 
 
 def test_who_does_not_ask_pays_nothing() -> None:
