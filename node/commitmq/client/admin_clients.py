@@ -14,10 +14,10 @@ class ClientInfo(Row):
     """A client that is connected, or a member of a group that speaks the node's own protocol.
 
     ``gateway`` is ``native`` for the latter, whose ``id`` is the member's name, else the server that the client is connected
-    to, as ``rocketmq``. ``user`` and ``address`` are empty where they are not known; ``address`` is ``local`` behind a Unix
-    socket. ``consumes`` and ``produces`` are names of groups, ``topics`` those that are subscribed to; ``left_out`` counts
-    names of these lists that were not kept. ``queues`` is None where the node does not know it. ``heard_ms_ago``: since the
-    last heartbeat.
+    to, as ``rocketmq``. ``user`` and ``address`` are empty where they are not known; a member on the node's own host has
+    ``process PID`` as its address. ``consumes`` and ``produces`` are names of groups, ``topics`` those that are subscribed to;
+    ``left_out`` counts names of these lists that were not kept. ``queues`` is None where the node does not know it.
+    ``heard_ms_ago``: since the last heartbeat.
     """
 
     id: str
