@@ -6,14 +6,13 @@ import os
 import signal
 import sys
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from commitmq.cli.output import complain, node_option
-from commitmq.cli.quantity import MAX_INT, long, seconds
-from commitmq.cli.times import parse_time
+from commitmq.cli.quantity import MAX_INT, seconds
+from commitmq.cli.times import parse_position, parse_time
 from commitmq.errors import RequestError
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def consume(
         )
     if follow and until is not None:
         raise click.UsageError("give --follow or --until, not both")
-    where = _parse_start(start)
+    where = parse_position(start or "earliest", "--from")
     ends: dict[tuple[str, int], int] = {}
     with Admin(node) as admin:
         try:
@@ -230,17 +229,3 @@ def _write_json(message: Message) -> None:
     import orjson
 
     sys.stdout.buffer.write(orjson.dumps(message.to_json(), option=orjson.OPT_APPEND_NEWLINE))
-
-
-def _parse_start(text: str | None) -> str | int | datetime:
-    if text is None or text in ("earliest", "latest"):
-        return text or "earliest"
-    if text.isascii() and text.isdigit():
-        return long(text, "--from")
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is not earliest, latest, an ISO 8601 time or a queue offset", param_hint="--from"
-        ) from None
-    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)

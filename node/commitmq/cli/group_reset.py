@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
 from commitmq.cli.output import json_option, node_option, print_json, print_table
-from commitmq.cli.quantity import MAX_INT, MAX_LONG, long
+from commitmq.cli.quantity import MAX_INT, MAX_LONG
+from commitmq.cli.times import parse_position
 
 
 @click.command()
@@ -61,7 +61,7 @@ def reset(
 
     if sum(one is not None for one in (position, shift, other, path)) != 1:
         raise click.UsageError("give one of --to, --shift, --copy-from and --file")
-    target = None if position is None else parse_position(position)
+    target = None if position is None else parse_position(position, "--to")
     of_file = None if path is None else _offsets_in(path)
     with Admin(node) as admin:
         try:
@@ -165,18 +165,3 @@ def _offsets_in(path: Path) -> list[tuple[str, int, int]]:
             param_hint="--file",
         )
     return offsets
-
-
-def parse_position(text: str) -> str | int | datetime:
-    """``earliest``, ``latest``, a queue offset or a time with a zone; click.BadParameter for anything else."""
-    if text in ("earliest", "latest"):
-        return text
-    if text.isascii() and text.isdigit():
-        return long(text, "--to")
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is not earliest, latest, an ISO 8601 time or a queue offset", param_hint="--to"
-        ) from None
-    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)

@@ -33,3 +33,20 @@ def milliseconds(when: int | datetime) -> int:
 def utc(timestamp_ms: int) -> str:
     """Milliseconds since 1970 as a date and a time of UTC."""
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def parse_position(text: str, option: str) -> str | int | datetime:
+    """``earliest``, ``latest``, a queue offset or a time, which is UTC without a zone; click.BadParameter of ``option`` for
+    anything else.
+    """
+    if text in ("earliest", "latest"):
+        return text
+    if text.isascii() and text.isdigit():
+        return long(text, option)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not earliest, latest, an ISO 8601 time or a queue offset", param_hint=option
+        ) from None
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
