@@ -3,7 +3,8 @@
 The receiving thread tells each connection's user once it knows it, from the first request that the guard let pass. The gate's
 thread adds up what the connections of a user hold, at each of its looks while any connection holds bytes. Then requests of
 a user with more than the quota are refused, which frees their bytes at once, until a look finds less. At twice the quota,
-which a request without an end may reach, the user's connection with the most is ended.
+which a request without an end may reach, the user's connection with the most is ended. What it sent still waits, and counts.
+So no connection is ended that holds no more than its share of the quota: those of its user that send little live on.
 
 Both quotas hold for each process of the node by itself. Without any the receiving thread asks nothing.
 """
@@ -97,7 +98,9 @@ class UserBounds:
         bounds = {user: self.quotas.of(user).pending_bytes for user in sizes}
         over = {user for user, most in bounds.items() if most and sizes[user] > most}
         self._over = frozenset(over)
-        worst = [one for one in held if one.user in over and not one.ended and sizes[one.user] > 2 * bounds[one.user]]
+        far_over = {user for user in over if sizes[user] > 2 * bounds[user]}
+        shares = {user: bounds[user] // max(1, self._connections[user]) for user in far_over}
+        worst = [one for one in held if one.user in far_over and not one.ended and one.pending > shares[one.user]]
         if not worst:
             return None
         one = max(worst, key=lambda one: (one.unfinished, one.pending))

@@ -171,10 +171,24 @@ def test_twice_the_quota_ends_the_connection_with_the_most(bounded: Bounded) -> 
     ask(modest, 10, 1_000)
     for number in range(20, 40):
         ask(greedy, number, PENDING_BYTES // 8)
-    eventually(lambda: bounded.ended(PENDING) == 1, "the connection with the most ends", 5)
-    bounded.take()
-    eventually(lambda: bounded.serves(cook, 70), "the other user is served", 5)
+    eventually(lambda: bounded.ended(PENDING), "the connection with the most ends", 5)
+    time.sleep(0.3)  # the gate looks meanwhile, and what the ended connection sent still waits
     assert bounded.ended(PENDING) == 1
+    bounded.take()
+    [refused] = answers(modest, 1)
+    assert (refused["id"], refused["code"]) == (10, "SYSTEM_BUSY"), "the user's other connection lives on"
+    eventually(lambda: bounded.serves(cook, 70), "the other user is served", 5)
+    eventually(lambda: bounded.serves(modest, 80), "and this user", 5)
+    assert bounded.ended(PENDING) == 1
+
+
+@pytest.mark.parametrize("bounded", [{"pending_bytes": PENDING_BYTES}], indirect=True)
+def test_connections_that_fill_up_one_after_the_other_end_too(bounded: Bounded) -> None:
+    several = [bounded.known("shop") for _ in range(4)]
+    for at, greedy in enumerate(several):
+        for number in range(20):
+            ask(greedy, 100 * at + number, PENDING_BYTES // 8)
+        eventually(lambda at=at: bounded.ended(PENDING) == at + 1, "each ends", 5)
 
 
 @pytest.mark.parametrize("bounded", [{}], indirect=True)
