@@ -73,7 +73,7 @@ def _long(*cases: Any) -> list[Any]:
     return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long) for case in cases]
 
 
-@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("clients", [3, *_long(1)])
 def test_single_sends(server: Server, clients: int) -> None:
     done = drive(server, "send", f"send-{clients}", clients=clients, seconds=1.0)
     assert done["errors"] == 0
@@ -99,6 +99,7 @@ def test_batches_are_read_back(server: Server, clients: int, queues: int, batch:
     assert_read_back(server, topic, sent, queues=queues, body_bytes=1024)
 
 
+@pytest.mark.long
 def test_every_message_of_an_open_loop_arrives(server: Server) -> None:
     # Twice: a topic that is not new must not be taken for what this producer sent.
     for _ in range(2):
@@ -109,6 +110,7 @@ def test_every_message_of_an_open_loop_arrives(server: Server) -> None:
         assert done["latency_us"]["p50"] < 0.6e6
 
 
+@pytest.mark.long
 def test_the_consumer_behind_a_producer_gets_all(server: Server) -> None:
     for _ in range(2):
         done = drive(server, "mixed", "mixed", batch=50)
@@ -164,7 +166,7 @@ def test_idle_connections_are_counted(system: System, server: Server) -> None:
         assert server.memory_bytes() > 1_000_000
 
 
-@pytest.mark.parametrize("clients", [1, 2])
+@pytest.mark.parametrize("clients", [2, *_long(1)])
 def test_shared_messages_are_received_and_acknowledged_once(system: System, server: Server, clients: int) -> None:
     needs(system, "share")
     done = drive(server, "share", f"shared-{clients}", messages=500, batch=32, clients=clients)

@@ -138,7 +138,7 @@ def watch(node: Node, readers: Client, seconds: float) -> tuple[dict[str, dict[s
 @pytest.mark.parametrize(
     ("seconds", "growth_bytes", "more_descriptors"),
     [
-        pytest.param(30, 30_000_000, 64, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+        pytest.param(30, 30_000_000, 64, marks=[pytest.mark.long, pytest.mark.timeout(300)]),
         pytest.param(3_600, 6_000_000, 4, marks=[pytest.mark.long, pytest.mark.timeout(4_500)]),
     ],
 )

@@ -95,7 +95,11 @@ def kill_at(node: Node, stored: Stored, point: str) -> tuple[int, int]:
 
 @pytest.mark.slow  # test_kill_node.py kills a node at each of these under load; here it is seen what exactly is left
 @pytest.mark.parametrize(
-    "points", [POINTS[1:3], (POINTS[3], POINTS[0])], ids=["published, or begun", "half done, or decided"]
+    "points",
+    [
+        pytest.param(POINTS[1:3], id="published, or begun"),
+        pytest.param((POINTS[3], POINTS[0]), marks=pytest.mark.long, id="half done, or decided"),
+    ],
 )
 def test_the_node_killed_at_every_step_finishes_it_at_its_next_start(tmp_path: Path, points: tuple[str, ...]) -> None:
     node = Node(tmp_path / "store", *SETTINGS, AGE)

@@ -217,7 +217,7 @@ def test_a_process_dies_at_each_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("part", shared(range(8), 2))
+@pytest.mark.parametrize("part", shared(range(8), 1))
 def test_a_node_dies_at_each_place(tmp_path: Path, part: int) -> None:
     """The places that ``test_kill_node`` does not know."""
     names = sorted(PLACES.keys() - FAILPOINTS.keys())[part::8]

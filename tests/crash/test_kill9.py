@@ -170,7 +170,7 @@ def test_everything_killed_at_once_under_traffic(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [FIRST, pytest.param(sorted(FAILPOINTS.keys() - FIRST), marks=pytest.mark.slow)], ids=["first", "others"]
+    "names", [FIRST, pytest.param(sorted(FAILPOINTS.keys() - FIRST), marks=pytest.mark.long)], ids=["first", "others"]
 )
 def test_killed_at_the_worst_places(tmp_path: Path, names: list[str]) -> None:
     """Each failpoint fires once over all lives of its process; the traffic goes on until all have."""

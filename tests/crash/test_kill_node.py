@@ -174,7 +174,7 @@ def test_a_node_killed_at_named_places_under_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", shared(range(8), 2))
+@pytest.mark.parametrize("part", shared(range(8), 1))
 def test_a_node_killed_at_every_place_under_load(tmp_path: Path, part: int) -> None:
     kill_at_each(tmp_path, tuple(sorted(FAILPOINTS))[part::8])  # the keeper's pauses double with each
 
@@ -223,7 +223,7 @@ def lose_the_tail(layout: StoreLayout) -> int:
         pytest.param(("recovery.inside_scan", "recovery.before_sync"), "kill", marks=pytest.mark.long),
         pytest.param(("recovery.after_scan", "recovery.before_cut"), "kill", marks=pytest.mark.long),
         pytest.param(AT_INDEX_CUT, "kill_node", marks=pytest.mark.slow),
-        pytest.param(AT_CUT, "kill_node", marks=pytest.mark.slow),
+        pytest.param(AT_CUT, "kill_node", marks=pytest.mark.long),
         pytest.param(AT_CUT, "errno:EIO", marks=pytest.mark.long),
         pytest.param(AT_CUT, "short:7", marks=pytest.mark.long),
     ],

@@ -189,7 +189,7 @@ def test_flushed_messages_survive_a_power_cut_at_any_moment(run: Run, scratch: P
     print(f"images={found.images} recoveries_cut_again={found.again} acks_checked={found.acks}")  # noqa: T201
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_flushed_messages_survive_a_power_cut_of_a_node_with_a_pool(tmp_path: Path, scratch: Path) -> None:
     """With the transient store pool only the flush process writes the log, and what is in the pool is gone."""

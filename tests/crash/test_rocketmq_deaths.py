@@ -323,8 +323,8 @@ def check(node: Node, load: Load) -> None:
         pytest.param(SOME, id="some"),
         pytest.param(SENDS, id="sends", marks=pytest.mark.slow),
         pytest.param(GROUPS, id="groups", marks=pytest.mark.slow),
-        pytest.param(MOVERS, id="movers", marks=pytest.mark.slow),
-        pytest.param(LOCKS, id="locks", marks=pytest.mark.slow),
+        pytest.param(MOVERS, id="movers", marks=pytest.mark.long),
+        pytest.param(LOCKS, id="locks", marks=pytest.mark.long),
     ],
 )
 def test_clients_survive_the_deaths_of_both_servers(tmp_path: Path, points: tuple[str, ...]) -> None:

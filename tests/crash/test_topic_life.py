@@ -162,7 +162,13 @@ def test_coordinator_and_writer_die_between_any_two_steps_of_a_deletion(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("points", [AT_COORDINATOR[:3], (*AT_COORDINATOR[3:], *AT_WRITER)], ids=["first", "last"])
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param(AT_COORDINATOR[:3], marks=pytest.mark.long, id="first"),
+        pytest.param((*AT_COORDINATOR[3:], *AT_WRITER), id="last"),
+    ],
+)
 def test_the_node_dies_between_any_two_steps_of_a_deletion(tmp_path: Path, points: tuple[str, ...]) -> None:
     one_death_a_deletion(tmp_path, "kill_node", points)
 

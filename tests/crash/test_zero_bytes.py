@@ -29,7 +29,7 @@ def found(node: Node) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crc", ["true", "false"])
+@pytest.mark.parametrize("crc", [pytest.param("true", marks=pytest.mark.long), "false"])
 def test_a_zero_byte_in_a_property_costs_nothing(tmp_path: Path, crc: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Ours refuses them before it sends; the protocol and RocketMQ's clients do not.
     monkeypatch.setattr(client_properties, "_check_text", lambda _what, text: text)

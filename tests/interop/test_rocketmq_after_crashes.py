@@ -297,7 +297,7 @@ def test_rocketmq_opens_what_crashes_left(tmp_path: Path, run_rocketmq_on_each: 
 @pytest.mark.parametrize(
     "mode",
     [
-        pytest.param({}, marks=pytest.mark.slow, id="default"),
+        pytest.param({}, marks=pytest.mark.long, id="default"),
         pytest.param({"commit_log.flush_mode": "async"}, marks=pytest.mark.long, id="async"),
         pytest.param(
             {"commit_log.append_properties_crc": False, "consume_queue.enable_ext": False},

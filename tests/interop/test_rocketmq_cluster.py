@@ -133,7 +133,7 @@ class Cluster:
         return found
 
 
-@pytest.mark.parametrize("names", ["ours", "rocketmq"])
+@pytest.mark.parametrize("names", ["ours", pytest.param("rocketmq", marks=pytest.mark.long)])
 def test_either_may_die(
     names: str,
     tmp_path: Path,

@@ -40,6 +40,7 @@ def test_a_healthy_broker(tmp_path: Path, rocketmq_broker: Callable[..., Broker]
     assert "COMMITMQ_DOCTOR" not in kept, "neither topic nor group nor offsets are in RocketMQ's files"
 
 
+@pytest.mark.long
 def test_settings_that_clients_stumble_over(tmp_path: Path, rocketmq_broker: Callable[..., Broker]) -> None:
     # (With timerWheelEnable=false RocketMQ cannot delete a topic, and the doctor says so.)
     settings = {"enablePropertyFilter": "false", "brokerIP1": "0.0.0.0"}

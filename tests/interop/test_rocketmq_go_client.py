@@ -101,6 +101,7 @@ def play(program: Path, names: int, broker: int, home: Path) -> dict[str, Any]:
     return outcomes
 
 
+@pytest.mark.long  # RocketMQ's own outcomes
 def test_outcomes_at_rocketmqs_broker(program: Path, tmp_path: Path, rocketmq_broker: Callable[..., Broker]) -> None:
     names = free_ports(6)
     # On a busy machine RocketMQ refuses sends that waited 200 ms.

@@ -85,7 +85,9 @@ def assert_whole(found: Found) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "killed", [pytest.param(False, marks=pytest.mark.long, id="stopped"), pytest.param(True, id="killed")]
+)
 def test_both_kinds_go_to_rocketmq_and_back(killed: bool, tmp_path: Path, run_rocketmq: Any) -> None:
     """Goal: RocketMQ finds in our queues what our consumers find, goes on in them, and we go on after it; also after
     kill -9 of the node, where it builds the queues anew from the log.

@@ -167,4 +167,4 @@ def test_random_questions_to_one_frame(spark: SparkSession, golden_stores: dict[
 
 @pytest.mark.slow
 def test_many_random_questions(spark: SparkSession, golden: GoldenStore) -> None:
-    ask_at_random(spark, golden, 50, random.randrange(1 << 32))
+    ask_at_random(spark, golden, 25, random.randrange(1 << 32))

@@ -126,7 +126,7 @@ read(store=str(damaged)).count()
     assert last.startswith("pyspark.errors.exceptions.captured.PythonException: messages are missing: GoldenNormal/")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_task_of_the_program_keeps_its_traceback(tmp_path: Path, golden_stores: dict[str, GoldenStore]) -> None:
     program = """
 from commitmq.errors import ConfigError

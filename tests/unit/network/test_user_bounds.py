@@ -184,11 +184,10 @@ def test_twice_the_quota_ends_the_connection_with_the_most(bounded: Bounded) -> 
 
 @pytest.mark.parametrize("bounded", [{"pending_bytes": PENDING_BYTES}], indirect=True)
 def test_connections_that_fill_up_one_after_the_other_end_too(bounded: Bounded) -> None:
-    several = [bounded.known("shop") for _ in range(4)]
-    for at, greedy in enumerate(several):
-        for number in range(20):
-            ask(greedy, 100 * at + number, PENDING_BYTES // 8)
-        eventually(lambda at=at: bounded.ended(PENDING) == at + 1, "each ends", 5)
+    for number, greedy in enumerate([bounded.known("shop") for _ in range(4)], 1):
+        for one in range(20):
+            ask(greedy, one, PENDING_BYTES // 8)
+        eventually(lambda number=number: bounded.ended(PENDING) == number, "each ends", 5)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("bounded", [{}], indirect=True)
