@@ -6,7 +6,7 @@ right shape, nothing is needed for it, because the operation refuses it. Operati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from commitmq.security.needs import (
@@ -30,19 +30,19 @@ from commitmq.security.on_behalf import FIELD
 from commitmq.security.resource import Resource, ResourceType
 
 Header: TypeAlias = dict[str, Any]
-Needs: TypeAlias = Callable[[Header, str], Iterator[Need]]
+Needs: TypeAlias = Callable[[Header, str], Iterable[Need]]
 
 SUPER: Final = None
 """Stands for operations that only super users may ask for."""
 _DISPATCHED: Final = "INNER_MULTI_DISPATCH"
-_OF_GATEWAYS: Final = ("moved", "forwarded", "client", FIELD)
+_OF_GATEWAYS: Final = frozenset(("moved", "forwarded", "client", FIELD))
 """Fields with which a process of the node speaks for others."""
 
 
 def needs_of(kind: str, header: Header, cluster: str) -> list[Need] | None:
     """All that the sender of ``header`` to a process of ``kind`` must be allowed; None for what only super users may."""
     found = NEEDS.get(kind, {}).get(header["op"])
-    if found is None or any(one in header for one in _OF_GATEWAYS):
+    if found is None or not _OF_GATEWAYS.isdisjoint(header):
         return None
     return list(found(header, cluster))
 
@@ -94,12 +94,14 @@ def _all(kind: ResourceType, actions: Actions) -> Needs:
     return lambda header, cluster: iter(((Resource(kind, ALL_NAMES), actions),))
 
 
-def _send(header: Header, cluster: str) -> Iterator[Need]:
-    yield from topic_needs(header.get("topic"), PUB)
-    properties = header.get("properties")
+def _send(header: Header, cluster: str) -> Iterable[Need]:
+    """No generator, and no list but one: it is asked for each send."""
+    topic, properties = header.get("topic"), header.get("properties")
+    needs = [topic_need(topic, PUB)] if isinstance(topic, str) and topic else []
     further = properties.get(_DISPATCHED) if isinstance(properties, dict) else None
     if isinstance(further, str):
-        yield from _topics(further.split(","), PUB)
+        needs += _topics(further.split(","), PUB)
+    return needs
 
 
 def _memory_use(header: Header, cluster: str) -> Iterator[Need]:

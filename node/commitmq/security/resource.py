@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 MAX_NAME_CHARACTERS: Final = 255
 _EVERYTHING: Final = "*"
@@ -27,9 +27,8 @@ class ResourceType(StrEnum):
 _TYPES: Final = {one.lower(): one for one in ResourceType}
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
-    """One resource that a request touches."""
+class Resource(NamedTuple):
+    """One resource that a request touches; a tuple, because each request makes one."""
 
     type: ResourceType
     name: str
