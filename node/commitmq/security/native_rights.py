@@ -18,6 +18,7 @@ from commitmq.security.needs import (
     PUB,
     PUB_SUB,
     SEEN,
+    SHOWN,
     SUB,
     SUB_GET,
     SUB_UPDATE,
@@ -131,7 +132,7 @@ def _heartbeats(header: Header, cluster: str) -> Iterator[Need]:
 
 
 def _group_config(header: Header, cluster: str) -> Iterator[Need]:
-    yield from _group(header.get("group"), SUB_GET if header.get("set") is None else CREATE | UPDATE)
+    yield from _group(header.get("group"), SHOWN if header.get("set") is None else CREATE | UPDATE)
 
 
 def _commit(header: Header, cluster: str) -> Iterator[Need]:
@@ -201,7 +202,7 @@ NEEDS: Final[Mapping[str, Mapping[str, Needs | None]]] = {
     "memory": _SENDS,
     "reader": {
         "pull": _pull,
-        "offsets": _fields(topic=SUB_GET),
+        "offsets": _fields(topic=SHOWN),
         "view": _all(ResourceType.TOPIC, SUB_GET),  # a place does not tell its topic
         "query": _fields(topic=SUB_GET),
         "memory": _memory_use,
@@ -212,14 +213,14 @@ NEEDS: Final[Mapping[str, Mapping[str, Needs | None]]] = {
         "topic.own": SUPER,
         "topic.reply": _nothing,
         "topic.list": _all(ResourceType.TOPIC, LIST),
-        "topic.describe": _fields(topic=SEEN),
+        "topic.describe": _fields(topic=SEEN | SHOWN),
         "topic.delete": _fields(topic=DELETE),
         "group.join": _join,
         "group.heartbeat": _OF_GROUP,
         "group.heartbeats": _heartbeats,
         "group.leave": _OF_GROUP,
         "group.list": _all(ResourceType.GROUP, LIST),
-        "group.describe": _fields(group=SUB_GET),
+        "group.describe": _fields(group=SHOWN),
         "group.positions": _cluster(GET),
         "group.retry_topics": _OF_GROUP,
         "group.config": _group_config,

@@ -27,6 +27,8 @@ SUB_GET: Final = SUB | GET
 SUB_UPDATE: Final = SUB | UPDATE
 LIST: Final = frozenset((Action.LIST, Action.GET))
 SEEN: Final = PUB | SUB | GET
+SHOWN: Final = SUB_GET | CREATE | UPDATE | DELETE
+"""Who may make, change or delete something may look at it too: the verbs look first."""
 
 
 def topic_need(name: str, actions: Actions) -> Need:
