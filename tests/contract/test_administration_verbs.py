@@ -217,3 +217,14 @@ def test_a_user_is_shown_and_its_entries_go_to_another(node: Node) -> None:
     assert "secret" not in text
     assert "there is no user 'nobody'" in of_store("acl", "copy", "nobody", "kiosk", code=2)
     assert "there is no user 'nobody'" in of_store("user", "show", "nobody", code=2)
+
+    of_store("user", "alter", "shop", "--disable", "--quota", "connections=3")
+    made = json.loads(of_store("user", "copy", "shop", "stall", "--json"))
+    assert len(made.pop("secret")) == 32
+    assert made == {"name": "stall", "type": "Normal", "status": "disable", "quotas": {"connections": 3}}
+    shown, like = (json.loads(of_store("user", "show", one, "--json")) for one in ("stall", "shop"))
+    assert shown == {**like, "name": "stall"}
+    secrets = json.loads((node.store / "config" / "security" / "acl.json").read_bytes())["users"]
+    assert secrets["stall"]["secret"] != secrets["shop"]["secret"]
+    assert "there is a user kiosk already" in of_store("user", "copy", "shop", "kiosk", code=2)
+    assert "there is no user 'nobody'" in of_store("user", "copy", "nobody", "other", code=2)
