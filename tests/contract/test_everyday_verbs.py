@@ -171,7 +171,8 @@ def test_shells_complete_verbs() -> None:
                                   "support bundle", "store snapshot", "group clone", "topic list", "topic prune",
                                   "topic offset", "topic time", "group create", "group delete", "group lag", "group members",
                                   "group pop",
-                                  "group describe", "group reset", "consume", "client list", "client show", "export config",
+                                  "group describe", "group reset", "consume", "client list", "client show",
+                                  "client verify", "export config",
                                   "import config", "metrics", "user show", "user copy", "acl copy"])  # fmt: skip
 def test_the_example_in_the_help_is_a_command(verb: str) -> None:
     from click.testing import CliRunner

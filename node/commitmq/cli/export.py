@@ -14,7 +14,7 @@ from commitmq.cli.users import access_file, store_for_users
 
 @click.group()
 def export() -> None:
-    """Write the settings of a node's topics, groups and users to a file."""
+    """Write a node's topics, groups and users to a file."""
 
 
 @export.command()

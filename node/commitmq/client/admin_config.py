@@ -71,7 +71,8 @@ class ConfigAdmin:
         """Give the node the topics and groups of ``document``, with ``offsets`` also what groups have committed.
 
         What the document does not name stays as it is, and so do users, which only ``commitmq import config`` takes. An offset
-        moves ahead only. With ``dry_run`` nothing changes. Raises ValueError, which names the place, for what is no such document.
+        moves ahead only. With ``dry_run`` nothing changes. Raises ValueError, which names the place, for what is no such
+        document.
         """
         wanted = ExportedConfig.of(document)
         if offsets and wanted.offsets is None:
