@@ -101,6 +101,7 @@ def test_consumers_tell_their_stacks_and_handle_a_message(serving: tuple[Node, i
             found: dict[str, Any] = json.loads(await run(node, *verify, "--json"))
             assert (found["group"], found["result"], found["spent_ms"]) == ("cooks", "CR_SUCCESS", 12)
             assert b"one espresso" in bytes(seen[-1].body)
+            assert "CR_SUCCESS" in await run(node, *verify, "--tls")
             assert seen[-1].ext_fields["consumerGroup"] == "cooks"
             await run(node, "client", "verify", "10.1.2.4@78", message, code=1)
             assert "no client 'nobody'" in await run(node, "client", "verify", "nobody", message, code=1)

@@ -66,7 +66,10 @@ def members(
 
 def _stacks(admin: Any, node: str, group: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for each client that consumes in ``group``."""
-    gateways = {one.id: one.gateway for one in admin.clients(group=group).clients if group in one.consumes}
+    connected = admin.clients(group=group)
+    if not connected.complete:
+        complain(f"not every client of group {group} may be asked: the node keeps groups.max_listed_clients clients")
+    gateways = {one.id: one.gateway for one in connected.clients if group in one.consumes}
     ids = [one for one, gateway in gateways.items() if gateway == GATEWAY]
     told = Questions(admin, node, **asked).stacks(group, ids) if ids else []
     found = dict(zip(ids, told, strict=True))
