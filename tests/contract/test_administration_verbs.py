@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -192,14 +192,18 @@ def test_metrics_are_printed_and_taken_apart(node: Node) -> None:
     assert "is no regular expression" in ran(node, "metrics", "--match", "(", code=2)
 
 
-def test_a_user_is_shown_and_its_entries_go_to_another(node: Node) -> None:
-    """The last test here: with the first user RocketMQ's clients must sign."""
-
+def of_store_of(node: Node) -> Callable[..., str]:
     def of_store(*words: str, code: int = 0) -> str:
         ended = node.run(*words, "--store", str(node.store))
         assert ended.returncode == code, ended.stderr + ended.stdout
         return ended.stdout if code == 0 else ended.stderr
 
+    return of_store
+
+
+def test_a_user_is_shown_and_its_entries_go_to_another(node: Node) -> None:
+    """With the first user, here, RocketMQ's clients must sign; so tests with these come before."""
+    of_store = of_store_of(node)
     for name in ("shop", "kiosk"):
         of_store("user", "add", name)
     of_store("acl", "allow", "shop", "Topic:orders", "Pub,Sub", "--from", "10.1.0.0/16")
@@ -217,3 +221,63 @@ def test_a_user_is_shown_and_its_entries_go_to_another(node: Node) -> None:
     assert "secret" not in text
     assert "there is no user 'nobody'" in of_store("acl", "copy", "nobody", "kiosk", code=2)
     assert "there is no user 'nobody'" in of_store("user", "show", "nobody", code=2)
+
+    of_store("user", "alter", "shop", "--disable", "--quota", "connections=3")
+    made = json.loads(of_store("user", "copy", "shop", "stall", "--json"))
+    assert len(made.pop("secret")) == 32
+    assert made == {"name": "stall", "type": "Normal", "status": "disable", "quotas": {"connections": 3}}
+    shown, like = (json.loads(of_store("user", "show", one, "--json")) for one in ("stall", "shop"))
+    assert shown == {**like, "name": "stall"}
+    secrets = json.loads((node.store / "config" / "security" / "acl.json").read_bytes())["users"]
+    assert secrets["stall"]["secret"] != secrets["shop"]["secret"]
+    assert "there is a user kiosk already" in of_store("user", "copy", "shop", "kiosk", code=2)
+    assert "there is no user 'nobody'" in of_store("user", "copy", "nobody", "other", code=2)
+
+
+def test_users_go_to_a_file_and_from_it_to_a_node_without_secrets(node: Node, tmp_path: Path) -> None:
+    of_store, file = of_store_of(node), tmp_path / "node.json"
+    secret = json.loads(of_store("user", "add", "till", "--json"))["secret"]
+    of_store("acl", "allow", "till", "Topic:orders", "Pub")
+    of_store("user", "key", "add", "till", "k" * 40)
+    told = json.loads(of_store("export", "config", "--users", "--to", str(file), "--json"))
+    assert told["users"] >= 1
+    assert secret not in file.read_text()
+    assert '"secret"' not in file.read_text()
+    assert of_store("import", "config", str(file), "--users") == "nothing differs\n"
+    assert "--users needs --store" in ran(node, "import", "config", str(file), "--users", code=2)
+    assert ran(node, "import", "config", str(file)) == "nothing differs\n", "without --users they are left alone"
+
+    of_store("user", "alter", "till", "--disable")
+    of_store("user", "key", "remove", "till", "k" * 40)
+    planned = of_store("import", "config", str(file), "--users", "--dry-run")
+    assert 'user  till  status="disable"' in planned
+    assert "WOULD BE" in planned
+    users = node.store / "config" / "security" / "acl.json"
+    before = json.loads(users.read_bytes())["users"]["till"]
+    assert (before["status"], before["secret"]) == ("disable", secret)
+    done = json.loads(of_store("import", "config", str(file), "--users", "--json"))
+    assert done["changes"] == [
+        {"kind": "user", "name": "till", "before": {"status": "disable"}, "after": {"status": "enable"}, "error": None}
+    ]
+    assert (done["applied"], done["keys_kept"]) == (True, ["till"])
+    after = json.loads(users.read_bytes())["users"]["till"]
+    assert after == {**before, "status": "enable"}, "its secret and its keys stay"
+
+    of_store("user", "delete", "till")
+    of_store("import", "config", str(file), "--users")
+    made = json.loads(users.read_bytes())
+    assert made["users"]["till"]["secret"] != secret
+    assert (made["users"]["till"]["keys"], len(made["policies"]["till"]["custom"])) == (["k" * 40], 1)
+
+    document = json.loads(file.read_bytes())
+    row = next(one for one in document["users"] if one["name"] == "till")
+    document["users"].append({**row, "name": "thief"})
+    document["topics"].append({"name": "loot", "read_queues": 1, "write_queues": 1, "perm": 6, "attributes": {}})
+    file.write_text(json.dumps(document))
+    refused = of_store("import", "config", str(file), "--users", code=1)
+    assert "user thief has a key that user till has already" in refused
+    with Admin(node.address) as admin:
+        assert "loot" not in [one.name for one in admin.topics()], "nothing was changed"
+    row["secret"] = "a-secret-of-an-export"
+    file.write_text(json.dumps(document))
+    assert "a user has no member 'secret'" in of_store("import", "config", str(file), "--users", code=1)

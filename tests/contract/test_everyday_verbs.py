@@ -9,6 +9,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +77,34 @@ def test_top_shows_rates_and_lags(node: Node) -> None:
     assert told["not_looked_at"] == {"topics": 2, "groups": 0}
 
 
+def test_the_lag_of_a_group_is_watched_until_ctrl_c(node: Node) -> None:
+    whole = json.loads(ran(node, "group", "lag", "kitchen", "--json"))
+    least = max(one["lag"] for one in whole["queues"])
+    found = json.loads(ran(node, "group", "lag", "kitchen", "--min", str(least), "--json"))
+    assert found["lag"] == whole["lag"] == 14
+    assert found["queues"] == [one for one in whole["queues"] if one["lag"] == least]
+    assert ran(node, "group", "lag", "kitchen", "--min", "1000") == "group kitchen is 14 messages behind\n"
+    for words in (("--watch", "0.1s", "--json"), ("--json", "--watch")):
+        command = [
+            sys.executable,
+            "-m",
+            "commitmq.cli.entry",
+            "group",
+            "lag",
+            "kitchen",
+            "--node",
+            node.address,
+            *words,
+        ]
+        watch = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert watch.stdout is not None
+        assert [json.loads(watch.stdout.readline()) for _ in range(2)] == [whole] * 2
+        watch.send_signal(signal.SIGINT)
+        _, complaint = watch.communicate(timeout=30)
+        assert (watch.returncode, complaint) == (CliExit.INTERRUPTED, "")
+    assert "--watch" in ran(node, "group", "lag", "kitchen", "--watch", "soon", code=2)
+
+
 def test_a_node_without_metrics_says_which_setting_turns_them_on(node: Node) -> None:
     assert "start it with --metrics, which sets metrics.enable=true" in ran(node, "metrics", code=1)
 
@@ -139,9 +169,11 @@ def test_shells_complete_verbs() -> None:
 
 @pytest.mark.parametrize("verb", ["doctor", "top", "drain", "config show", "config set", "config unset", "completion",
                                   "support bundle", "store snapshot", "group clone", "topic list", "topic prune",
-                                  "topic offset", "topic time", "group create", "group delete", "group members", "group pop",
-                                  "group describe", "group reset", "consume", "client list", "client show", "export config",
-                                  "import config", "metrics", "user show", "acl copy"])  # fmt: skip
+                                  "topic offset", "topic time", "group create", "group delete", "group lag", "group members",
+                                  "group pop",
+                                  "group describe", "group reset", "consume", "client list", "client show",
+                                  "client verify", "export config",
+                                  "import config", "metrics", "user show", "user copy", "acl copy"])  # fmt: skip
 def test_the_example_in_the_help_is_a_command(verb: str) -> None:
     from click.testing import CliRunner
 

@@ -1,17 +1,21 @@
-"""``commitmq client list|show``: who is connected to a running node."""
+"""``commitmq client list|show|verify``: who is connected to a running node, and what a client makes of a message."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from commitmq.cli.client_questions import GATEWAY, NO_QUESTIONS, Questions, question_options
 from commitmq.cli.output import complain, fail, json_option, node_option, print_json, print_table
+from commitmq.cli.secret_input import usage
+from commitmq.supervision.exit_codes import CliExit
 
 if TYPE_CHECKING:
     from commitmq.client.admin_clients import ClientInfo
 
 NOT_KNOWN = "Producers of the node's own protocol are not known to the node."
+_HANDLED = ("CR_SUCCESS", "CR_COMMIT")
 _INCOMPLETE = (
     "the list may not be complete: the node keeps groups.max_listed_clients clients, and some of each one's names"
 )
@@ -71,7 +75,7 @@ def show(id_: str, as_json: bool, node: str) -> None:
     with Admin(node) as admin:
         found = admin.clients(client_id=id_).clients
     if not found:
-        fail(f"no client {id_!r} is connected; `commitmq client list` shows who is. {NOT_KNOWN}")
+        _fail_unknown(id_)
     if as_json:
         print_json({"id": id_, "connections": found})
         return
@@ -87,6 +91,61 @@ def show(id_: str, as_json: bool, node: str) -> None:
         if one.queues is not None:
             click.echo(f"  queues     {one.queues}")
         click.echo(f"  heard      {one.heard_ms_ago} ms ago")
+
+
+@client.command()
+@click.argument("id_", metavar="ID")
+@click.argument("message", metavar="MESSAGE")
+@click.option("--group", help="As a consumer of this group; needed where ID consumes in several.")
+@question_options
+@json_option
+@node_option
+def verify(
+    id_: str,
+    message: str,
+    group: str | None,
+    access_key: str | None,
+    tls: bool,
+    timeout_s: float,
+    as_json: bool,
+    node: str,
+) -> None:
+    """Let the RocketMQ consumer ID handle the message with the id MESSAGE now, and say what came of it.
+
+    The consumer's listener gets the message once more; no offset moves. The exit code is 1 when it fails, or when the client
+    does not answer.
+
+    \b
+    Example: commitmq client verify 10.1.2.3@4711 7F00000100002A9F0000000000000000
+    """
+    from commitmq.client.admin import Admin
+    from commitmq.format.message_id import parse_offset_message_id
+
+    usage(lambda: parse_offset_message_id(message))
+    with Admin(node) as admin:
+        found = admin.clients(client_id=id_).clients
+        if not found:
+            _fail_unknown(id_)
+        groups = sorted({one for row in found if row.gateway == GATEWAY for one in row.consumes})
+        if all(one.gateway != GATEWAY for one in found):
+            fail(f"client {id_}: {NO_QUESTIONS}")
+        if group is None and len(groups) != 1:
+            raise click.UsageError(f"client {id_} consumes in {', '.join(groups) or 'no group'}: name one with --group")
+        chosen = groups[0] if group is None else group
+        questions = Questions(admin, node, access_key=access_key, tls=tls, timeout_s=timeout_s)
+    result, remark, spent_ms = questions.handled(chosen, id_, message)
+    if as_json:
+        shown = {"client": id_, "group": chosen, "message": message}
+        print_json({**shown, "result": result, "remark": remark, "spent_ms": spent_ms})
+    else:
+        took = "" if spent_ms is None else f" in {spent_ms} ms"
+        click.echo(f"client {id_} of group {chosen}: {result}{took}{f': {remark}' if remark else ''}")
+    if result not in _HANDLED:
+        raise SystemExit(int(CliExit.FAILURE))
+
+
+def _fail_unknown(id_: str) -> NoReturn:
+    fail(f"no client {id_!r} is connected; `commitmq client list` shows who is. {NOT_KNOWN}")
 
 
 def _row(one: ClientInfo) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from commitmq.cli.group_lag import lag
 from commitmq.cli.group_members import members, pop, show_plan
 from commitmq.cli.group_reset import clone, reset
 from commitmq.cli.output import confirm, json_option, node_option, print_json, print_table
@@ -17,7 +18,7 @@ def group() -> None:
     """List consumer groups and their lag, describe one, make or delete one, reset its offsets."""
 
 
-for _command in (members, pop, reset, clone):
+for _command in (lag, members, pop, reset, clone):
     group.add_command(_command)
 
 
@@ -37,31 +38,6 @@ def list_(as_json: bool, node: str) -> None:
     else:
         rows = [(one["name"], one["members"], ", ".join(one["topics"]) or "-") for one in groups]
         print_table(("GROUP", "MEMBERS", "TOPICS"), rows, left=(0, 2))
-
-
-@group.command()
-@click.argument("name")
-@json_option
-@node_option
-def lag(name: str, as_json: bool, node: str) -> None:
-    """Show how far group NAME is behind in every queue that it has consumed."""
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        rows = admin.group_lag(name)
-    total = sum(row.lag for row in rows)
-    if as_json:
-        print_json({"group": name, "lag": total, "queues": rows})
-        return
-    print_table(
-        ("TOPIC", "QUEUE", "COMMITTED", "NEXT OFFSET", "LAG", "MEMBER"),
-        [(row.topic, row.queue, row.committed, row.end, row.lag, row.member or "-") for row in rows],
-        left=(0, 5),
-    )
-    click.echo(f"group {name} is {total} messages behind")
-    for row in rows:
-        if row.problem:
-            click.echo(f"{row.topic} queue {row.queue}: {row.problem}")
 
 
 @group.command()

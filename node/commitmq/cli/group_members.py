@@ -6,26 +6,40 @@ from typing import Any
 
 import click
 
-from commitmq.cli.output import json_option, node_option, print_json, print_table
+from commitmq.cli.client_questions import GATEWAY, NO_QUESTIONS, Questions, question_options
+from commitmq.cli.output import complain, json_option, node_option, print_json, print_table
+from commitmq.supervision.exit_codes import CliExit
 
 
 @click.command()
 @click.argument("name")
+@click.option("--stack", is_flag=True, help="Instead, the stack of each member that is a client of RocketMQ.")
+@question_options
 @json_option
 @node_option
-def members(name: str, as_json: bool, node: str) -> None:
+def members(
+    name: str, stack: bool, access_key: str | None, tls: bool, timeout_s: float, as_json: bool, node: str
+) -> None:
     """Show the members of group NAME: where each is, what it reads, and when it was heard last.
 
     ADDRESS is that of the member's connection, or on the node's host its process. A client of RocketMQ comes through the
     node's broker process; its own address begins its name. Consumers that share queues are no members: `group pop`.
 
+    With --stack the node's RocketMQ server asks each client what its threads do. The exit code is 1 when one does not tell.
+
     \b
-    Example: commitmq group members kitchen
+    Example: commitmq group members kitchen --stack
     """
     from commitmq.client.admin import Admin
 
+    if not stack and (access_key is not None or tls):
+        raise click.UsageError("--access-key and --tls are for --stack")
     with Admin(node) as admin:
         described = admin.group(name)
+        if stack:
+            asked = {"access_key": access_key, "tls": tls, "timeout_s": timeout_s}
+            _show_stacks(name, _stacks(admin, node, name, asked), as_json)
+            return
     found = described["members"]
     if as_json:
         print_json({"group": name, "state": described["state"], "strategy": described["strategy"], "members": found})
@@ -48,6 +62,37 @@ def members(name: str, as_json: bool, node: str) -> None:
         left=(0, 1, 2, 3),
     )
     click.echo(f"group {name} is {described['state']}; its members share queues by {described['strategy']}")
+
+
+def _stacks(admin: Any, node: str, group: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each client that consumes in ``group``."""
+    connected = admin.clients(group=group)
+    if not connected.complete:
+        complain(f"not every client of group {group} may be asked: the node keeps groups.max_listed_clients clients")
+    gateways = {one.id: one.gateway for one in connected.clients if group in one.consumes}
+    ids = [one for one, gateway in gateways.items() if gateway == GATEWAY]
+    told = Questions(admin, node, **asked).stacks(group, ids) if ids else []
+    found = dict(zip(ids, told, strict=True))
+    rows = []
+    for client_id, gateway in gateways.items():
+        text, error = found.get(client_id, (None, NO_QUESTIONS))
+        rows.append({"client": client_id, "gateway": gateway, "stack": text, "error": error})
+    return rows
+
+
+def _show_stacks(group: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json({"group": group, "clients": rows})
+    elif not rows:
+        click.echo(f"group {group} has no members")
+    for one in () if as_json else rows:
+        if one["stack"] is not None:
+            click.echo(f"client {one['client']}\n{one['stack'].rstrip()}\n")
+    for one in rows:
+        if one["error"] is not None:
+            complain(f"client {one['client']}: {one['error']}")
+    if any(one["error"] is not None for one in rows):
+        raise SystemExit(int(CliExit.FAILURE))
 
 
 @click.command()

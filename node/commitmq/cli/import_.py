@@ -1,4 +1,4 @@
-"""``commitmq import config``: gives a node the topics and groups of a file that `commitmq export config` wrote."""
+"""``commitmq import config``: gives a node the topics, groups and users of a file that `commitmq export config` wrote."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.output import complain, fail, json_option, node_option, print_json, print_table
+from commitmq.cli.admin_request import address_of
+from commitmq.cli.node_options import node_options
+from commitmq.cli.output import complain, fail, json_option, node_unless, print_json, print_table
+from commitmq.cli.users import access_file, store_for_users
 from commitmq.supervision.exit_codes import CliExit
 
 if TYPE_CHECKING:
     from commitmq.client.admin_config import ConfigChange
+    from commitmq.security.access_table import AccessTable
+    from commitmq.security.exported_users import ExportedUsers, UserImport
 
 _MOST_BYTES = 256 << 20
 _ADVICE = "nothing was changed; correct the file, or make it anew with `commitmq export config`"
@@ -19,49 +24,95 @@ _ADVICE = "nothing was changed; correct the file, or make it anew with `commitmq
 
 @click.group(name="import")
 def import_() -> None:
-    """Give a node the topics and groups of a file."""
+    """Give a node the topics, groups and users of a file."""
 
 
 @import_.command()
 @click.argument("file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--offsets", is_flag=True, help="Also what the groups have committed, where that is ahead.")
+@click.option("--users", is_flag=True, help="Also the users and what they may do, without secrets; needs --store.")
 @click.option("--dry-run", is_flag=True, help="Only say what would change.")
 @json_option
-@node_option
-def config(file: Path, offsets: bool, dry_run: bool, as_json: bool, node: str) -> None:
+@node_options
+def config(
+    file: Path,
+    offsets: bool,
+    users: bool,
+    dry_run: bool,
+    as_json: bool,
+    node: str | None,
+    store: Path | None,
+    timeout_s: float,
+) -> None:
     """Give a node the settings of the topics and groups in FILE, which `commitmq export config` wrote.
 
     Topics and groups that are missing are made, others get the settings of FILE. What FILE does not name stays. When the node
     can never take a part of it, nothing changes, and the exit code is 1; so it is when the node refused a change.
 
+    With --users a user that is there keeps its secret and its keys. A new one has the keys of FILE, and no secret that anybody
+    knows: `commitmq user alter NAME --new-secret` makes one.
+
     \b
     Example: commitmq import config node.json --dry-run
     """
     from commitmq.client.admin import Admin
+    from commitmq.client.admin_config import ConfigChange
 
+    of_users = store_for_users(store) if users else None
     document = _read(file)
-    with Admin(node) as admin:
-        try:
-            done = admin.import_config(document, offsets=offsets, dry_run=dry_run)
-        except ValueError as error:
-            fail(f"{file}: {error}; {_ADVICE}")
+    try:
+        wanted, planned = _plan_users(document, of_users)
+        with Admin(address_of(store, node_unless(store, node)), timeout_s=timeout_s) as admin:
+            done = admin.import_config(document, offsets=offsets, dry_run=dry_run or wanted is not None)
+            conflicts = [*done.conflicts, *planned.conflicts]
+            if wanted is not None and of_users is not None and not dry_run and not conflicts:
+                planned = _put_users(wanted, of_users) if planned.changes else planned
+                done = admin.import_config(document, offsets=offsets)
+                conflicts = done.conflicts
+    except ValueError as error:
+        fail(f"{file}: {error}; {_ADVICE}")
+    changes = [*done.changes, *(ConfigChange("user", one.name, one.before, one.after) for one in planned.changes)]
     if as_json:
-        rows = [one._asdict() for one in done.changes]
-        print_json({"dry_run": dry_run, "applied": done.applied, "changes": rows, "conflicts": done.conflicts})
-    elif done.changes:
+        rows = [one._asdict() for one in changes]
+        told = {"dry_run": dry_run, "applied": done.applied, "changes": rows, "conflicts": conflicts}
+        print_json({**told, "keys_kept": planned.keys_kept} if users else told)
+    elif changes:
         headers = ("WHAT", "NAME", "BEFORE", "AFTER" if done.applied else "WOULD BE")
-        print_table(headers, [_row(one) for one in done.changes], left=(0, 1, 2, 3))
-    elif not done.conflicts:
+        print_table(headers, [_row(one) for one in changes], left=(0, 1, 2, 3))
+    elif not conflicts:
         click.echo("nothing differs")
-    for conflict in done.conflicts:
+    for name in planned.keys_kept:
+        complain(f"user {name} has other keys than in {file}, and keeps them; `commitmq user key add` gives it one")
+    for conflict in conflicts:
         complain(conflict)
-    refused = [one for one in done.changes if one.error]
+    refused = [one for one in changes if one.error]
     for one in refused:
         complain(f"{one.kind} {one.name}: {one.error}")
-    if done.conflicts:
+    if conflicts:
         complain("nothing was changed")
-    if done.conflicts or refused:
+    if conflicts or refused:
         raise SystemExit(int(CliExit.FAILURE))
+
+
+def _plan_users(document: Any, store: Path | None) -> tuple[ExportedUsers | None, UserImport]:
+    """The users of ``document``, and what the import of them would change; nothing without ``store``. Raises ValueError."""
+    from commitmq.security.exported_users import ExportedUsers, UserImport
+
+    if store is None:
+        return None, UserImport([], [], [])
+    wanted = ExportedUsers.of(document)
+    return wanted, wanted.compared(access_file(store).load())
+
+
+def _put_users(wanted: ExportedUsers, store: Path) -> UserImport:
+    """Change the users of ``store``. Raises ValueError, and changes none, for what can never be."""
+    done: list[UserImport] = []
+
+    def apply(table: AccessTable) -> None:
+        done.append(wanted.put_into(table))
+
+    access_file(store).change(apply)
+    return done[-1]
 
 
 def _read(file: Path) -> Any:

@@ -1,9 +1,10 @@
-"""``commitmq user add|alter|delete|show|list``: the users of a store, whose names and secrets RocketMQ's clients sign with."""
+"""``commitmq user add|copy|alter|delete|show|list``: the users of a store, with whose names and secrets clients sign."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +22,22 @@ _secret_option = click.option(
 )
 
 
+def _credential_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--profile-for``, ``--output`` and ``--secret-stdin``: the credentials of a new user."""
+    output_type = click.Path(path_type=Path, dir_okay=False)
+    for option in (
+        _secret_option,
+        click.option("--output", type=output_type, help="Write the profile to a new file, mode 0600."),
+        click.option(
+            "--profile-for",
+            metavar="HOST:PORT",
+            help="Make a key too, and print the profile for clients of the node there.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 @click.group()
 def user() -> None:
     """Add, change, delete and list users.
@@ -35,13 +52,7 @@ user.add_command(key)
 @user.command()
 @click.argument("name")
 @click.option("--super", "is_super", is_flag=True, help="May do everything.")
-@click.option(
-    "--profile-for", metavar="HOST:PORT", help="Make a key too, and print the profile for clients of the node there."
-)
-@click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the profile to a new file, mode 0600."
-)
-@_secret_option
+@_credential_options
 @store_option
 @json_option
 def add(
@@ -54,7 +65,58 @@ def add(
     as_json: bool,
 ) -> None:
     """Add user NAME, and print the secret that was made for it, once; with --profile-for the profile instead."""
-    from commitmq.security.user import User, check_name
+    from commitmq.security.user import User
+
+    def make(table: AccessTable, new: str, secret: Secret) -> User:
+        return User(new, secret, is_super)
+
+    _add(name, make, profile_for, output, secret_stdin, store, as_json)
+
+
+@user.command()
+@click.argument("name")
+@click.argument("new")
+@_credential_options
+@store_option
+@json_option
+def copy(
+    name: str,
+    new: str,
+    profile_for: str | None,
+    output: Path | None,
+    secret_stdin: bool,
+    store: Path,
+    as_json: bool,
+) -> None:
+    """Add user NEW, who may do what user NAME may: with its type, status, quotas and entries.
+
+    NEW gets credentials of its own, as with `user add`; those of NAME are not copied.
+
+    \b
+    Example: commitmq user copy shop kiosk --store /var/lib/commitmq
+    """
+    from dataclasses import replace
+
+    def make(table: AccessTable, checked: str, secret: Secret) -> User:
+        known = known_user(table, name)
+        if name in table.policies:
+            table.policies[checked] = table.policies[name]
+        return replace(known, name=checked, secret=secret, keys=())
+
+    _add(new, make, profile_for, output, secret_stdin, store, as_json)
+
+
+def _add(
+    name: str,
+    make: Callable[[AccessTable, str, Secret], User],
+    profile_for: str | None,
+    output: Path | None,
+    secret_stdin: bool,
+    store: Path,
+    as_json: bool,
+) -> None:
+    """Add the user ``name`` that ``make`` makes with its secret, and tell of it. Raises UsageError when there is one."""
+    from commitmq.security.user import check_name
 
     checked = usage(lambda: check_name(name))
     if output is not None and profile_for is None:
@@ -66,13 +128,13 @@ def add(
     def apply(table: AccessTable) -> None:
         if checked in table.users:
             raise click.UsageError(f"there is a user {checked} already; `commitmq user alter` changes it")
-        table.users[checked] = User(checked, secret, is_super)
+        table.users[checked] = make(table, checked, secret)
 
-    access_file(store).change(apply)
+    table = access_file(store).change(apply)
     if profile_for is not None:
         tell_profile(store, checked, profile_for, output)
         return
-    _tell(User(checked, secret, is_super), None if secret_stdin else secret, as_json)
+    _tell(table.users[checked], None if secret_stdin else secret, as_json)
 
 
 @user.command()

@@ -30,6 +30,15 @@ def access_file(store: Path) -> AccessFile:
     return AccessFile(store)
 
 
+def store_for_users(store: Path | None) -> Path:
+    """The store's folder, for ``--users``. Raises UsageError without one."""
+    if store is None:
+        raise click.UsageError(
+            "--users needs --store, the folder of the node's store: only its owner may read and change all users"
+        )
+    return store
+
+
 def known_user(table: AccessTable, name: str) -> User:
     """The user of that name. Raises UsageError."""
     known = table.users.get(name)

@@ -44,6 +44,7 @@ class ConfigAdmin:
         """The settings of all topics and groups, as a JSON document, with ``offsets`` also what groups have committed.
 
         Topics of the system and those of retries and dead letters are not in it; see :mod:`commitmq.client.exported_config`.
+        Users are added by ``commitmq export config --users``, on the node's machine.
         """
         topics = [one for one in self.topics() if is_exported(one.name, system=one.system)]
         settings = self._group_settings()
@@ -69,8 +70,9 @@ class ConfigAdmin:
     def import_config(self, document: object, *, offsets: bool = False, dry_run: bool = False) -> ConfigImport:
         """Give the node the topics and groups of ``document``, with ``offsets`` also what groups have committed.
 
-        What the document does not name stays as it is. An offset moves ahead only. With ``dry_run`` nothing changes. Raises
-        ValueError, which names the place, for what is no such document.
+        What the document does not name stays as it is, and so do users, which only ``commitmq import config`` takes. An offset
+        moves ahead only. With ``dry_run`` nothing changes. Raises ValueError, which names the place, for what is no such
+        document.
         """
         wanted = ExportedConfig.of(document)
         if offsets and wanted.offsets is None:

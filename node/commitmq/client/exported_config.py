@@ -6,8 +6,8 @@
      "offsets": [{"group": "kitchen", "topic": "orders", "queue": 0, "offset": 4711}]}
 
 ``version`` changes when an older program would misread the document. Topics of the system, and those of retries and dead
-letters, which come with their groups, are not in it. ``offsets`` is null where it was not asked for. It has no users, no
-secrets and no messages.
+letters, which come with their groups, are not in it. ``offsets`` is null where it was not asked for. It has no secrets and no
+messages. It has the member ``users`` only where that was asked for (:mod:`commitmq.security.exported_users`).
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ class ExportedConfig:
 
     @classmethod
     def of(cls, document: object) -> ExportedConfig:
-        """Raises ValueError, which names the place in the document, what is expected there and what stands there."""
-        members = _object(
-            "the document", document, {"format", "version", "node", "exported", "topics", "groups", "offsets"}
-        )
+        """Raises ValueError, which names the place in the document, what is expected there and what stands there.
+
+        The member ``users`` is for another reader.
+        """
+        known = {"format", "version", "node", "exported", "topics", "groups", "offsets", "users"}
+        members = _object("the document", document, known)
         if members.get("format") != FORMAT:
             raise _wrong("format", f"{FORMAT!r}, as `commitmq export config` writes it", members.get("format"))
         if members.get("version") != VERSION:

@@ -37,7 +37,7 @@ def test_a_good_document_is_read() -> None:
             "format must be 'commitmq-config', as `commitmq export config` writes it, not 'other'",
         ),
         ({**GOOD, "version": 2}, "version must be 1, the one that this program reads, not 2"),
-        ({**GOOD, "users": []}, "the document has no member 'users'; there are"),
+        ({**GOOD, "secrets": []}, "the document has no member 'secrets'; there are"),
         ({**GOOD, "topics": None}, "topics must be a list, not None"),
         ({**GOOD, "topics": [TOPIC, TOPIC]}, "topics[1]: orders is there twice; leave one out"),
         ({**GOOD, "topics": [{**TOPIC, "perm": 8}]}, "topics[0].perm must be an integer from 0 to 7, not 8"),
