@@ -198,7 +198,7 @@ NEEDS: Final[Mapping[str, Mapping[str, Needs | None]]] = {
         "config.set": _CHANGES_NODE,
         "config.unset": _CHANGES_NODE,
     },
-    "writer": {**_SENDS, "batch": _send, "send_back": _OF_GROUP, "recall": _fields(topic=PUB)},
+    "writer": {**_SENDS, "batch": _send, "send_back": _fields(topic=SUB, group=SUB), "recall": _fields(topic=PUB)},
     "memory": _SENDS,
     "reader": {
         "pull": _pull,

@@ -37,13 +37,17 @@ _REAL: Final = (Property.REAL_TOPIC, Property.REAL_QUEUE_ID)
 
 
 class EndTransaction(NamedTuple):
-    """RocketMQ's request END_TRANSACTION; ``decision`` is COMMIT, ROLLBACK or 0 for unknown."""
+    """RocketMQ's request END_TRANSACTION; ``decision`` is COMMIT, ROLLBACK or 0 for unknown.
+
+    ``topic``: the message must be for it; empty for any.
+    """
 
     producer_group: str
     queue_offset: int
     physical_offset: int
     decision: int
     from_check: bool = False
+    topic: str = ""
 
 
 class EndRefusal(NamedTuple):
@@ -70,6 +74,8 @@ def check_end(
             return EndRefusal("ILLEGAL_OPERATION", "the time before the first check is over, a check will ask")
     if half.properties.get(Property.PRODUCER_GROUP) != request.producer_group:
         return EndRefusal("SYSTEM_ERROR", "The producer group wrong")
+    if request.topic and half.properties.get(Property.REAL_TOPIC) != request.topic:
+        return EndRefusal("SYSTEM_ERROR", "The topic wrong")
     if half.queue_offset != request.queue_offset:
         return EndRefusal("SYSTEM_ERROR", "The transaction state table offset wrong")
     if half.physical_offset != request.physical_offset:

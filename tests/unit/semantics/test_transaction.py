@@ -68,7 +68,12 @@ def test_a_half_message_without_a_real_queue_is_refused(properties: dict[str, st
 # ---------------------------------------------------------------- the checks of END_TRANSACTION
 
 HALF = Record(
-    HALF_TOPIC, 0, queue_offset=7, physical_offset=4_096, born_timestamp=1_000_000, properties={"PGROUP": "g"}
+    HALF_TOPIC,
+    0,
+    queue_offset=7,
+    physical_offset=4_096,
+    born_timestamp=1_000_000,
+    properties={"PGROUP": "g", "REAL_TOPIC": "orders"},
 )
 END = EndTransaction("g", 7, 4_096, COMMIT)
 
@@ -81,6 +86,8 @@ END = EndTransaction("g", 7, 4_096, COMMIT)
         (END._replace(producer_group="h"), "The producer group wrong"),
         (END._replace(queue_offset=6), "The transaction state table offset wrong"),
         (END._replace(physical_offset=1), "The commit log offset wrong"),
+        (END._replace(topic="orders"), None),
+        (END._replace(topic="others"), "The topic wrong"),
     ],
 )
 def test_an_end_names_the_group_and_both_places(request_: EndTransaction, remark: str | None) -> None:

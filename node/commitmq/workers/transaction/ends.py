@@ -80,6 +80,7 @@ def parse_end(header: dict[str, Any]) -> End:
             requests.integer(header, "physical_offset", 0, _MOST),
             DECISIONS[decision],
             requests.flag(header, "from_check"),
+            requests.text(header, "topic") if header.get("topic") is not None else "",
         ),
         by_person,
         ack,

@@ -81,7 +81,7 @@ class Recalls:
         text = header.get("handle")
         if text is not None:
             try:
-                return RecallHandle.decode(str(text))
+                return _of_topic(RecallHandle.decode(str(text)), header)
             except InvalidMessageError as error:
                 raise Refusal("INVALID_PARAMETER", str(error)) from error
         place = integer(header, "physical_offset", -1, 0, _MOST)
@@ -89,7 +89,15 @@ class Recalls:
             record = read_record(self._context, place)
         except (OSError, OffsetOutOfRangeError, CorruptRecordError) as error:
             raise Refusal("MESSAGE_ILLEGAL", f"there is no message at {place} of the log: {error}") from error
-        return _checked(record, header.get("unique_id"), place, self._context.config.network.broker_name)
+        handle = _checked(record, header.get("unique_id"), place, self._context.config.network.broker_name)
+        return _of_topic(handle, header)
+
+
+def _of_topic(handle: RecallHandle, header: dict[str, Any]) -> RecallHandle:
+    """Raises Refusal for a message of another topic than the request's, whose rights were looked at."""
+    if handle.topic != header.get("topic"):
+        raise Refusal("INVALID_PARAMETER", f"the message belongs to another topic than {header.get('topic')!r:.300}")
+    return handle
 
 
 def _checked(record: Record, unique_id: object, place: int, broker: str) -> RecallHandle:

@@ -11,6 +11,7 @@ from typing import Final
 
 from commitmq.log import Log
 from commitmq.security.live_access import LiveAccess
+from commitmq.security.needs import Actions, topic_need
 from commitmq.security.signature import ACCESS_KEY, is_signed
 from commitmq_plugins.rocketmq.broker.auditing import Auditing, name_of
 from commitmq_plugins.rocketmq.broker.rights import needs_of
@@ -76,6 +77,23 @@ class Access:
         if limits is not None and limits.quotas.bounds_connections and (why := limits.refusal(connection, name)):
             return command.answer(ResponseCode.SYSTEM_BUSY, why)
         return None
+
+    def asks(self, connection: Connection) -> bool:
+        """Whether rights count for the user of ``connection``: there are users, and it is no super user."""
+        table = self._live.table()
+        user = table.users.get(connection.user)
+        return not table.is_open and (user is None or not user.is_super)
+
+    def lacks(self, connection: Connection, topic: str, actions: Actions) -> str | None:
+        """Why the user of ``connection`` may do none of ``actions`` on ``topic``; None when it may.
+
+        For messages that a request names by their place: what the client says of their topic proves nothing.
+        """
+        if not self.asks(connection):
+            return None
+        table = self._live.table()
+        decision = table.decide(connection.user, *topic_need(topic, actions), connection.peer[0])
+        return None if decision.allowed else f"{decision.reason}; from {connection.peer[0]}"
 
     def _refuse(self, connection: Connection, command: Command, name: str, reason: str, resource: str = "") -> Command:
         if self._auditing is not None:

@@ -11,6 +11,9 @@ from typing import Final
 
 from commitmq.errors import ProtocolError
 from commitmq.format.message_id import parse_offset_message_id
+from commitmq.format.record import decode_record
+from commitmq.security.needs import SUB
+from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.admin_offsets import topics_of_group
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
@@ -47,8 +50,9 @@ _STATUS_S: Final = 5.0
 class AdminClients:
     """See the module."""
 
-    def __init__(self, node: Node, topics: Topics, clients: Clients, address: str) -> None:
+    def __init__(self, node: Node, topics: Topics, clients: Clients, access: Access, address: str) -> None:
         self._node, self._topics, self._clients, self._address = node, topics, clients, address
+        self._access = access
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers,
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers,
@@ -169,6 +173,9 @@ class AdminClients:
             _, offset = parse_offset_message_id(header.msg_id or "")
             line = self._node.line("reader-0")
             _, frames = await self._node.exchange(line, "view", {"physical_offset": offset})
+            stored = decode_record(b"".join(frames), check_crc=False).topic
+            if (reason := self._access.lacks(connection, stored, SUB)) is not None:
+                return command.answer(ResponseCode.NO_PERMISSION, reason)
         except ValueError as error:
             return command.answer(ResponseCode.SYSTEM_ERROR, f"the message id is wrong: {error}")
         except ProtocolError as error:

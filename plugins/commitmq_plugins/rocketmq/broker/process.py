@@ -98,7 +98,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     neighbours.topics, neighbours.changed = clients.subscribed, clients.spread_changed
     clients.neighbours = neighbours
     counting = Counting(network.cluster_name, loop)
-    retries = Retries(node, topics, clients, locks, counting)
+    retries = Retries(node, topics, clients, locks, counting, access)
     broker_config = BrokerConfig(
         context.config,
         context.layout.root,
@@ -116,7 +116,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     sends = Sends(node, topics, retries, allowances, loop, counting)
     stored_replies = StoredReplies(node, topics, clients, offsets, loop, log)
     sends.expects_reply = stored_replies.expect
-    transactions = Transactions(node, clients, loop, log, counting)
+    transactions = Transactions(node, clients, loop, log, counting, access)
     pops = Pops(node, topics, clients, offsets, log, counting, most_pops)
     parts: list[Part] = [
         sends,
@@ -124,7 +124,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         counting,
         groups,
         AdminTopics(node, topics, queues, registration, counting),
-        AdminClients(node, topics, clients, address),
+        AdminClients(node, topics, clients, access, address),
         AdminOffsets(node, topics, clients, offsets, pulls, queues, counting, address),
         AdminBroker(node, broker_config, counting, queues),
         AdminUsers(users),

@@ -7,16 +7,18 @@ from typing import Any, Final
 
 from commitmq.errors import ProtocolError
 from commitmq.format.constants import Property
-from commitmq.format.record import Record, decode_record
 from commitmq.format.unique_ids import UniqueIds
+from commitmq.security.needs import SUB
 from commitmq.semantics.delay import MAX_LEVEL
 from commitmq.semantics.retry import TO_DEAD_LETTERS, is_last_try
 from commitmq.store.metadata.topic_config import TopicConfig
+from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
 from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.stored_record import stored_record
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import V3_4_9, RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
@@ -36,8 +38,11 @@ _MOST_TRIES: Final = 1 << 30  # of a request to the writer; consumers in order s
 class Retries:
     """See the module. Settings of groups are asked for every few seconds."""
 
-    def __init__(self, node: Node, topics: Topics, clients: Clients, locks: QueueLocks, counting: Counting) -> None:
+    def __init__(
+        self, node: Node, topics: Topics, clients: Clients, locks: QueueLocks, counting: Counting, access: Access
+    ) -> None:
         self._node, self._topics, self._clients, self._locks, self._counting = node, topics, clients, locks, counting
+        self._access = access
         self._ids = UniqueIds()
         self._settings: dict[str, tuple[float, dict[str, Any]]] = {}
         self.handlers: dict[RequestCode, Handler] = {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
@@ -93,13 +98,15 @@ class Retries:
             settings = await self.settings(header.group)
             if int(settings.get("retryQueueNums", 1)) <= 0:  # it was more when its retry topic was made (spec 12.4)
                 return command.answer()
-            record = await self._record(header.offset)
+            record = await stored_record(self._node, header.offset)
             if header.max_reconsume_times is not None and command.version >= V3_4_9:
                 most = header.max_reconsume_times
             else:
                 most = int(settings.get("retryMaxTimes", 16))
             if record is None:
                 return command.answer(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+            if (reason := self._access.lacks(connection, record.topic, SUB)) is not None:
+                return command.answer(ResponseCode.NO_PERMISSION, reason)
             if is_last_try(record, header.delay_level, most):
                 await self._topics.retry_topics(header.group, dead=True)
             answer, _ = await self._node.exchange(
@@ -132,15 +139,3 @@ class Retries:
             return int(answer["config"].get("retryQueueNums", 1)) <= 0
         except ProtocolError:
             return False
-
-    async def _record(self, physical_offset: int) -> Record | None:
-        """The record at ``physical_offset``, or None."""
-        try:
-            _, frames = await self._node.exchange(
-                self._node.line("reader-0"), "view", {"physical_offset": physical_offset}
-            )
-        except ProtocolError as error:
-            if error.code in ("INVALID_PARAMETER", "TOPIC_NOT_EXIST"):
-                return None
-            raise
-        return decode_record(b"".join(frames), check_crc=False)

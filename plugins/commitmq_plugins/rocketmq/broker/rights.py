@@ -2,6 +2,7 @@
 
 Where RocketMQ asks for nothing, this table asks for something: lists need List or Get of all of them, a message by its place
 needs Sub or Get of all topics, because the place does not tell its topic, and a group's retry topic needs Sub of that group.
+Where a handler learns the topic of such a message, it asks again (``Access.lacks``).
 Requests that are not here are a super user's.
 """
 
@@ -67,10 +68,13 @@ def _fields(topic: tuple[str, Actions] | None = None, group: tuple[str, Actions]
 
 def _popped(command: Command, cluster: str) -> Iterator[Need]:
     """A received message, which may be of a retry topic with the names of the group and of another topic in it."""
-    topic = command.ext_fields.get("topic", "")
-    if topic and not topic.startswith(RETRY_PREFIX):
-        yield Resource(ResourceType.TOPIC, topic), SUB
-    yield Resource(ResourceType.GROUP, command.ext_fields.get("consumerGroup", "")), SUB
+    topic, group = command.ext_fields.get("topic", ""), command.ext_fields.get("consumerGroup", "")
+    own = RETRY_PREFIX + group
+    if topic.startswith((f"{own}_", f"{own}+")):
+        topic = topic[len(own) + 1 :]
+    if topic:
+        yield from topic_needs(topic, SUB)
+    yield Resource(ResourceType.GROUP, group), SUB
 
 
 def _acks(command: Command, cluster: str) -> Iterator[Need]:

@@ -11,12 +11,16 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from commitmq.errors import ProtocolError
+from commitmq.format.constants import Property
 from commitmq.log import Log
+from commitmq.security.needs import PUB
 from commitmq.semantics.transaction import HALF_TOPIC
+from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import response_code
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.stored_record import stored_record
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.headers.sending import (
@@ -36,9 +40,16 @@ class Transactions:
     """See the module."""
 
     def __init__(
-        self, node: Node, clients: Clients, loop: asyncio.AbstractEventLoop, log: Log, counting: Counting
+        self,
+        node: Node,
+        clients: Clients,
+        loop: asyncio.AbstractEventLoop,
+        log: Log,
+        counting: Counting,
+        access: Access,
     ) -> None:
         self._node, self._clients, self._log, self._counting = node, clients, log, counting
+        self._access = access
         self._broker_name = node.config.network.broker_name
         self._new: set[str] = set()
         self._line_number = 0
@@ -51,7 +62,10 @@ class Transactions:
         self._registering.cancel()
 
     async def end(self, connection: Connection, command: Command) -> Command:
-        """Request 37. UNKNOWN leaves the transaction open: a check will ask again."""
+        """Request 37. UNKNOWN leaves the transaction open: a check will ask again.
+
+        Rights belong to the topic that the request names, so the transaction must be of it. Older clients name none.
+        """
         header = EndTransactionRequestHeader.decode(command.ext_fields)
         decision = _DECISIONS.get(header.commit_or_rollback)
         if decision is None:
@@ -64,7 +78,13 @@ class Transactions:
         }
         if header.from_transaction_check:
             fields["from_check"] = True
+        named = header.topic if header.topic != HALF_TOPIC else None
         try:
+            if self._access.asks(connection):
+                if named:
+                    fields["topic"] = named
+                elif (reason := await self._lacks(connection, header.commit_log_offset)) is not None:
+                    return command.answer(ResponseCode.NO_PERMISSION, reason)
             await self._node.mover("transaction", "transaction.end", timeout_s=_END_TIMEOUT_S, **fields)
         except ProtocolError as error:
             self._log.info("a transaction is not ended", group=header.producer_group, id=header.msg_id,
@@ -73,9 +93,15 @@ class Transactions:
             return command.answer(
                 ResponseCode.SYSTEM_ERROR if error.code == "TRANSACTION_ENDED" else code, error.message
             )
-        if decision == "commit" and header.topic and header.topic != HALF_TOPIC:  # (older clients name no topic)
-            self._counting.stored(header.topic, 1, 0)
+        if decision == "commit" and named:
+            self._counting.stored(named, 1, 0)
         return command.answer()
+
+    async def _lacks(self, connection: Connection, physical_offset: int) -> str | None:
+        """Why the user may not end the transaction of the half message there; None also where there is none."""
+        half = await stored_record(self._node, physical_offset)
+        topic = None if half is None else half.properties.get(Property.REAL_TOPIC)
+        return None if topic is None else self._access.lacks(connection, topic, PUB)
 
     # ------------------------------------------------------------ checks
 

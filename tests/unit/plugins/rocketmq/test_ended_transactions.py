@@ -34,7 +34,8 @@ def ended(decision: int, refusal: ProtocolError | None = None, **more: str) -> t
         clients: Any = SimpleNamespace(producers_changed=[], registry=SimpleNamespace(producers={}))
         counting: Any = SimpleNamespace(stored=lambda *_: None)
         loop: Any = SimpleNamespace(create_task=lambda coroutine: coroutine.close())
-        transactions = Transactions(node, clients, loop, get_log("test"), counting)
+        access: Any = SimpleNamespace(asks=lambda _: False)
+        transactions = Transactions(node, clients, loop, get_log("test"), counting, access)
         fields = {"producerGroup": "pg", "tranStateTableOffset": "7", "commitLogOffset": "4096", "msgId": "AB",
                   "commitOrRollback": str(decision), **more}  # fmt: skip
         return await transactions.end(None, request(RequestCode.END_TRANSACTION, fields))  # type: ignore[arg-type]

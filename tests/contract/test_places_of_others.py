@@ -1,0 +1,157 @@
+"""Goal: nobody reads, ends or cancels a message of a topic without rights to it, by naming the message's place in the log.
+
+Method: a real node with keys and users, which serves RocketMQ's clients too. A thief has all rights to the topic ``mine`` and
+the group ``thieves``, and knows the places of messages of the topic ``secrets``. It names its own topic, or none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+import commitmq
+from commitmq import ProtocolError, Reader
+from commitmq.protocol.channel import Channel
+from commitmq.protocol.profile import load_profile
+from commitmq.security.user import Secret
+from commitmq_plugins.rocketmq.doctor.peer import Keys
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command, request
+from keyed_node import KeyedNode, keyed
+from nodes import eventually, free_port
+from rocketmq_client import served
+from rocketmq_peer import connected, heartbeat, is_pulled, pull, records, send
+
+HALF = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "7F0000010001"}
+
+
+class Robbed(KeyedNode):
+    """It serves RocketMQ's clients; ``keys`` are those of the thief and of a user with all rights."""
+
+    port: int
+    keys: dict[str, Keys]
+
+
+@pytest.fixture(scope="module")
+def robbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robbed]:
+    port = free_port()
+    settings = (
+        "plugins.rocketmq.enable=true",
+        "plugins.rocketmq.vip_port=false",
+        f"plugins.rocketmq.namesrv_port={free_port()}",
+        f"network.store_port={port}",
+    )
+    with keyed(Robbed(tmp_path_factory.mktemp("robbed"), *settings)) as found:
+        found.port, found.keys = port, {}
+        served(port)
+        found.add("root", "--super")
+        found.add("thief")
+        for name in ("robber", "owner"):
+            told = json.loads(found.store("user", "add", name, "--json", *(("--super",) if name == "owner" else ())))
+            found.keys[name] = Keys(name, Secret(told["secret"]))
+        for name in ("thief", "robber"):
+            found.store("acl", "allow", name, "Topic:mine", "All")
+            found.store("acl", "allow", name, "Group:thieves", "All")
+        with commitmq.Admin(found.ipc) as admin:
+            admin.topic_create("secrets", 1)
+            admin.topic_create("mine", 1)
+        yield found
+
+
+def refused(channel: Channel, op: str, **fields: object) -> str:
+    with pytest.raises(ProtocolError) as error:
+        channel.request(op, dict(fields), (b"",), timeout_s=10)
+    return f"{error.value.code}: {error.value.message}"
+
+
+def test_the_nodes_own_protocol(robbed: Robbed) -> None:
+    with commitmq.Producer(robbed.ipc) as producer:
+        secret = producer.send("secrets", b"treasure")
+        waiting = producer.send("secrets", b"later", delay=timedelta(seconds=8))
+    with commitmq.connect(profile="thief") as connection:
+        connection.admin().group_create("thieves")
+    channel = Channel(robbed.node.endpoints()["writer"], keys=load_profile("thief"))
+    place = {"queue": 0, "queue_offset": secret.queue_offset, "physical_offset": secret.physical_offset}
+    try:
+        told = refused(channel, "send_back", group="thieves", topic="secrets", delay_level=1, **place)
+        assert "NO_PERMISSION: no entry of user thief allows Sub on Topic:secrets" in told
+        told = refused(channel, "send_back", group="thieves", topic="mine", delay_level=1, **place)
+        assert "MESSAGE_ILLEGAL" in told
+        cancelled = {"physical_offset": waiting.physical_offset, "unique_id": waiting.unique_id}
+        assert "Topic:secrets" in refused(channel, "recall", topic="secrets", **cancelled)
+        assert "INVALID_PARAMETER: the message belongs to another topic" in refused(
+            channel, "recall", topic="mine", **cancelled
+        )
+    finally:
+        channel.close()
+    with Reader("secrets", node=robbed.ipc, start="earliest") as reader:
+        seen: list[bytes] = []
+
+        def came() -> bool:
+            seen.extend(bytes(one.body) for one in reader.poll(0.5))
+            return b"later" in seen
+
+        eventually(came, "the message that waited comes", 20)
+
+
+def test_rocketmqs_protocol(robbed: Robbed) -> None:
+    handed: list[Command] = []
+
+    def signed(command: Command, name: str = "robber") -> Command:
+        robbed.keys[name].sign(command)
+        return command
+
+    def takes(command: Command) -> Command | None:
+        handed.append(command)
+        return command.answer(body=b'{"consumeResult":"CR_SUCCESS"}')
+
+    async def talk() -> None:
+        async with connected(robbed.port, takes) as robber, connected(robbed.port) as owner:
+            sent = await owner.until(signed(send("secrets", b"treasure"), "owner"))
+            message_id = sent.ext_fields["msgId"]
+            offset = int(message_id[16:], 16)
+            half = await owner.until(signed(send("secrets", b"half", HALF, sys_flag=4), "owner"))
+            half_offset = int(half.ext_fields["msgId"][16:], 16)
+            await robber.until(signed(heartbeat("10.1.2.3@77", "thieves", "mine")))
+
+            back = {"offset": str(offset), "group": "thieves", "delayLevel": "1", "originTopic": "mine"}
+            answer = await robber.ask(signed(request(RequestCode.CONSUMER_SEND_MSG_BACK, back)))
+            assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
+            assert "allows Sub on Topic:secrets" in str(answer.remark)
+
+            direct = {"consumerGroup": "thieves", "clientId": "10.1.2.3@77", "msgId": message_id, "topic": "mine"}
+            answer = await robber.ask(signed(request(RequestCode.CONSUME_MESSAGE_DIRECTLY, direct)))
+            assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
+            answer = await owner.ask(signed(request(RequestCode.CONSUME_MESSAGE_DIRECTLY, direct), "owner"))
+            assert answer.code == 0, answer.remark
+            assert [one.code for one in handed] == [RequestCode.CONSUME_MESSAGE_DIRECTLY], "the owner's alone"
+
+            end = {"producerGroup": "pg", "tranStateTableOffset": "0", "commitLogOffset": str(half_offset),
+                   "commitOrRollback": "8", "msgId": HALF["UNIQ_KEY"]}  # fmt: skip
+            answer = await robber.ask(signed(request(RequestCode.END_TRANSACTION, {**end, "topic": "mine"})), 20)
+            assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "The topic wrong")
+            answer = await robber.ask(signed(request(RequestCode.END_TRANSACTION, end)), 20)
+            assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
+            assert "allows Pub on Topic:secrets" in str(answer.remark)
+            answer = await robber.ask(signed(request(RequestCode.END_TRANSACTION, {**end, "topic": "secrets"})), 20)
+            assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
+            answer = await owner.ask(signed(request(RequestCode.END_TRANSACTION, {**end, "topic": "secrets"}), "owner"))
+            assert answer.code == 0, answer.remark
+
+            # With its own messages it may all that.
+            own = await robber.until(signed(send("mine", b"own")))
+            place = int(own.ext_fields["msgId"][16:], 16)
+            fields = {**back, "offset": str(place)}
+            await robber.until(signed(request(RequestCode.CONSUMER_SEND_MSG_BACK, fields)))
+            found = await robber.until(signed(pull("thieves", "mine", 0)), is_pulled)
+            assert [bytes(one.body) for one in records(found.body)] == [b"own"]
+            answer = await robber.ask(
+                signed(request(RequestCode.CONSUME_MESSAGE_DIRECTLY, {**direct, "msgId": own.ext_fields["msgId"]}))
+            )
+            assert answer.code == 0, answer.remark
+
+    asyncio.run(talk())
