@@ -181,6 +181,7 @@ def test_a_pull_that_waits_is_judged_again_when_there_is_a_message(node: Node, p
     async def talk(client: RemotingClient) -> int:
         sent = await send(client, b"x", "there")
         end = str(int(sent.ext_fields["queueOffset"]) + 1)
+        await pull_all(client, "orders", int(end))  # a pull beyond the end of the ConsumeQueue does not wait
         fields = {
             **PULL,
             "consumerGroup": "waiting",
