@@ -183,7 +183,8 @@ def test_shells_complete_verbs() -> None:
 
 
 @pytest.mark.parametrize("verb", ["doctor", "top", "status", "drain", "config show", "config set", "config unset",
-                                  "completion", "support bundle", "store snapshot", "group clone", "topic list", "topic prune",
+                                  "completion", "user key rotate", "support bundle",
+                                  "store snapshot", "group clone", "topic list", "topic prune",
                                   "topic offset", "topic time", "group create", "group delete", "group lag", "group members",
                                   "group pop",
                                   "group describe", "group reset", "consume", "client list", "client show",

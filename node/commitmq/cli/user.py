@@ -10,7 +10,7 @@ import click
 
 from commitmq.cli.output import json_option, print_json, print_table
 from commitmq.cli.secret_input import read_secret, usage
-from commitmq.cli.user_key import check_profile_for, key, tell_profile
+from commitmq.cli.user_key import check_profile_for, give_profile, key, tell_profile
 from commitmq.cli.users import access_file, known_user, store_option
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _add(
 
     table = access_file(store).change(apply)
     if profile_for is not None:
-        tell_profile(store, checked, profile_for, output)
+        tell_profile(give_profile(store, checked, profile_for, output), checked, output)
         return
     _tell(table.users[checked], None if secret_stdin else secret, as_json)
 
