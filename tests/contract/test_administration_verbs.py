@@ -281,3 +281,12 @@ def test_users_go_to_a_file_and_from_it_to_a_node_without_secrets(node: Node, tm
     row["secret"] = "a-secret-of-an-export"
     file.write_text(json.dumps(document))
     assert "a user has no member 'secret'" in of_store("import", "config", str(file), "--users", code=1)
+
+
+def test_a_key_may_begin_with_a_dash(node: Node) -> None:
+    of_store, key = of_store_of(node), "-" + "h" * 39
+    of_store("user", "add", "dashed")
+    of_store("user", "key", "add", "dashed", key)
+    assert of_store("user", "key", "list", "dashed") == key + "\n"
+    of_store("user", "key", "remove", "dashed", key)
+    assert of_store("user", "key", "list", "dashed") == ""

@@ -7,6 +7,7 @@ routing ids; raw sockets of ZeroMQ where our own client would not do it. One nod
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import stat
 import struct
@@ -205,7 +206,7 @@ def test_clients_change_over_to_a_new_key_without_a_stop(secured: Secured) -> No
     words = ("user", "key", "rotate", "mover", "--node", secured.host_port, "--store", str(secured.node.store))
     ended = command(*words, "--output", str(file))
     assert ended.returncode == 0, ended.stderr
-    assert f"commitmq user key remove mover '{old.public_key}' --store" in ended.stderr
+    assert f"commitmq user key remove mover {shlex.quote(old.public_key)} --store" in ended.stderr
     new = load_profile("moved")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert new.public_key != old.public_key

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from commitmq.security.access_table import AccessTable
     from commitmq.security.user import User
 
+_KEYS_WITH_DASHES: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
+"""A public key may begin with a dash; it is no option then, nor are the letters in it, as -h."""
 _NODE_HELP = "Where the user's clients find the node: HOST:PORT."
 
 
@@ -70,10 +73,11 @@ def rotate(name: str, node: str, output: Path | None, store: Path, as_json: bool
         return
     tell_profile(made, name, output)
     for one in made.old_keys:
-        complain(f"when all clients have the new profile: commitmq user key remove {name} '{one}' --store {store}")
+        words = shlex.join((name, one, "--store", str(store)))
+        complain(f"when all clients have the new profile: commitmq user key remove {words}")
 
 
-@key.command()
+@key.command(context_settings=_KEYS_WITH_DASHES)
 @click.argument("name")
 @click.argument("public_key")
 @store_option
@@ -86,7 +90,7 @@ def add(name: str, public_key: str, store: Path) -> None:
     click.echo(f"user {name} has the key {checked}")
 
 
-@key.command()
+@key.command(context_settings=_KEYS_WITH_DASHES)
 @click.argument("name")
 @click.argument("public_key")
 @store_option
