@@ -189,7 +189,7 @@ def test_shells_complete_verbs() -> None:
                                   "group pop",
                                   "group describe", "group reset", "consume", "client list", "client show",
                                   "client verify", "export config",
-                                  "import config", "metrics", "user show", "user copy", "acl copy"])  # fmt: skip
+                                  "import config", "metrics", "user show", "user copy", "acl copy", "acl import"])  # fmt: skip
 def test_the_example_in_the_help_is_a_command(verb: str) -> None:
     from click.testing import CliRunner
 
