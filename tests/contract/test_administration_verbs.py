@@ -281,3 +281,55 @@ def test_users_go_to_a_file_and_from_it_to_a_node_without_secrets(node: Node, tm
     row["secret"] = "a-secret-of-an-export"
     file.write_text(json.dumps(document))
     assert "a user has no member 'secret'" in of_store("import", "config", str(file), "--users", code=1)
+
+
+def test_rocketmqs_users_are_taken_over_with_their_secrets(node: Node, tmp_path: Path) -> None:
+    of_store, file = of_store_of(node), tmp_path / "plain_acl.yml"
+    file.write_text(
+        "globalWhiteRemoteAddresses: [10.10.103.*]\naccounts:\n"
+        "- accessKey: migrated\n  secretKey: 0123canary\n  defaultGroupPerm: SUB\n  topicPerms:\n  - orders=PUB|SUB\n"
+        "- accessKey: migrated-admin\n  secretKey: canary-of-admin\n  admin: true\n"
+    )
+    users = node.store / "config" / "security" / "acl.json"
+    before = json.loads(users.read_bytes()) if users.exists() else None
+    planned = json.loads(of_store("acl", "import", str(file), "--dry-run", "--json"))
+    assert (planned["dry_run"], planned["applied"], planned["conflicts"]) == (True, False, [])
+    assert "WOULD BE" in of_store("acl", "import", str(file), "--dry-run")
+    assert (json.loads(users.read_bytes()) if users.exists() else None) == before
+
+    ended = node.run("acl", "import", str(file), "--store", str(node.store))
+    assert (ended.returncode, "canary" in ended.stdout + ended.stderr) == (0, False)
+    assert "left out: globalWhiteRemoteAddresses (1): clients there needed no signature" in ended.stderr
+    assert "Topic:orders" in ended.stdout
+    made = json.loads(users.read_bytes())
+    assert {one: made["users"][one]["secret"] for one in ("migrated", "migrated-admin")} == {
+        "migrated": "0123canary",
+        "migrated-admin": "canary-of-admin",
+    }
+    assert made["policies"]["migrated"] == planned["changes"][0]["policies"]
+    assert "allowed" in of_store("acl", "test", "migrated", "Sub", "Group:whichever")
+    assert of_store("acl", "import", str(file)) == "nothing differs\n"
+    lines = [one for one in of_store("audit", "--json").splitlines() if "migrated" in one]
+    assert {json.loads(one)["op"] for one in lines} == {"user.add", "acl.change"}
+    assert not any("canary" in one for one in lines)
+
+    listed = tmp_path / "users.txt"
+    listed.write_text("#UserName #Password #UserType #UserStatus\nnew canary-of-new Normal enable\n")
+    file.write_text(file.read_text().replace("canary-of-admin", "canary-of-other"))
+    refused = of_store("acl", "import", str(file), str(listed), code=1)
+    assert "user migrated-admin is there already, with another secret" in refused
+    assert "nothing was changed" in refused
+    assert "there is no user 'new'" in of_store("user", "show", "new", code=2)
+    file.write_text("accounts:\n- accessKey: shop\n  secretKey 0123canary\n")
+    assert f"{file}: line 3: a key with a colon" in of_store("acl", "import", str(file), code=1)
+    of_store("acl", "import", str(listed))
+    assert "Normal, enable" in of_store("user", "show", "new")
+
+
+def test_a_key_may_begin_with_a_dash(node: Node) -> None:
+    of_store, key = of_store_of(node), "-" + "h" * 39
+    of_store("user", "add", "dashed")
+    of_store("user", "key", "add", "dashed", key)
+    assert of_store("user", "key", "list", "dashed") == key + "\n"
+    of_store("user", "key", "remove", "dashed", key)
+    assert of_store("user", "key", "list", "dashed") == ""

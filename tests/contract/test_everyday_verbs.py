@@ -5,6 +5,8 @@ Method: one real node with topics, groups and trouble that the test makes; the f
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import re
@@ -77,6 +79,34 @@ def test_top_shows_rates_and_lags(node: Node) -> None:
     assert told["not_looked_at"] == {"topics": 2, "groups": 0}
 
 
+@contextlib.contextmanager
+def watched(node: Node, *words: str) -> Iterator[Iterator[str]]:
+    """The lines of a verb that runs until Ctrl-C, which ends it without a complaint."""
+    command = [sys.executable, "-m", "commitmq.cli.entry", *words, "--node", node.address]
+    watch = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert watch.stdout is not None
+    try:
+        yield iter(watch.stdout.readline, "")
+    finally:
+        watch.send_signal(signal.SIGINT)
+        _, complaint = watch.communicate(timeout=30)
+    assert (watch.returncode, complaint) == (CliExit.INTERRUPTED, "")
+
+
+def test_the_status_is_watched_until_ctrl_c(node: Node) -> None:
+    roles = {one["role"] for one in json.loads(ran(node, "status", "--json"))["processes"]}
+    for words in (("--watch", "0.1s", "--json"), ("--json", "--watch")):
+        with watched(node, "status", *words) as lines:
+            for _ in range(2):
+                assert {one["role"] for one in json.loads(next(lines))["processes"]} == roles
+    with watched(node, "status", "--watch", "0.1s") as lines:
+        times = [line for line in itertools.islice(lines, 200) if re.fullmatch(r"\d\d:\d\d:\d\d\n", line)]
+        assert len(times) > 1, "each page begins with its time"
+    assert "--watch" in ran(node, "status", "--watch", "soon", code=2)
+    gone = commitmq("status", "--watch", "--node", "tcp://127.0.0.1:1", "--timeout", "0.2s")
+    assert gone.returncode == CliExit.NODE_UNAVAILABLE
+
+
 def test_the_lag_of_a_group_is_watched_until_ctrl_c(node: Node) -> None:
     whole = json.loads(ran(node, "group", "lag", "kitchen", "--json"))
     least = max(one["lag"] for one in whole["queues"])
@@ -85,23 +115,8 @@ def test_the_lag_of_a_group_is_watched_until_ctrl_c(node: Node) -> None:
     assert found["queues"] == [one for one in whole["queues"] if one["lag"] == least]
     assert ran(node, "group", "lag", "kitchen", "--min", "1000") == "group kitchen is 14 messages behind\n"
     for words in (("--watch", "0.1s", "--json"), ("--json", "--watch")):
-        command = [
-            sys.executable,
-            "-m",
-            "commitmq.cli.entry",
-            "group",
-            "lag",
-            "kitchen",
-            "--node",
-            node.address,
-            *words,
-        ]
-        watch = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert watch.stdout is not None
-        assert [json.loads(watch.stdout.readline()) for _ in range(2)] == [whole] * 2
-        watch.send_signal(signal.SIGINT)
-        _, complaint = watch.communicate(timeout=30)
-        assert (watch.returncode, complaint) == (CliExit.INTERRUPTED, "")
+        with watched(node, "group", "lag", "kitchen", *words) as lines:
+            assert [json.loads(next(lines)) for _ in range(2)] == [whole] * 2
     assert "--watch" in ran(node, "group", "lag", "kitchen", "--watch", "soon", code=2)
 
 
@@ -167,13 +182,14 @@ def test_shells_complete_verbs() -> None:
     assert "doctor" in ended.stdout
 
 
-@pytest.mark.parametrize("verb", ["doctor", "top", "drain", "config show", "config set", "config unset", "completion",
-                                  "support bundle", "store snapshot", "group clone", "topic list", "topic prune",
+@pytest.mark.parametrize("verb", ["doctor", "top", "status", "drain", "config show", "config set", "config unset",
+                                  "completion", "user key rotate", "support bundle",
+                                  "store snapshot", "group clone", "topic list", "topic prune",
                                   "topic offset", "topic time", "group create", "group delete", "group lag", "group members",
                                   "group pop",
                                   "group describe", "group reset", "consume", "client list", "client show",
                                   "client verify", "export config",
-                                  "import config", "metrics", "user show", "user copy", "acl copy"])  # fmt: skip
+                                  "import config", "metrics", "user show", "user copy", "acl copy", "acl import"])  # fmt: skip
 def test_the_example_in_the_help_is_a_command(verb: str) -> None:
     from click.testing import CliRunner
 

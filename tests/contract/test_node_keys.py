@@ -7,7 +7,9 @@ routing ids; raw sockets of ZeroMQ where our own client would not do it. One nod
 from __future__ import annotations
 
 import os
+import shlex
 import socket
+import stat
 import struct
 import tempfile
 import time
@@ -195,6 +197,34 @@ def test_a_revoked_key_is_refused_while_it_is_connected(secured: Secured) -> Non
     secured.store("user", "alter", "leaver", "--disable")
     eventually(is_refused, "the user is refused", REVOKED_WITHIN_S)
     channel.close()
+
+
+def test_clients_change_over_to_a_new_key_without_a_stop(secured: Secured) -> None:
+    old, file = secured.add("mover", "--super"), secured.home / "commitmq" / "moved.toml"
+    channel = secured.client(old)
+    assert channel.request("metadata", timeout_s=5)[0]["ok"]
+    words = ("user", "key", "rotate", "mover", "--node", secured.host_port, "--store", str(secured.node.store))
+    ended = command(*words, "--output", str(file))
+    assert ended.returncode == 0, ended.stderr
+    assert f"commitmq user key remove mover {shlex.quote(old.public_key)} --store" in ended.stderr
+    new = load_profile("moved")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert new.public_key != old.public_key
+    for client in (channel, secured.client(old), secured.client(new)):
+        assert client.request("metadata", timeout_s=5)[0]["ok"], "both keys are valid"
+        client.close()
+    again = command(*words, "--output", str(file))
+    assert again.returncode == 1, "a profile is never written over"
+    told = orjson.loads(command(*words, "--json").stdout)
+    assert told["old_keys"] == [old.public_key, new.public_key]
+    assert told["key"] in told["profile"]
+    assert told["key"] in secured.store("user", "key", "list", "mover")
+    for one in told["old_keys"]:
+        secured.store("user", "key", "remove", "mover", one)
+    assert orjson.loads(secured.store("user", "key", "list", "mover", "--json")) == [told["key"]]
+    secured.store("user", "add", "keyless")
+    none = command("user", "key", "rotate", "keyless", *words[4:])
+    assert (none.returncode, "user key new keyless" in none.stderr) == (2, True)
 
 
 def test_a_stolen_routing_id_gives_no_rights(secured: Secured) -> None:

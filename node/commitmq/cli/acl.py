@@ -1,4 +1,4 @@
-"""``commitmq acl allow|deny|remove|copy|list|test``: what each user may do (RocketMQ's ACL 2.0)."""
+"""``commitmq acl allow|deny|remove|copy|import|list|test``: what each user may do (RocketMQ's ACL 2.0)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from commitmq.cli.output import json_option, print_json, print_table
+from commitmq.cli.acl_import import import_
+from commitmq.cli.output import json_option, print_json
 from commitmq.cli.secret_input import usage
-from commitmq.cli.users import access_file, known_user, store_option
+from commitmq.cli.users import access_file, known_user, print_entries, store_option
 
 if TYPE_CHECKING:
     from commitmq.security.access_table import AccessTable
@@ -27,6 +28,9 @@ def acl() -> None:
     RESOURCE is Topic:orders, Group:billing, Topic:orders-* (all names that begin so), Topic:*, Cluster:* or *. ACTIONS are
     Pub, Sub, Create, Update, Delete, Get, List or All, with commas. The most exact entry decides; among equal ones Deny.
     """
+
+
+acl.add_command(import_)
 
 
 @acl.command()
@@ -145,22 +149,6 @@ def list_(user: str | None, store: Path, as_json: bool) -> None:
         print_entries(found)
     else:
         click.echo("no entries: users that are not super users may do nothing")
-
-
-def print_entries(found: dict[str, Policies]) -> None:
-    """A table of the entries of each user."""
-    rows = [
-        (
-            name,
-            str(entry.pattern),
-            ", ".join(sorted(entry.actions)),
-            "Allow" if entry.allow else "Deny",
-            ", ".join(str(network) for network in entry.networks) or "everywhere",
-        )
-        for name, policies in found.items()
-        for entry in (*policies.custom, *policies.default)
-    ]
-    print_table(("USER", "RESOURCE", "ACTIONS", "DECISION", "FROM"), rows, left=(0, 1, 2, 3, 4))
 
 
 @acl.command()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import click
 
 from commitmq.cli.output import json_option, node_option, print_json, print_table
-from commitmq.cli.quantity import MAX_LONG, seconds
+from commitmq.cli.quantity import MAX_LONG
+from commitmq.cli.watching import looks, new_page, watch_option
 
 if TYPE_CHECKING:
     from commitmq.client.admin_results import Lag
-
-_LEAST_S = 0.05
-_USUAL_S = 2.0
 
 
 @click.command()
@@ -27,15 +24,7 @@ _USUAL_S = 2.0
     metavar="N",
     help="Show only queues where it is at least N messages behind, and those with a problem.",
 )
-@click.option(
-    "--watch",
-    "every_s",
-    type=seconds(),
-    is_flag=False,
-    flag_value=_USUAL_S,
-    metavar="[SECONDS]",
-    help=f"Look again and again until Ctrl-C, every SECONDS.  [without a number: {_USUAL_S:g}]",
-)
+@watch_option
 @json_option
 @node_option
 def lag(name: str, least: int, every_s: float | None, as_json: bool, node: str) -> None:
@@ -50,20 +39,16 @@ def lag(name: str, least: int, every_s: float | None, as_json: bool, node: str) 
     from commitmq.client.admin import Admin
 
     with Admin(node) as admin:
-        while True:
+        for _ in looks(every_s):
             rows = admin.group_lag(name)
             total = sum(row.lag for row in rows)
             shown = [row for row in rows if row.lag >= least or row.problem]
             if as_json:
                 print_json({"group": name, "lag": total, "queues": shown})
-            else:
-                if every_s is not None:
-                    click.clear()
-                    click.echo(time.strftime("%H:%M:%S"))
-                _show(name, total, shown)
-            if every_s is None:
-                return
-            time.sleep(max(every_s, _LEAST_S))
+                continue
+            if every_s is not None:
+                new_page()
+            _show(name, total, shown)
 
 
 def _show(name: str, total: int, rows: list[Lag]) -> None:

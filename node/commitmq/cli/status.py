@@ -1,4 +1,4 @@
-"""``commitmq status``: the processes of a node with CPU, memory, position and lag."""
+"""``commitmq status``: the processes of a node with CPU, memory, position and lag, once or again and again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 from commitmq.cli.admin_request import address_of, request
 from commitmq.cli.output import DEFAULT_NODE, human_bytes, json_option, node_unless, print_json, print_table
 from commitmq.cli.quantity import seconds
+from commitmq.cli.watching import looks, new_page, watch_option
 from commitmq.config.fitting import no_index
 from commitmq.supervision.progress import progress_sentence
 
@@ -22,15 +23,26 @@ _POSITIONS = ("min_offset", "dispatched", "reput", "flushed", "written", "alloca
 @click.option("--node", metavar="ADDRESS", envvar="COMMITMQ_NODE", help=f"Admin address.  [default: {DEFAULT_NODE}]")
 @click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Store folder of a node here.")
 @click.option("--timeout", "timeout_s", type=seconds(), default=5.0, show_default=True, help="Seconds to wait.")
+@watch_option
 @json_option
-def status(node: str | None, store: Path | None, timeout_s: float, as_json: bool) -> None:
-    """Show every process of a node: pid, state, restarts, CPU, memory, position and lag."""
+def status(node: str | None, store: Path | None, timeout_s: float, every_s: float | None, as_json: bool) -> None:
+    """Show every process of a node: pid, state, restarts, CPU, memory, position and lag.
+
+    Watched output that is not a terminal gets one page after the other; --json a line for each look. It ends with Ctrl-C, or
+    when the node does not answer.
+
+    \b
+    Example: commitmq status --watch 5
+    """
     node = node_unless(store, node)
-    answer = request(address_of(store, node), "status", timeout_s=timeout_s)
-    report = {key: answer[key] for key in _PARTS}
-    if as_json:
-        print_json(report)
-    else:
+    for _ in looks(every_s):
+        answer = request(address_of(store, node), "status", timeout_s=timeout_s)
+        report = {key: answer[key] for key in _PARTS}
+        if as_json:
+            print_json(report)
+            continue
+        if every_s is not None:
+            new_page()
         _print(report)
 
 

@@ -12,8 +12,7 @@ from commitmq.cli.admin_request import address_of
 from commitmq.cli.node_options import node_options
 from commitmq.cli.output import json_option, node_unless, print_json, print_table
 from commitmq.cli.quantity import seconds
-
-_LEAST_S = 0.05
+from commitmq.cli.watching import LEAST_S
 
 
 class Seen(NamedTuple):
@@ -56,7 +55,7 @@ def top(
     with Admin(address_of(store, node_unless(store, node)), timeout_s=timeout_s) as admin:
         before = _look(admin, most)
         while True:
-            time.sleep(max(every_s, _LEAST_S))
+            time.sleep(max(every_s, LEAST_S))
             now = _look(admin, most)
             page = compared(before, now, rows)
             if as_json:
@@ -90,7 +89,7 @@ def _look(admin: Any, most: int) -> Seen:
 
 def compared(before: Seen, now: Seen, rows: int) -> dict[str, Any]:
     """Rates between two looks: the ``rows`` busiest topics, and the groups that are most behind."""
-    passed_s = max(now.at_s - before.at_s, _LEAST_S)
+    passed_s = max(now.at_s - before.at_s, LEAST_S)
     topics: list[dict[str, Any]] = [
         {"topic": name, "in_per_s": round(max(0, end - before.topics[name]) / passed_s, 1), "next_offsets": end}
         for name, end in now.topics.items()

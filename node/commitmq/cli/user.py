@@ -10,8 +10,8 @@ import click
 
 from commitmq.cli.output import json_option, print_json, print_table
 from commitmq.cli.secret_input import read_secret, usage
-from commitmq.cli.user_key import check_profile_for, key, tell_profile
-from commitmq.cli.users import access_file, known_user, store_option
+from commitmq.cli.user_key import check_profile_for, give_profile, key, tell_profile
+from commitmq.cli.users import access_file, known_user, print_entries, store_option
 
 if TYPE_CHECKING:
     from commitmq.security.access_table import AccessTable
@@ -132,7 +132,7 @@ def _add(
 
     table = access_file(store).change(apply)
     if profile_for is not None:
-        tell_profile(store, checked, profile_for, output)
+        tell_profile(give_profile(store, checked, profile_for, output), checked, output)
         return
     _tell(table.users[checked], None if secret_stdin else secret, as_json)
 
@@ -237,7 +237,6 @@ def show(name: str, store: Path, as_json: bool) -> None:
     \b
     Example: commitmq user show shop --store /var/lib/commitmq
     """
-    from commitmq.cli.acl import print_entries
     from commitmq.security.policy import Policies
 
     table = access_file(store).load()

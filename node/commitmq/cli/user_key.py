@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from commitmq.cli.output import fail, json_option, print_json
+from commitmq.cli.output import complain, fail, json_option, print_json
 from commitmq.cli.secret_input import usage
 from commitmq.cli.users import access_file, known_user, store_option
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from commitmq.security.access_table import AccessTable
     from commitmq.security.user import User
 
+_KEYS_WITH_DASHES: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
+"""A public key may begin with a dash; it is no option then, nor are the letters in it, as -h."""
 _NODE_HELP = "Where the user's clients find the node: HOST:PORT."
 
 
@@ -40,10 +43,41 @@ def new(name: str, node: str, output: Path | None, store: Path) -> None:
     It belongs into ~/.config/commitmq/PROFILE.toml of the client's account, mode 0600. The secret in it is kept nowhere else.
     """
     check_profile_for(store, node)
-    tell_profile(store, name, node, output)
+    tell_profile(give_profile(store, name, node, output), name, output)
 
 
 @key.command()
+@click.argument("name")
+@click.option("--node", required=True, metavar="HOST:PORT", help=_NODE_HELP)
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the profile to a new file, mode 0600."
+)
+@store_option
+@json_option
+def rotate(name: str, node: str, output: Path | None, store: Path, as_json: bool) -> None:
+    """Make a new key for user NAME beside the old ones, and print the profile for its clients.
+
+    The old keys stay valid, so that clients change over one after the other and none stops. When all have the new profile,
+    take each old key with `commitmq user key remove`; the old keys are named on standard error, with --json in `old_keys`.
+
+    \b
+    Example: commitmq user key rotate shop --node db.example:7310 --output shop.toml --store /var/lib/commitmq
+    """
+    check_profile_for(store, node)
+    if not known_user(access_file(store).load(), name).keys:
+        raise click.UsageError(f"user {name} has no key to change over from; `commitmq user key new {name}` makes one")
+    made = give_profile(store, name, node, output)
+    if as_json:
+        profile = {"profile": made.text} if output is None else {"output": str(output)}
+        print_json({"name": name, "key": made.key, "old_keys": made.old_keys, **profile})
+        return
+    tell_profile(made, name, output)
+    for one in made.old_keys:
+        words = shlex.join((name, one, "--store", str(store)))
+        complain(f"when all clients have the new profile: commitmq user key remove {words}")
+
+
+@key.command(context_settings=_KEYS_WITH_DASHES)
 @click.argument("name")
 @click.argument("public_key")
 @store_option
@@ -56,7 +90,7 @@ def add(name: str, public_key: str, store: Path) -> None:
     click.echo(f"user {name} has the key {checked}")
 
 
-@key.command()
+@key.command(context_settings=_KEYS_WITH_DASHES)
 @click.argument("name")
 @click.argument("public_key")
 @store_option
@@ -99,8 +133,16 @@ def check_profile_for(store: Path, node: str) -> str:
     return f"{host}:{port}"
 
 
-def tell_profile(store: Path, name: str, node: str, output: Path | None) -> None:
-    """Give user ``name`` a new key, and print the profile, or write it to ``output``."""
+class Made(NamedTuple):
+    """A new key of a user: its public part, those that the user had before, and the profile, which has the secret."""
+
+    key: str
+    old_keys: list[str]
+    text: str
+
+
+def give_profile(store: Path, name: str, node: str, output: Path | None) -> Made:
+    """Give user ``name`` a new key beside those it has; the profile is in ``output`` before the node knows the key."""
     from commitmq.protocol.profile import Profile
     from commitmq.security.node_keys import KeyPair, load_node_keys
 
@@ -110,9 +152,25 @@ def tell_profile(store: Path, name: str, node: str, output: Path | None) -> None
     text = Profile(name, address, of_node.public, pair.public, pair.secret.reveal()).text(name)
     if output is not None:
         _write_private(output, text)
-    _change(store, name, lambda user: replace(user, keys=(*user.keys, pair.public)))
+    old_keys: list[str] = []
+
+    def with_key(user: User) -> User:
+        old_keys.extend(user.keys)
+        return replace(user, keys=(*user.keys, pair.public))
+
+    try:
+        _change(store, name, with_key)
+    except click.UsageError:
+        if output is not None:
+            output.unlink(missing_ok=True)  # the profile of a key that nobody knows
+        raise
+    return Made(pair.public, old_keys, text)
+
+
+def tell_profile(made: Made, name: str, output: Path | None) -> None:
+    """Print the profile, or say that it is in ``output``."""
     if output is None:
-        sys.stdout.write(text)
+        sys.stdout.write(made.text)
     else:
         click.echo(f"profile of user {name}: {output}")
 

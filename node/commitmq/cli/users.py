@@ -1,4 +1,4 @@
-"""What the verbs of users share: the store's option, its file of users, and errors of usage."""
+"""What the verbs of users share: the store's option, its file of users, errors of usage, and the table of entries."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from commitmq.cli.output import print_table
+
 if TYPE_CHECKING:
     from commitmq.security.access_file import AccessFile
     from commitmq.security.access_table import AccessTable
+    from commitmq.security.policy import Policies
     from commitmq.security.user import User
 
 store_option = click.option(
@@ -45,3 +48,19 @@ def known_user(table: AccessTable, name: str) -> User:
     if known is None:
         raise click.UsageError(f"there is no user {name!r}; `commitmq user list` shows them")
     return known
+
+
+def print_entries(found: dict[str, Policies]) -> None:
+    """A table of the entries of each user."""
+    rows = [
+        (
+            name,
+            str(entry.pattern),
+            ", ".join(sorted(entry.actions)),
+            "Allow" if entry.allow else "Deny",
+            ", ".join(str(network) for network in entry.networks) or "everywhere",
+        )
+        for name, policies in found.items()
+        for entry in (*policies.custom, *policies.default)
+    ]
+    print_table(("USER", "RESOURCE", "ACTIONS", "DECISION", "FROM"), rows, left=(0, 1, 2, 3, 4))
