@@ -1,8 +1,8 @@
 """Who made which topics and groups, so that one user makes no more than the quota: ``commitmq/makers.log``.
 
 A request names its user: the guard does, or a process of the node that asks for one of its clients. What nobody in particular
-has made counts for nobody; so do the retry topics and dead-letter topics, which belong to a group. A topic or a group that is
-gone does not count any more: that is looked at when a user has as many as the quota.
+has made counts for nobody, and neither do the retry topic and the dead-letter topic of a group that is there. A topic or a
+group that is gone does not count any more: that is looked at when a user has as many as the quota.
 
 The file is a :class:`MemberLog`, whose groups are ``topic USER`` and ``group USER``. It is not synced: a power cut may take
 lines, and a user may make as many more.
@@ -41,7 +41,7 @@ class Makers:
 
     def makes(self, kind: str, name: str) -> None:
         """Note that ``name``, which is not there, is about to be made. Raises ProtocolError LIMIT_EXCEEDED."""
-        if kind == TOPIC and name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        if kind == TOPIC and _group_of(name) in self._existing[GROUP]():
             return
         user = self.who()
         if user is not None and (most := self.most(kind, user)) and self._count(kind, user) >= most:
@@ -78,3 +78,11 @@ class Makers:
         there = {kind: names() for kind, names in self._existing.items()}
         for kind, name in [key for key in self._owners if key[1] not in there.get(key[0], ())]:
             self._forget(kind, name)
+
+
+def _group_of(topic: str) -> str | None:
+    """The group whose failed messages ``topic`` has."""
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if topic.startswith(prefix):
+            return topic.removeprefix(prefix)
+    return None

@@ -31,8 +31,16 @@ SHOWN: Final = SUB_GET | CREATE | UPDATE | DELETE
 """Who may make, change or delete something may look at it too: the verbs look first."""
 
 
+_CHANGES: Final = CREATE | UPDATE | DELETE
+
+
 def topic_need(name: str, actions: Actions) -> Need:
-    """The need of a topic; for a group's retry topic that of the group."""
+    """The need of a topic; for a group's retry topic that of the group.
+
+    Who consumes in the group also sends to it and reads it. Only who may make, change or delete the group may do so with it.
+    """
     if name.startswith(RETRY_PREFIX):
-        return Resource(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX)), SUB
+        changes = actions & _CHANGES
+        wanted = changes if changes == actions else changes | SUB
+        return Resource(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX)), wanted
     return Resource(ResourceType.TOPIC, name), actions

@@ -102,6 +102,13 @@ def test_groups_count_and_their_own_topics_do_not(made: Made) -> None:
     made.ask("group.config", group="g2", set={"consumeEnable": True})
 
 
+def test_topics_of_failures_without_their_group_count(made: Made) -> None:
+    made.topic("%RETRY%nobody")
+    made.topic("%DLQ%nobody")
+    with pytest.raises(ProtocolError, match=r"user shop has made 2 topics"):
+        made.topic("%RETRY%others")
+
+
 def test_the_next_coordinator_knows_it(made: Made) -> None:
     made.topic("a")
     made.again()

@@ -66,6 +66,9 @@ def _fields(topic: tuple[str, Actions] | None = None, group: tuple[str, Actions]
     return needs
 
 
+_SHARED: Final = _fields(("topic", SUB), ("consumerGroup", SUB))
+
+
 def _popped(command: Command, cluster: str) -> Iterator[Need]:
     """A received message, which may be of a retry topic with the names of the group and of another topic in it."""
     topic, group = command.ext_fields.get("topic", ""), command.ext_fields.get("consumerGroup", "")
@@ -156,13 +159,13 @@ _TABLE: Final[dict[int, Needs]] = {
     _RC.GET_EARLIEST_MSG_STORETIME: _READING,
     _RC.QUERY_MESSAGE: _READING,
     _RC.VIEW_MESSAGE_BY_ID: _all(ResourceType.TOPIC, SUB_GET),
-    _RC.POP_MESSAGE: _popped,
-    _RC.PEEK_MESSAGE: _popped,
+    _RC.POP_MESSAGE: _SHARED,
+    _RC.PEEK_MESSAGE: _SHARED,
     _RC.ACK_MESSAGE: _popped,
     _RC.BATCH_ACK_MESSAGE: _acks,
     _RC.CHANGE_MESSAGE_INVISIBLETIME: _popped,
-    _RC.NOTIFICATION: _popped,
-    _RC.POLLING_INFO: _popped,
+    _RC.NOTIFICATION: _SHARED,
+    _RC.POLLING_INFO: _SHARED,
     _RC.QUERY_ASSIGNMENT: _assignment,
     # topics
     _RC.UPDATE_AND_CREATE_TOPIC: _fields(("topic", CREATE)),
