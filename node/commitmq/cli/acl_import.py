@@ -89,12 +89,16 @@ def _read(files: tuple[Path, ...]) -> ImportedAccess:
 
 
 def _read_text(text: str) -> ImportedAccess:
+    from commitmq.extras import need
     from commitmq.security.mqadmin_acl import has_tables, read_json, read_tables
     from commitmq.security.plain_acl import read_plain_acl
 
     if has_tables(text):
         return read_tables(text)
-    return read_json(text) if text.lstrip().startswith(("[", "{")) else read_plain_acl(text)
+    if text.lstrip().startswith(("[", "{")):
+        return read_json(text)
+    need("reading plain_acl.yml", "acl", ("yaml",))
+    return read_plain_acl(text)
 
 
 def _print(changes: list[AccessChange], is_applied: bool, has_conflicts: bool) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from commitmq.extras import need
-
 _NULLS: Final = ("", "~", "null", "Null", "NULL")
 _MOST_LEVELS: Final = 8
 
@@ -27,8 +25,7 @@ Value: TypeAlias = str | dict[str, Node] | list[Node] | None
 
 
 def read_yaml(text: str) -> Node:
-    """The document. Raises ValueError that names the line, and MissingExtraError."""
-    need("reading plain_acl.yml", "acl", ("yaml",))
+    """The document. Raises ValueError that names the line, and ImportError without PyYAML."""
     import yaml
 
     try:
