@@ -15,9 +15,11 @@ import pytest
 import commitmq
 from commitmq import Admin, ProtocolError
 from keyed_node import KeyedNode, keyed
+from nodes import commitmq as commitmq_verb
 from nodes import eventually
 
 TOPIC, GROUP = "orders", "billing"
+AT_ONCE_S = 4.0  # a verb waits 5 s and more for an answer
 CLUSTER = ("Cluster:DefaultCluster", "Get")
 LAG = [(f"Group:{GROUP}", "Get"), (f"Topic:{TOPIC}", "Get")]
 
@@ -100,3 +102,12 @@ def test_a_verb_needs_what_its_row_says(secured: KeyedNode, verb: str) -> None:
         assert policies[-1][0] in refused(admin, call), "the last right is needed too"
         secured.store("acl", "allow", user, *policies[-1])
         eventually(lambda: allowed(admin, call), f"{user} may with all of {policies}", 5)
+
+
+@pytest.mark.parametrize("verb", ["status", "doctor", "config show", "drain on", "top --once", "topic list"])
+def test_a_verb_without_a_profile_says_at_once_that_it_needs_one(secured: KeyedNode, verb: str) -> None:
+    began = time.monotonic()
+    ended = commitmq_verb(*verb.split(), "--node", f"tcp://{secured.host_port}")
+    assert "AUTHENTICATION_FAILED: the peer at" in ended.stderr
+    assert "lets nobody in without keys" in ended.stderr
+    assert time.monotonic() - began < AT_ONCE_S

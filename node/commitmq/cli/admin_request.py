@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
-from typing import Any
-
-import zmq
+from typing import Any, Final
 
 from commitmq.cli.output import DEFAULT_NODE, fail
-from commitmq.errors import NodeUnavailableError
-from commitmq.protocol import wire
-from commitmq.protocol.channel import new_routing_id, set_keys
+from commitmq.errors import AuthenticationError, NodeUnavailableError
+from commitmq.protocol.channel import Channel, ConnectionLost
 from commitmq.protocol.node_address import endpoint_of, node_address
 from commitmq.store.layout import StoreLayout
 from commitmq.store.store_lock import lock_holder
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.node_files import read_node_file
+
+_PAUSE_S: Final = 0.1
 
 
 def address_of(store: Path | None, node: str | None) -> str:
@@ -34,33 +35,23 @@ def address_of(store: Path | None, node: str | None) -> str:
 def request(address: str, op: str, *, timeout_s: float | None, **fields: Any) -> dict[str, Any]:
     """The positive answer to ``op`` with ``fields``; waits ``timeout_s`` seconds (None: for ever).
 
-    Raises NodeUnavailableError when no answer comes, ProtocolError when the node refuses, NodeAddressError for an
-    invalid address.
+    Raises NodeUnavailableError when no answer comes, AuthenticationError when the node lets nobody in so, ProtocolError when
+    it refuses, NodeAddressError for an invalid address.
     """
     address = node_address(address)
     endpoint, keys = endpoint_of(address)
-    context = zmq.Context(io_threads=1)
-    try:
-        dealer = context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.ROUTING_ID, new_routing_id())
-        if endpoint.startswith("tcp://["):
-            dealer.setsockopt(zmq.IPV6, 1)
-        if keys is not None:
-            set_keys(dealer, keys)
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        channel = Channel(endpoint, keys=keys)
         try:
-            dealer.connect(endpoint)
-        except zmq.ZMQError as error:
-            raise NodeUnavailableError(f"{address!r} is no address of a node: {error.strerror}") from error
-        dealer.send(wire.pack({"op": op, "id": 1, **fields}))
-        if not dealer.poll(None if timeout_s is None else int(timeout_s * 1000)):
-            raise NodeUnavailableError(
-                f"no answer from {address} within {timeout_s:g} s; is a node running there? A node with keys wants"
-                " commitmq://PROFILE@host:port, and on its own machine takes ipc://STORE"
-            )
-        answer = wire.parse_answer(dealer.recv())
-    finally:
-        context.destroy(linger=0)
-    if not answer["ok"]:
-        raise wire.refusal(answer)
-    return answer
+            return channel.request(op, fields, timeout_s=deadline - time.monotonic())[0]
+        except AuthenticationError:
+            raise
+        except NodeUnavailableError as error:
+            # Without a connection nothing was asked yet, and a node that restarts comes back at its address.
+            if isinstance(error, ConnectionLost) or time.monotonic() >= deadline:
+                waited = "" if timeout_s is None else f" within {timeout_s:g} s"
+                raise NodeUnavailableError(f"no answer from {address}{waited}; is a node running there?") from error
+            time.sleep(_PAUSE_S)
+        finally:
+            channel.close()
