@@ -401,3 +401,13 @@ def test_a_node_never_goes_on_without_the_keys_it_has_started_with(
         eventually(lambda: node.healed("reader-0", before), "the reader is back", 30)
         with commitmq.Reader("t", node=f"commitmq://{profile.name}@{secured.host_port}") as reader:
             assert not reader.poll(0.1)
+        node.stop()
+        key.rename(tmp_path / "taken")
+        for arguments in (("start", "--background"), ("keys", "show"), ("keys", "init")):
+            refused = command(*arguments, "--store", str(node.store))
+            assert refused.returncode == CliExit.STORE_UNUSABLE, refused
+            assert "the node's keys are gone" in refused.stderr
+            assert "Put back a copy" in refused.stderr
+        assert not node.store.joinpath("run", "node.json").exists()
+        (tmp_path / "taken").rename(key)
+        assert node.start().returncode == 0

@@ -13,7 +13,7 @@ from commitmq.network.auditing import audit_log
 from commitmq.network.guard import Guard, make_guard
 from commitmq.security import start_rule
 from commitmq.security.access_file import AccessFile
-from commitmq.security.node_keys import load_node_keys
+from commitmq.security.node_keys import keep_node_keys, load_node_keys
 from commitmq.security.on_behalf import Vouching
 from commitmq.security.start_rule import Listener
 from commitmq.store.layout import StoreLayout
@@ -50,6 +50,8 @@ class Exposure:
     def guard_of(self, context: zmq.Context[zmq.Socket[bytes]], role: str, log: Log) -> Guard | None:
         """The guard of a process of the node that binds a port. Raises StoreError."""
         config, store = self._config, self._store
+        if self.has_keys:
+            keep_node_keys(store)  # those of an earlier version, or of a `keys init` that died
         return make_guard(context, config, store, role, log, has_keys=self.has_keys, audit=self.audit)
 
     def check(self, listeners: Iterable[Listener]) -> None:
