@@ -386,6 +386,10 @@ def test_a_node_never_goes_on_without_the_keys_it_has_started_with(
         profile = secured.add("root", "--super")
         key = node.store / "config" / "security" / "node.key"
         key.rename(tmp_path / "taken")
+        told = secured.run("status", "--node", secured.ipc)
+        assert "users on  node keys on\n" in told
+        assert "the node's keys are gone" in told
+        assert "error: security: the node's keys are gone" in secured.run("doctor", "--node", secured.ipc, code=1)
         before = node.pids()["reader-0"]
         endpoint = node.endpoints()["reader-0"]
         os.kill(before, 9)
