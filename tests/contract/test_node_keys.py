@@ -291,37 +291,6 @@ def test_no_secret_is_in_a_log_or_an_answer(secured: Secured) -> None:
     ] * 3
 
 
-def test_the_page_brings_a_new_user_over_the_network_in_three_commands(tmp_path: Path) -> None:
-    """The commands of docs/security.md, with this machine's names; the node listens for a network, without a word."""
-    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
-    section = page.partition("in three commands\n")[2].partition("\n## ")[0]
-    commands = [
-        line.removeprefix("$ commitmq ").split() for line in section.splitlines() if line.startswith("$ commitmq ")
-    ]
-    assert len(commands) == 3
-    node, home = Node(tmp_path / "store"), tmp_path / "home"
-    address = "db.example:7310"
-
-    def run(words: list[str]) -> str:
-        known = {"/var/tmp/demo": str(node.store), "shop.toml": str(home / "commitmq" / "shop.toml")}
-        words = [known.get(one, one).replace("db.example:7310", address) for one in words]
-        ended = command(*words, XDG_CONFIG_HOME=str(home), COMMITMQ_NODE="")
-        assert ended.returncode == 0, f"{words}: {ended.stderr}"
-        return ended.stdout
-
-    run(commands[0])
-    ended = node.start("network.host=0.0.0.0")
-    try:
-        assert ended.returncode == 0, ended.stderr
-        assert node.report()["node"]["insecure_listeners"] == []
-        address = f"127.0.0.1:{node.address.rpartition(':')[2]}"
-        run(commands[1])
-        run(["topic", "create", "orders", "--node", "commitmq://shop@db.example:7310"])
-        assert "orders" in run(commands[2])
-    finally:
-        node.end()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
 def test_another_account_is_the_user_that_the_setting_names() -> None:

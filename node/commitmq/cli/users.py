@@ -16,17 +16,17 @@ store_option = click.option(
     "--store",
     required=True,
     type=click.Path(exists=True, path_type=Path, file_okay=False),
-    help="The store, whether a node runs on it or not.",
+    help="The store, whether a node runs on it or not; or an empty folder for one.",
 )
 
 
 def access_file(store: Path) -> AccessFile:
-    """The file of users of a store. Raises StoreError for a folder that is none."""
+    """The file of users of a store, also of one that was never started. Raises StoreError for a folder that is none."""
     from commitmq.security.access_file import AccessFile
-    from commitmq.store.access import require_store
+    from commitmq.store.access import require_store_or_new
     from commitmq.store.layout import StoreLayout
 
-    require_store(StoreLayout(store))
+    require_store_or_new(StoreLayout(store))
     return AccessFile(store)
 
 

@@ -48,7 +48,8 @@ class Exposure:
         found = cls(config, store)
         found.has_keys = load_node_keys(store) is not None
         # Without users nobody gets in over a port with keys.
-        found.check([Listener(start_rule.NATIVE, config.network.host, found.has_keys, found.has_keys)])
+        remedy = "make node keys (`commitmq keys init`)"
+        found.check([Listener(start_rule.NATIVE, config.network.host, found.has_keys, found.has_keys, remedy=remedy)])
         return found
 
     def security(self) -> dict[str, Any]:
