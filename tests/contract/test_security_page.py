@@ -97,6 +97,17 @@ def test_a_client_of_rocketmq_comes_over_the_network(node: Node, run: Run) -> No
     assert "no entry of user shop" not in examined("wrong-secret"), "and this one was not"
 
 
+def test_the_first_user_of_a_store_without_keys_hears_that_the_native_protocol_asks_nobody(tmp_path: Path) -> None:
+    store = ("--store", str(tmp_path))
+    for prepare, is_told in ((None, True), ("keys", False)):
+        if prepare is not None:
+            assert commitmq(prepare, "init", *store).returncode == 0
+        ended = commitmq("user", "add", f"user-{prepare}", *store)
+        assert ended.returncode == 0, ended.stderr
+        assert ("the store has no node keys" in ended.stderr) is is_told
+        assert ended.stderr.count("\n") == int(is_told), "one sentence"
+
+
 def test_a_folder_with_other_files_is_no_store_and_the_sentence_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").touch()
     ended = commitmq("user", "add", "shop", "--store", str(tmp_path))

@@ -39,6 +39,18 @@ def store_for_users(store: Path | None) -> Path:
     return store
 
 
+def complain_without_keys(store: Path) -> None:
+    """Say to standard error that users do not close the node's own protocol, where the store has no node keys."""
+    from commitmq.cli.output import complain
+    from commitmq.security.node_keys import load_node_keys
+
+    if load_node_keys(store) is None:
+        complain(
+            "the store has no node keys: users close the RocketMQ server only, and the node's own protocol asks nobody who"
+            f" they are; `commitmq keys init --store {store}` and a new start change that"
+        )
+
+
 def known_user(table: AccessTable, name: str) -> User:
     """The user of that name. Raises UsageError."""
     known = table.users.get(name)
