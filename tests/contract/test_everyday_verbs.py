@@ -120,6 +120,15 @@ def test_a_node_without_metrics_says_which_setting_turns_them_on(node: Node) -> 
     assert "start it with --metrics, which sets metrics.enable=true" in ran(node, "metrics", code=1)
 
 
+def test_verbs_say_what_the_node_does_not_have(node: Node) -> None:
+    for form in ([], ["--json"]):
+        assert "no client has written traces to this node yet" in ran(node, "trace", "nonsense", *form, code=1)
+    ended = node.run("store", "verify", str(node.store))
+    assert ended.returncode == CliExit.STORE_LOCKED
+    assert f"the store is in use by process {node.supervisor_pid}" in ended.stderr
+    assert "`commitmq store snapshot`" in ended.stderr
+
+
 def test_a_drained_node_refuses_sends_and_nothing_else(node: Node) -> None:
     told = json.loads(ran(node, "drain", "on", "--json"))
     assert told == {"refuses_sends": True, "before": False, "not_yet": []}
