@@ -264,7 +264,8 @@ def test_users_go_to_a_file_and_from_it_to_a_node_without_secrets(node: Node, tm
     assert after == {**before, "status": "enable"}, "its secret and its keys stay"
 
     of_store("user", "delete", "till")
-    of_store("import", "config", str(file), "--users")
+    imported = node.run("import", "config", str(file), "--users", "--store", str(node.store))
+    assert (imported.returncode, "the store has no node keys" in imported.stderr) == (0, True)
     made = json.loads(users.read_bytes())
     assert made["users"]["till"]["secret"] != secret
     assert (made["users"]["till"]["keys"], len(made["policies"]["till"]["custom"])) == (["k" * 40], 1)

@@ -120,13 +120,35 @@ def test_the_lag_of_a_group_is_watched_until_ctrl_c(node: Node) -> None:
     assert "--watch" in ran(node, "group", "lag", "kitchen", "--watch", "soon", code=2)
 
 
+def test_status_and_doctor_say_who_is_asked_and_where_the_node_listens(node: Node) -> None:
+    address = node.address.removeprefix("tcp://")
+    for verb in ("status", "doctor"):
+        assert f"users off  node keys off\nlistens native {address}\n" in ran(node, verb)
+        told = json.loads(ran(node, verb, "--json"))
+        told = told["node"] if verb == "status" else told
+        assert told["security"] == {"users": False, "node_keys": False, "faults": []}
+        assert told["listeners"] == {"native": node.address}
+        assert told["refuses_sends"] is False
+
+
 def test_a_node_without_metrics_says_which_setting_turns_them_on(node: Node) -> None:
     assert "start it with --metrics, which sets metrics.enable=true" in ran(node, "metrics", code=1)
+
+
+def test_verbs_say_what_the_node_does_not_have(node: Node) -> None:
+    for form in ([], ["--json"]):
+        assert "no client has written traces to this node yet" in ran(node, "trace", "nonsense", *form, code=1)
+    ended = node.run("store", "verify", str(node.store))
+    assert ended.returncode == CliExit.STORE_LOCKED
+    assert f"the store is in use by process {node.supervisor_pid}" in ended.stderr
+    assert "`commitmq store snapshot`" in ended.stderr
 
 
 def test_a_drained_node_refuses_sends_and_nothing_else(node: Node) -> None:
     told = json.loads(ran(node, "drain", "on", "--json"))
     assert told == {"refuses_sends": True, "before": False, "not_yet": []}
+    assert "SENDS ARE REFUSED: the node is drained; `commitmq drain off`" in ran(node, "status")
+    assert json.loads(ran(node, "status", "--json"))["node"]["refuses_sends"] is True
     with Producer(node.address) as producer:
         with pytest.raises(SendError, match="drain off") as caught:
             producer.send("orders", b"refused", timeout_s=0.2)
@@ -136,8 +158,24 @@ def test_a_drained_node_refuses_sends_and_nothing_else(node: Node) -> None:
         with Consumer("orders", group="cooks", node=node.address, start="earliest") as consumer:
             assert len(consumer.poll(5))
             consumer.commit()
+        found = json.loads(ran(node, "doctor", "--json"))
+        assert found["refuses_sends"] is True
+        assert ("warning", "sends") in {(one["level"], one["what"]) for one in found["findings"]}
+        assert not [one for one in found["findings"] if "rate" in one["says"]], "a drain is no rate that one may raise"
         assert "takes sends" in ran(node, "drain", "off")
         assert producer.send("orders", b"taken", queue=0).queue_offset == 10
+
+
+def test_a_start_says_in_one_line_that_the_node_is_drained(tmp_path: Path) -> None:
+    fresh = Node(tmp_path / "store", "flow.refuse_sends=true")
+    try:
+        began = fresh.start()
+        assert began.returncode == 0
+        assert [line for line in began.stderr.splitlines() if "drain" in line] == [
+            "WARNING: the node is drained and refuses sends, until `commitmq drain off` (flow.refuse_sends)"
+        ]
+    finally:
+        fresh.stop()
 
 
 def test_a_group_is_cloned_ahead_and_never_back(node: Node) -> None:
@@ -235,6 +273,9 @@ PARKED = {"name": "d", "state": "parked", "parked": {"offset": 7}, "lag_bytes": 
         ({"node": {"keeper": "gone"}}, "warning", "keeper"),
         ({"node": {"index_problem": "x"}}, "warning", "index"),
         ({"node": {"insecure": ["open"]}}, "warning", "listener"),
+        ({"node": {"refuses_sends": True}}, "warning", "sends"),
+        ({"node": {"security": {"users": False, "node_keys": False, "faults": ["gone"]}}}, "error", "security"),
+        ({"node": {"security": {"users": True, "node_keys": False, "faults": []}}}, "warning", "security"),
         ({"disk_warnings": ["soon full"]}, "warning", "disk"),
         ({"disk_warnings": ["full"], "disk_flags": ["DISK_FULL"]}, "error", "disk"),
         ({"positions": {"flush_errno": 5}}, "error", "flush"),

@@ -50,6 +50,8 @@ def test_servers_of_plugins_are_refused_before_they_run(tmp_path: Path, settings
         ended = node.start(*settings)
         assert ended.returncode == CliExit.INSECURE_LISTENER, ended.stderr
         assert name in ended.stderr
+        remedy = {"metrics": "", "rocketmq": "make users", "rocketmq_namesrv": "have no name server"}[name.split()[0]]
+        assert f"Keep it on loopback (127.0.0.1), or {remedy}" in ended.stderr
         assert not (node.store / "commitlog").exists(), "the store was opened"
     finally:
         node.end()

@@ -381,7 +381,8 @@ def test_health(node: Node) -> None:
     status, kind, text = get(address, "/health/live")
     assert (status, kind, json.loads(text)) == (200, "application/json", {"live": True})
     status, _, text = get(address, "/health/ready")
-    assert (status, json.loads(text)) == (200, {"ready": True, "reasons": []})
+    well = {"ready": True, "reasons": [], "takes_sends": True, "notes": []}
+    assert (status, json.loads(text)) == (200, well)
     pid = node.pids()["writer"]
     os.kill(pid, signal.SIGKILL)
     status, _, text = eventually(
@@ -392,6 +393,22 @@ def test_health(node: Node) -> None:
     eventually(lambda: get(address, "/health/ready")[0] == 200, "the node is ready again")
     assert get(address, "/other")[0] == 404
     assert get(address, "/metrics?compat=nothing")[0] == 400
+
+
+def test_a_drained_node_is_ready_for_reads_and_says_that_it_takes_no_sends(node: Node) -> None:
+    address = address_of(node)
+    assert f"metrics {address}" in node.run("status", "--node", node.address).stdout
+    assert node.run("drain", "on", "--node", node.address).returncode == 0
+    try:
+        status, _, text = get(address, "/health/ready")
+        told = json.loads(text)
+        assert (status, told["ready"], told["reasons"], told["takes_sends"]) == (200, True, [], False)
+        assert "`commitmq drain off`" in told["notes"][0]
+        permission = "rocketmq_broker_permission"
+        eventually(lambda: scrape(address)[permission].value() == 4, "the metric says read only")
+    finally:
+        assert node.run("drain", "off", "--node", node.address).returncode == 0
+    eventually(lambda: scrape(address)[permission].value() == 6, "the metric says read and write")
 
 
 # ---------------------------------------------------------------- scrapers that misbehave

@@ -321,37 +321,6 @@ def test_no_secret_is_in_a_log_or_an_answer(secured: Secured) -> None:
     ] * 3
 
 
-def test_the_page_brings_a_new_user_over_the_network_in_three_commands(tmp_path: Path) -> None:
-    """The commands of docs/security.md, with this machine's names; the node listens for a network, without a word."""
-    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
-    section = page.partition("in three commands\n")[2].partition("\n## ")[0]
-    commands = [
-        line.removeprefix("$ commitmq ").split() for line in section.splitlines() if line.startswith("$ commitmq ")
-    ]
-    assert len(commands) == 3
-    node, home = Node(tmp_path / "store"), tmp_path / "home"
-    address = "db.example:7310"
-
-    def run(words: list[str]) -> str:
-        known = {"/var/tmp/demo": str(node.store), "shop.toml": str(home / "commitmq" / "shop.toml")}
-        words = [known.get(one, one).replace("db.example:7310", address) for one in words]
-        ended = command(*words, XDG_CONFIG_HOME=str(home), COMMITMQ_NODE="")
-        assert ended.returncode == 0, f"{words}: {ended.stderr}"
-        return ended.stdout
-
-    run(commands[0])
-    ended = node.start("network.host=0.0.0.0")
-    try:
-        assert ended.returncode == 0, ended.stderr
-        assert node.report()["node"]["insecure_listeners"] == []
-        address = f"127.0.0.1:{node.address.rpartition(':')[2]}"
-        run(commands[1])
-        run(["topic", "create", "orders", "--node", "commitmq://shop@db.example:7310"])
-        assert "orders" in run(commands[2])
-    finally:
-        node.end()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
 def test_another_account_is_the_user_that_the_setting_names() -> None:
@@ -416,6 +385,10 @@ def test_a_node_never_goes_on_without_the_keys_it_has_started_with(
         profile = secured.add("root", "--super")
         key = node.store / "config" / "security" / "node.key"
         key.rename(tmp_path / "taken")
+        told = secured.run("status", "--node", secured.ipc)
+        assert "users on  node keys on\n" in told
+        assert "the node's keys are gone" in told
+        assert "error: security: the node's keys are gone" in secured.run("doctor", "--node", secured.ipc, code=1)
         before = node.pids()["reader-0"]
         endpoint = node.endpoints()["reader-0"]
         os.kill(before, 9)
@@ -431,3 +404,13 @@ def test_a_node_never_goes_on_without_the_keys_it_has_started_with(
         eventually(lambda: node.healed("reader-0", before), "the reader is back", 30)
         with commitmq.Reader("t", node=f"commitmq://{profile.name}@{secured.host_port}") as reader:
             assert not reader.poll(0.1)
+        node.stop()
+        key.rename(tmp_path / "taken")
+        for arguments in (("start", "--background"), ("keys", "show"), ("keys", "init")):
+            refused = command(*arguments, "--store", str(node.store))
+            assert refused.returncode == CliExit.STORE_UNUSABLE, refused
+            assert "the node's keys are gone" in refused.stderr
+            assert "Put back a copy" in refused.stderr
+        assert not node.store.joinpath("run", "node.json").exists()
+        (tmp_path / "taken").rename(key)
+        assert node.start().returncode == 0

@@ -111,6 +111,8 @@ ELSEWHERE = {
     "resize.journal": "tests/unit/store/metadata/test_journal.py",
     **{f"{one}.acl": "tests/unit/security/test_access_file.py" for one in CONTENT},
     **{f"{one}.node_key": "tests/unit/security/test_node_key_file.py" for one in CONTENT},
+    "open.node_key_configured": "tests/unit/security/test_node_key_file.py",
+    "sync_folder.node_key_configured": "tests/unit/security/test_node_key_file.py",
     **{f"{one}.audit": "tests/unit/security/test_audit.py" for one in ("replace", "unlink")},
     "open.acl_lock": "tests/unit/security/test_access_file.py",
     "open.acl_configured": "tests/unit/security/test_access_file.py",

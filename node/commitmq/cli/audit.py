@@ -57,11 +57,11 @@ def audit(
     Example: commitmq audit --store /var/lib/commitmq/main --since 1h --user shop
     """
     from commitmq.security.audit_trail import AuditTrail
-    from commitmq.store.access import require_store
+    from commitmq.store.access import require_store_or_new
     from commitmq.store.layout import StoreLayout
 
     layout = StoreLayout(store)
-    require_store(layout)
+    require_store_or_new(layout)
     trail = AuditTrail(layout.audit)
     if verify:
         _verify(trail.verified(), as_json)

@@ -11,6 +11,7 @@ from commitmq.cli import findings
 from commitmq.cli.admin_request import address_of, request
 from commitmq.cli.node_options import node_options
 from commitmq.cli.output import json_option, node_unless, print_json
+from commitmq.cli.status import security_lines
 from commitmq.supervision.exit_codes import CliExit
 
 MAX_GROUPS = 200
@@ -23,7 +24,8 @@ MAX_GROUPS = 200
 @node_options
 @json_option
 def doctor(most: int, node: str | None, store: Path | None, timeout_s: float, as_json: bool) -> None:
-    """Examine a node: disk, limits, clock, lags, parked dispatchers, differing subscriptions, restarts, listeners.
+    """Examine a node: disk, limits, clock, lags, parked dispatchers, differing subscriptions, restarts, listeners,
+    users and keys, a drain.
 
     The exit code is 1 when an error was found, else 0. For a cluster of RocketMQ: `commitmq rocketmq doctor`.
 
@@ -31,22 +33,28 @@ def doctor(most: int, node: str | None, store: Path | None, timeout_s: float, as
     Example: commitmq doctor --json
     """
     examined = examine(address_of(store, node_unless(store, node)), most, timeout_s)
-    found = examined["findings"]
     if as_json:
         print_json(examined)
-    elif not found:
-        click.echo(f"nothing was found; {examined['groups']} of {examined['all_groups']} groups were looked at")
     else:
-        for one in found:
-            click.secho(
-                f"{one['level']}: {one['what']}: {one['says']}",
-                fg={"error": "red", "warning": "yellow"}.get(one["level"]),
-            )
-            click.echo(f"    {one['do']}")
-        if examined["groups"] < examined["all_groups"]:
-            click.echo(f"{examined['groups']} of {examined['all_groups']} groups were looked at (--groups)")
-    if any(one["level"] == findings.ERROR for one in found):
+        _print(examined)
+    if any(one["level"] == findings.ERROR for one in examined["findings"]):
         raise SystemExit(int(CliExit.FAILURE))
+
+
+def _print(examined: dict[str, Any]) -> None:
+    for line in security_lines(examined):
+        click.echo(line)
+    if not examined["findings"]:
+        click.echo(f"nothing was found; {examined['groups']} of {examined['all_groups']} groups were looked at")
+        return
+    for one in examined["findings"]:
+        click.secho(
+            f"{one['level']}: {one['what']}: {one['says']}",
+            fg={"error": "red", "warning": "yellow"}.get(one["level"]),
+        )
+        click.echo(f"    {one['do']}")
+    if examined["groups"] < examined["all_groups"]:
+        click.echo(f"{examined['groups']} of {examined['all_groups']} groups were looked at (--groups)")
 
 
 def examine(address: str, most_groups: int, timeout_s: float) -> dict[str, Any]:
@@ -73,6 +81,7 @@ def examine(address: str, most_groups: int, timeout_s: float) -> dict[str, Any]:
                 looked += 1
     return {
         "node": report["node"]["admin"][0],
+        **{part: report["node"][part] for part in ("security", "listeners", "refuses_sends")},
         "findings": [one.to_json() for one in findings.ordered(found)],
         "groups": looked,
         "all_groups": len(names),

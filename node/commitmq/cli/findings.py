@@ -75,6 +75,14 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Finding]:
             str(node["index_problem"]),
             "stop it, then `commitmq store rebuild --only index`",
         )
+    security = node.get("security") or {}
+    for sentence in security.get("faults") or ():
+        yield Finding(ERROR, "security", str(sentence), "do what it says before the next start; docs/security.md")
+    if security.get("users") and not security["node_keys"]:
+        says = "the node has users, and its own protocol asks nobody who they are: it has no node keys"
+        yield Finding(WARNING, "security", says, "`commitmq keys init`, then stop and start the node")
+    if node.get("refuses_sends"):
+        yield Finding(WARNING, "sends", "the node is drained, and refuses all sends", "`commitmq drain off` ends that")
     for sentence in node.get("insecure") or ():
         yield Finding(WARNING, "listener", str(sentence), "listen on loopback, or have authentication and encryption")
     for sentence in node.get("audit_faults") or ():

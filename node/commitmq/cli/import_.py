@@ -10,7 +10,7 @@ import click
 from commitmq.cli.admin_request import address_of
 from commitmq.cli.node_options import node_options
 from commitmq.cli.output import complain, fail, json_option, node_unless, print_json, print_table
-from commitmq.cli.users import access_file, store_for_users
+from commitmq.cli.users import access_file, complain_without_keys, store_for_users
 from commitmq.supervision.exit_codes import CliExit
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def config(
         print_table(headers, [_row(one) for one in changes], left=(0, 1, 2, 3))
     elif not conflicts:
         click.echo("nothing differs")
+    if of_users is not None and planned.changes and not conflicts:
+        complain_without_keys(of_users)
     for name in planned.keys_kept:
         complain(f"user {name} has other keys than in {file}, and keeps them; `commitmq user key add` gives it one")
     for conflict in conflicts:

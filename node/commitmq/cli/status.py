@@ -61,6 +61,10 @@ def _print(report: dict[str, Any]) -> None:
 def _print_node(node: dict[str, Any], disk_warnings: list[str]) -> None:
     click.echo(f"node {node['admin'][0]}  {node['state']}  epoch {node['epoch']}  {node['flush_mode']} flush")
     click.echo(f"store {node['store']}  id {node['store_id']}")
+    for line in [*security_lines(node), *node["security"]["faults"]]:
+        click.echo(line)
+    if node["refuses_sends"]:
+        click.secho("SENDS ARE REFUSED: the node is drained; `commitmq drain off` ends that", fg="red", bold=True)
     if node.get("kernels"):
         click.echo(f"kernels {node['kernels']['folder']} ({node['kernels']['origin']})")
     if node.get("progress"):
@@ -79,6 +83,17 @@ def _print_node(node: dict[str, Any], disk_warnings: list[str]) -> None:
         click.echo(sentence)
     if node["index_problem"]:
         click.echo(no_index(node["index_problem"]))
+
+
+def security_lines(node: dict[str, Any]) -> list[str]:
+    """Whether users and node keys are on, and where the node listens."""
+    security = node["security"]
+    words = {True: "on", False: "off", None: "unknown"}
+    addresses = "  ".join(f"{name} {address.removeprefix('tcp://')}" for name, address in node["listeners"].items())
+    return [
+        f"users {words[security['users']]}  node keys {words[security['node_keys']]}",
+        f"listens {addresses}",
+    ]
 
 
 def _print_processes(processes: list[dict[str, Any]]) -> None:

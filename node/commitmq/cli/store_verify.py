@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from commitmq.cli.node_verb import NodeVerb
-from commitmq.cli.output import json_option, print_json
+from commitmq.cli.output import fail, json_option, print_json
 from commitmq.supervision.exit_codes import CliExit
 
 
@@ -20,11 +20,13 @@ from commitmq.supervision.exit_codes import CliExit
 def verify(folder: Path, config_file: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
     """Read the whole store in DIR and compare log, ConsumeQueues and index. Changes nothing; exits 65 for damage.
 
-    The node must be stopped. File sizes are the store's own. Cuts of the log that are kept in commitmq/cut are reported
-    too; they are no damage of the rest.
+    The node must be stopped; `commitmq store snapshot` copies the store of a running one, and verifies the copy.
+    File sizes are the store's own. Cuts of the log that are kept in commitmq/cut are reported too; they are no damage of the
+    rest.
     """
     from commitmq import config as node_config
     from commitmq.cli.progress import byte_progress
+    from commitmq.errors import StoreLockedError
     from commitmq.files import kernel_cache
 
     kernel_cache.use_store(folder.absolute())  # before kernels are imported
@@ -33,9 +35,13 @@ def verify(folder: Path, config_file: Path | None, overrides: tuple[str, ...], a
     from commitmq.store.recovery import cut_record
 
     config = node_config.load(config_file, overrides, environment=os.environ)
-    with HeldStore(folder, config) as store, byte_progress("verifying", quiet=as_json) as progress:
-        report = work(store, progress)
-        cuts = [cut for cut in cut_record.load(store.layout) if not cut.restored]
+    try:
+        with HeldStore(folder, config) as store, byte_progress("verifying", quiet=as_json) as progress:
+            report = work(store, progress)
+            cuts = [cut for cut in cut_record.load(store.layout) if not cut.restored]
+    except StoreLockedError as error:
+        way = "stop the node; or `commitmq store snapshot` makes a copy of a running node's store, and verifies it"
+        fail(f"{error}; {way}", CliExit.STORE_LOCKED)
     if as_json:
         print_json({**report.to_json(), "cuts": [cut.to_json(store.layout) for cut in cuts]})
     else:

@@ -30,23 +30,33 @@ def trace(message_id: str, as_json: bool, node: str) -> None:
     consumer.run(…, trace=True). Where there is none, the exit code is 1.
     """
     from commitmq.client.admin import Admin
+    from commitmq.errors import TopicNotFoundError
     from commitmq.semantics.trace import TRACE_TOPIC
 
     with Admin(node) as admin:
         unique = _unique_id(admin, message_id)
-        found = admin.query(TRACE_TOPIC, key=unique, max_messages=_MOST_MESSAGES)
-        records = sorted(story(found, unique), key=lambda one: int(getattr(one, "timestamp", 0)))
+        try:
+            found = admin.query(TRACE_TOPIC, key=unique, max_messages=_MOST_MESSAGES)
+        except TopicNotFoundError:
+            found = None
+        records = sorted(story(found or (), unique), key=lambda one: int(getattr(one, "timestamp", 0)))
+    is_complete = found is None or found.complete
     if as_json:
         document = [{"record": one.kind, **asdict(one)} for one in records]
-        print_json({"message_id": unique, "records": document, "complete": found.complete})
+        print_json({"message_id": unique, "records": document, "complete": is_complete})
     elif records:
         print_table(
             ("TIME (UTC)", "RECORD", "GROUP", "MS", "OUTCOME", "DETAILS"),
             [_row(one) for one in records],
             left=(0, 1, 2, 4, 5),
         )
-    if not found.complete and not as_json:
+    if not is_complete and not as_json:
         complain("there may be more: the index is behind, or the query was cut short")
+    if found is None:
+        fail(
+            f"no trace for {message_id}: no client has written traces to this node yet. A producer made with trace=True does,"
+            " and a consumer run with it"
+        )
     if not records:
         fail(f"no trace for {message_id}; was its producer made with trace=True, or its consumer run with it?")
 

@@ -11,7 +11,7 @@ import click
 from commitmq.cli.output import json_option, print_json, print_table
 from commitmq.cli.secret_input import read_secret, usage
 from commitmq.cli.user_key import check_profile_for, give_profile, key, tell_profile
-from commitmq.cli.users import access_file, known_user, print_entries, store_option
+from commitmq.cli.users import access_file, complain_without_keys, known_user, print_entries, store_option
 
 if TYPE_CHECKING:
     from commitmq.security.access_table import AccessTable
@@ -42,7 +42,8 @@ def _credential_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def user() -> None:
     """Add, change, delete and list users.
 
-    With the first user RocketMQ's clients must sign their requests; a running node knows a change within a second.
+    With the first user RocketMQ's clients must sign their requests; a running node knows a change within a second. The
+    node's own protocol asks for users when the node has keys too (`commitmq keys init`).
     """
 
 
@@ -135,6 +136,7 @@ def _add(
         tell_profile(give_profile(store, checked, profile_for, output), checked, output)
         return
     _tell(table.users[checked], None if secret_stdin else secret, as_json)
+    complain_without_keys(store)
 
 
 @user.command()

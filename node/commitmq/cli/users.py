@@ -19,17 +19,17 @@ store_option = click.option(
     "--store",
     required=True,
     type=click.Path(exists=True, path_type=Path, file_okay=False),
-    help="The store, whether a node runs on it or not.",
+    help="The store, whether a node runs on it or not; or an empty folder for one.",
 )
 
 
 def access_file(store: Path) -> AccessFile:
-    """The file of users of a store. Raises StoreError for a folder that is none."""
+    """The file of users of a store, also of one that was never started. Raises StoreError for a folder that is none."""
     from commitmq.security.access_file import AccessFile
-    from commitmq.store.access import require_store
+    from commitmq.store.access import require_store_or_new
     from commitmq.store.layout import StoreLayout
 
-    require_store(StoreLayout(store))
+    require_store_or_new(StoreLayout(store))
     return AccessFile(store)
 
 
@@ -40,6 +40,18 @@ def store_for_users(store: Path | None) -> Path:
             "--users needs --store, the folder of the node's store: only its owner may read and change all users"
         )
     return store
+
+
+def complain_without_keys(store: Path) -> None:
+    """Say to standard error that users do not close the node's own protocol, where the store has no node keys."""
+    from commitmq.cli.output import complain
+    from commitmq.security.node_keys import load_node_keys
+
+    if load_node_keys(store) is None:
+        complain(
+            "the store has no node keys: users close the RocketMQ server only, and the node's own protocol asks nobody who"
+            f" they are; `commitmq keys init --store {store}` and a new start change that"
+        )
 
 
 def known_user(table: AccessTable, name: str) -> User:

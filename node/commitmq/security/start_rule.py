@@ -22,6 +22,8 @@ class Listener:
     may also connect without. ``asks``: each client must prove who it is; with ``open_without_users`` once the node has users.
 
     ``ports``: a start is refused when another program has one of them. ``setting``: the key that chooses them.
+
+    ``remedy``: what helps beside loopback and the word, for the sentence that refuses a start; empty where nothing does.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Listener:
     open_without_users: bool = False
     ports: tuple[int, ...] = ()
     setting: str = ""
+    remedy: str = ""
 
     def authenticates(self, *, has_users: bool) -> bool:
         """Whether each client must prove who it is."""
@@ -91,8 +94,9 @@ def refusal(listeners: Iterable[Listener], allowed: Collection[str], *, has_user
     if not wrong:
         return ""
     named = "; ".join(f"{one.name} on {one.host} {lacks(one, has_users=has_users)}" for one in wrong)
+    remedies = "".join(f", or {one.remedy}" for one in wrong if one.remedy)
+    word = ";".join([*sorted(allowed), *(one.name for one in wrong)])
     return (
-        f"this node would listen for everyone on a network: {named}. Keep it on loopback (127.0.0.1), or make users and"
-        " encrypt (docs/security.md), or say that it is meant so:"
-        f" --set 'security.insecure_listeners={';'.join(one.name for one in wrong)}'"
+        f"this node would listen for everyone on a network: {named}. Keep it on loopback (127.0.0.1){remedies}, or say that it"
+        f" is meant so: --set 'security.insecure_listeners={word}' (docs/security.md)"
     )

@@ -18,9 +18,13 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from commitmq.errors import StoreError
 from commitmq.store.layout import StoreLayout
+
+_BEFORE_THE_FIRST_START: Final = frozenset({"config", "commitmq", "lock", "run", "lost+found"})
+"""What users, node keys and a start that was refused leave in a folder that is no store yet."""
 
 
 @contextlib.contextmanager
@@ -37,6 +41,20 @@ def require_store(layout: StoreLayout) -> None:
     with refusals_told(layout.root):
         if not layout.commit_log.is_dir():
             raise StoreError("this is no store: it has no folder commitlog", path=layout.root)
+
+
+def require_store_or_new(layout: StoreLayout) -> None:
+    """As :func:`require_store`, but a folder that was never started will do: it has no other files."""
+    with refusals_told(layout.root):
+        if layout.commit_log.is_dir():
+            return
+        others = sorted({one.name for one in layout.root.iterdir()} - _BEFORE_THE_FIRST_START)
+    if others:
+        raise StoreError(
+            f"this is no store, and no empty folder for one: it has no folder commitlog, but {', '.join(others[:3])}. Name the"
+            " store's folder, or start a node on it first (`commitmq start`)",
+            path=layout.root,
+        )
 
 
 def shares_with_group(root: Path) -> bool:

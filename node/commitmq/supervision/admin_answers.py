@@ -82,6 +82,9 @@ class AdminAnswers:
                 "progress": status.progress(self._table),
                 "kernels": self._table.forkserver.kernels,
                 "keeper": self._keeper.state,
+                "refuses_sends": self._config.flow.refuse_sends,
+                "security": self._exposure.security(),
+                "listeners": self._listeners(),
                 "insecure_listeners": self._exposure.listeners,
                 "insecure": self._exposure.warnings,
                 "audit_faults": self.audit_faults(),
@@ -96,6 +99,15 @@ class AdminAnswers:
             plugins=self.roster.reports,
         )
 
+    def _listeners(self) -> dict[str, str]:
+        """Where the node listens, by name: its own protocol, and the workers of plugins."""
+        prefix = "worker-"
+        workers = [one for one in self._table.workers.values() if one.role.startswith(prefix) and one.endpoints]
+        return {
+            "native": self._admin.endpoints[0],
+            **{one.role.removeprefix(prefix): str(one.endpoints[0]) for one in workers},
+        }
+
     def recovered(self) -> dict[str, Any]:
         """Recovery's report of its work; empty before."""
         worker = self._table.workers.get("recovery")
@@ -107,10 +119,12 @@ class AdminAnswers:
         return [one for one in told if one]
 
     def start_warnings(self) -> list[str]:
-        """What whoever started the node must know: open listeners, the disk, and what the start cut."""
+        """What whoever started the node must know: open listeners, the disk, a drain, and what the start cut."""
         disk = status.disk_warnings(self._control, self._config, self._layout)
         cut = self.recovered().get("cut_now")
-        return [*self._exposure.warnings, *disk, *([f"this start cut the log. {cut}"] if cut else [])]
+        drained = ["the node is drained and refuses sends, until `commitmq drain off` (flow.refuse_sends)"]
+        told = [*self._exposure.warnings, *disk, *(drained if self._config.flow.refuse_sends else [])]
+        return [*told, *([f"this start cut the log. {cut}"] if cut else [])]
 
     def _process_rows(self, state: str) -> list[dict[str, Any]]:
         memory = self._memory

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import zmq
 
 from commitmq.config import NodeConfig
+from commitmq.errors import StoreError
 from commitmq.log import Log, get_log
 from commitmq.network.auditing import audit_log
 from commitmq.network.guard import Guard, make_guard
 from commitmq.security import start_rule
 from commitmq.security.access_file import AccessFile
-from commitmq.security.node_keys import load_node_keys
+from commitmq.security.node_keys import keep_node_keys, load_node_keys
 from commitmq.security.on_behalf import Vouching
 from commitmq.security.start_rule import Listener
 from commitmq.store.layout import StoreLayout
@@ -37,6 +40,7 @@ class Exposure:
         self.vouching_key = Vouching.draw()
         self.listeners: list[str] = []
         self.warnings: list[str] = []
+        self._users_of: tuple[object, bool] = (None, False)
 
     @classmethod
     def of_node(cls, config: NodeConfig, store: Path) -> Exposure:
@@ -44,12 +48,47 @@ class Exposure:
         found = cls(config, store)
         found.has_keys = load_node_keys(store) is not None
         # Without users nobody gets in over a port with keys.
-        found.check([Listener(start_rule.NATIVE, config.network.host, found.has_keys, found.has_keys)])
+        remedy = "make node keys (`commitmq keys init`)"
+        found.check([Listener(start_rule.NATIVE, config.network.host, found.has_keys, found.has_keys, remedy=remedy)])
         return found
+
+    def security(self) -> dict[str, Any]:
+        """``users``: whether the store has users, None when their file cannot be used. ``node_keys``: whether the node's ports
+        ask for keys. ``faults``: a sentence for each file that is not as the node needs it.
+        """
+        faults: list[str] = []
+        users: bool | None = None
+        try:
+            users = self._has_users()
+        except StoreError as error:
+            faults.append(str(error))
+        try:
+            now_keys = load_node_keys(self._store) is not None
+        except StoreError as error:
+            faults.append(str(error))
+        else:
+            if self.has_keys and not now_keys:
+                faults.append("the node's keys were removed while it runs: from its next start it has none")
+            elif now_keys and not self.has_keys:
+                faults.append("the store has node keys, and the node was started before: stop and start it")
+        return {"users": users, "node_keys": self.has_keys, "faults": faults}
+
+    def _has_users(self) -> bool:
+        """Reads the file only when it has changed. Raises StoreError."""
+        try:
+            found = os.stat(self.users)
+            state = found.st_ino, found.st_mtime_ns, found.st_size
+        except OSError:
+            return not self._file.load().is_open
+        if self._users_of[0] != state:
+            self._users_of = state, not self._file.load().is_open
+        return self._users_of[1]
 
     def guard_of(self, context: zmq.Context[zmq.Socket[bytes]], role: str, log: Log) -> Guard | None:
         """The guard of a process of the node that binds a port. Raises StoreError."""
         config, store = self._config, self._store
+        if self.has_keys:
+            keep_node_keys(store)  # those of an earlier version, or of a `keys init` that died
         return make_guard(context, config, store, role, log, has_keys=self.has_keys, audit=self.audit)
 
     def check(self, listeners: Iterable[Listener]) -> None:

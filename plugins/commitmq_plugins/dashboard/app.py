@@ -141,9 +141,9 @@ class App:
         if request.path == "/health/live":
             return _json({"live": True})
         if request.path == "/health/ready":
-            reasons = self._shared.health.reasons()
-            status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-            return _json({"ready": not reasons, "reasons": reasons}, status)
+            answer = self._shared.health.answer()
+            status = HTTPStatus.OK if answer["ready"] else HTTPStatus.SERVICE_UNAVAILABLE
+            return _json(answer, status)
         if request.path == "/style.css":
             return Response(STYLE, "text/css; charset=utf-8")
         if request.path in ("/icon.svg", "/favicon.ico"):

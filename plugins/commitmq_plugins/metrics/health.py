@@ -41,8 +41,19 @@ class Health:
         return found
 
     def may_write(self) -> bool:
-        """Whether sends are taken, as far as device and disk are concerned."""
-        return not (self._control.get(Word.FLUSH_ERRNO) or self._control.get(Word.DISK_FLAGS))
+        """Whether sends are taken: the node is not drained, and device and disk are well."""
+        return not (self.notes() or self._control.get(Word.FLUSH_ERRNO) or self._control.get(Word.DISK_FLAGS))
+
+    def notes(self) -> list[str]:
+        """What is meant so, and no reason to be not ready: a sentence each."""
+        if self._context.config.flow.refuse_sends:
+            return ["sends are refused: the node is drained (flow.refuse_sends), until `commitmq drain off`"]
+        return []
+
+    def answer(self) -> dict[str, object]:
+        """The answer of ``/health/ready``."""
+        reasons = self.reasons()
+        return {"ready": not reasons, "reasons": reasons, "takes_sends": self.may_write(), "notes": self.notes()}
 
 
 def _lives(pid: int) -> bool:

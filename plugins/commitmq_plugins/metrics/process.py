@@ -74,9 +74,9 @@ class Answers:
         if request.path == "/health/live":
             return Response(_json({"live": True}), _JSON)
         if request.path == "/health/ready":
-            reasons = self._health.reasons()
-            status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-            return Response(_json({"ready": not reasons, "reasons": reasons}), _JSON, status)
+            answer = self._health.answer()
+            status = HTTPStatus.OK if answer["ready"] else HTTPStatus.SERVICE_UNAVAILABLE
+            return Response(_json(answer), _JSON, status)
         if request.path == "/":
             return Response(b"CommitMQ: /metrics, /metrics?compat=exporter, /health/live, /health/ready\n")
         return Response(b"there is /metrics, /health/live and /health/ready\n", status=HTTPStatus.NOT_FOUND)

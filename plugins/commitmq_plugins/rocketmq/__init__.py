@@ -34,13 +34,24 @@ def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
     port = found.port or config.network.store_port
     ports = (port, port - 2) if found.vip_port and port > 2 else (port,)
     setting = "plugins.rocketmq.port" if found.port else "network.store_port"
-    listener = Listener("rocketmq", found.host, encrypts, True, open_without_users=True, ports=ports, setting=setting)
+    remedy = "make users (`commitmq user add`) and set plugins.rocketmq.tls_mode=enforcing"
+    listener = Listener(
+        "rocketmq",
+        found.host,
+        encrypts,
+        True,
+        open_without_users=True,
+        ports=ports,
+        setting=setting,
+        remedy=remedy,
+    )
     workers = [WorkerSpec("rocketmq_broker", broker, is_server=True, listeners=(listener,))]
     if found.namesrv_port:
         name_server = "commitmq_plugins.rocketmq.namesrv.process:run"
         ports, setting = (found.namesrv_port,), "plugins.rocketmq.namesrv_port"
         # It asks nobody, as RocketMQ's.
-        listener = Listener("rocketmq_namesrv", found.host, encrypts, ports=ports, setting=setting)
+        remedy = "have no name server (plugins.rocketmq.namesrv_port=0)"
+        listener = Listener("rocketmq_namesrv", found.host, encrypts, ports=ports, setting=setting, remedy=remedy)
         workers.insert(0, WorkerSpec("rocketmq_namesrv", name_server, is_server=True, listeners=(listener,)))
     return workers
 

@@ -160,7 +160,8 @@ def test_keys_are_private_and_never_replaced(served: Served, tmp_path: Path) -> 
         load_node_keys(served.folder)
     assert found.secret.reveal() not in str(damaged.value)
     path.unlink()
-    assert load_node_keys(served.folder) is None
+    with pytest.raises(StoreError, match="keys are gone"):
+        load_node_keys(served.folder)
     with pytest.raises(StoreError, match="keys are gone"):
         make_guard(served.context, load(), served.folder, "reader-0", get_log("test"), has_keys=True)
 

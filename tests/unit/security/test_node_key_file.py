@@ -21,6 +21,9 @@ POINTS = [
     for call in ("open", "sync", "replace", "sync_folder")
     for side in ("before", "after")
 ]
+POINTS += [
+    f"disk.{call}.node_key_configured:{side}" for call in ("open", "sync_folder") for side in ("before", "after")
+]
 
 
 @contextlib.contextmanager
@@ -36,15 +39,32 @@ def again(root: Path) -> None:
     found = load_node_keys(root)
     if found is None:
         assert make_node_keys(root) == load_node_keys(root)
+        is_gone(root)
         return
     with pytest.raises(FileExistsError):
         make_node_keys(root)
     assert load_node_keys(root) == found
+    is_gone(root)
+
+
+def is_gone(root: Path) -> None:
+    """Keys that are lost are neither passed over nor made anew, until the note of them is removed too."""
+    path, before = node_key_path(root), node_key_path(root).read_bytes()
+    path.unlink()
+    for look in (load_node_keys, make_node_keys):
+        with pytest.raises(StoreError, match=r"keys are gone.*Put back a copy.*or remove .*node\.key\.configured too"):
+            look(root)
+    path.write_bytes(before)
+    path.chmod(0o600)
+    assert load_node_keys(root) is not None
+    path.unlink()
+    path.with_name("node.key.configured").unlink()
+    assert load_node_keys(root) is None
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_an_error_leaves_whole_keys_or_none(tmp_path: Path, point: str) -> None:
-    with active(f"{point}=errno:EIO"), pytest.raises(StoreError, match="cannot make the node's keys"):
+    with active(f"{point}=errno:EIO"), pytest.raises(StoreError, match=r"cannot (make|note that) the node"):
         make_node_keys(tmp_path)
     again(tmp_path)
 

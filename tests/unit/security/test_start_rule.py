@@ -46,4 +46,7 @@ def test_one_sentence_names_all_listeners_and_the_setting_that_allows_them() -> 
     assert "native on 0.0.0.0" in found
     assert "b on ::" in found
     assert "security.insecure_listeners=native;b" in found
+    assert "or " not in found.partition("(127.0.0.1)")[2].partition(", or say")[0], "nothing else helps these"
+    word = refusal([Listener("b", "::", remedy="do without it")], {"metrics"}, has_users=True)
+    assert "or do without it, or say that it is meant so: --set 'security.insecure_listeners=metrics;b'" in word
     assert allowed_names(" native ; b,c;") == {"native", "b", "c"}

@@ -99,8 +99,7 @@ class NoSends(Flow):
     """``flow.refuse_sends``: no send of a client passes."""
 
     def admit(self, *_names: object) -> None:
-        """Raise FlowRefusedError."""
-        self._refusals.count()
+        """Raise FlowRefusedError. It is not counted: the count is of requests over a rate."""
         sentence = "the node takes no sends for now (flow.refuse_sends; `commitmq drain off`)"
         raise FlowRefusedError(sentence, _DRAINED_MS, "SERVICE_NOT_AVAILABLE")
 

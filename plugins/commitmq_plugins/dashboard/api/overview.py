@@ -59,11 +59,11 @@ def overview(node: Node, _: Nothing) -> Overview:
     if figures.topics is None or figures.groups is None:
         unknown.append("the coordinator did not say which topics and groups there are")
     rows: list[ProcessRow] = []
-    warnings: list[str] = []
+    warnings: list[str] = node.health.notes()
     try:
         status = node.status()
         rows = [row for row in process_rows(status) if not row.is_well]
-        warnings = [*status["disk_warnings"], *status["node"]["insecure"]]
+        warnings += [*status["disk_warnings"], *status["node"]["insecure"]]
     except CommitMQError as error:
         unknown.append(f"the supervisor did not say how the processes are: {error}")
     behind = [row for row in group_rows(figures) if row.lag_messages]
