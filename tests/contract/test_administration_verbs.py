@@ -219,8 +219,8 @@ def test_a_user_is_shown_and_its_entries_go_to_another(node: Node) -> None:
     text = of_store("user", "show", "kiosk")
     assert "Topic:orders" in text
     assert "secret" not in text
-    assert "there is no user 'nobody'" in of_store("acl", "copy", "nobody", "kiosk", code=2)
-    assert "there is no user 'nobody'" in of_store("user", "show", "nobody", code=2)
+    assert "there is no user 'nobody'" in of_store("acl", "copy", "nobody", "kiosk", code=1)
+    assert "there is no user 'nobody'" in of_store("user", "show", "nobody", code=1)
 
     of_store("user", "alter", "shop", "--disable", "--quota", "connections=3")
     made = json.loads(of_store("user", "copy", "shop", "stall", "--json"))
@@ -231,7 +231,7 @@ def test_a_user_is_shown_and_its_entries_go_to_another(node: Node) -> None:
     secrets = json.loads((node.store / "config" / "security" / "acl.json").read_bytes())["users"]
     assert secrets["stall"]["secret"] != secrets["shop"]["secret"]
     assert "there is a user kiosk already" in of_store("user", "copy", "shop", "kiosk", code=2)
-    assert "there is no user 'nobody'" in of_store("user", "copy", "nobody", "other", code=2)
+    assert "there is no user 'nobody'" in of_store("user", "copy", "nobody", "other", code=1)
 
 
 def test_users_go_to_a_file_and_from_it_to_a_node_without_secrets(node: Node, tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_users_go_to_a_file_and_from_it_to_a_node_without_secrets(node: Node, tm
     assert ran(node, "import", "config", str(file)) == "nothing differs\n", "without --users they are left alone"
 
     of_store("user", "alter", "till", "--disable")
-    of_store("user", "key", "remove", "till", "k" * 40)
+    of_store("user", "key", "remove", "till", "k" * 40, "--yes")
     planned = of_store("import", "config", str(file), "--users", "--dry-run")
     assert 'user  till  status="disable"' in planned
     assert "WOULD BE" in planned
@@ -263,7 +263,7 @@ def test_users_go_to_a_file_and_from_it_to_a_node_without_secrets(node: Node, tm
     after = json.loads(users.read_bytes())["users"]["till"]
     assert after == {**before, "status": "enable"}, "its secret and its keys stay"
 
-    of_store("user", "delete", "till")
+    of_store("user", "delete", "till", "--yes")
     of_store("import", "config", str(file), "--users")
     made = json.loads(users.read_bytes())
     assert made["users"]["till"]["secret"] != secret
@@ -319,7 +319,7 @@ def test_rocketmqs_users_are_taken_over_with_their_secrets(node: Node, tmp_path:
     refused = of_store("acl", "import", str(file), str(listed), code=1)
     assert "user migrated-admin is there already, with another secret" in refused
     assert "nothing was changed" in refused
-    assert "there is no user 'new'" in of_store("user", "show", "new", code=2)
+    assert "there is no user 'new'" in of_store("user", "show", "new", code=1)
     file.write_text("accounts:\n- accessKey: shop\n  secretKey 0123canary\n")
     assert f"{file}: line 3: a key with a colon" in of_store("acl", "import", str(file), code=1)
     of_store("acl", "import", str(listed))
@@ -331,5 +331,5 @@ def test_a_key_may_begin_with_a_dash(node: Node) -> None:
     of_store("user", "add", "dashed")
     of_store("user", "key", "add", "dashed", key)
     assert of_store("user", "key", "list", "dashed") == key + "\n"
-    of_store("user", "key", "remove", "dashed", key)
+    of_store("user", "key", "remove", "dashed", key, "--yes")
     assert of_store("user", "key", "list", "dashed") == ""

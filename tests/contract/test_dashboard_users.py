@@ -199,7 +199,7 @@ def test_who_is_gone_is_out(shown: Shown) -> None:
     eventually(lambda: ann.get("/topics").status == 401, "a new secret ends the logins")
     again = shown.visitor("--user", "ann")
     assert again.get("/topics").status == 200
-    shown.store("user", "delete", "ann")
+    shown.store("user", "delete", "ann", "--yes")
     eventually(lambda: again.get("/topics").status == 401, "a deleted user is out")
     assert again.ask("POST", "/api/v1/topics", "{}", Content_Type="application/json").status == 401
     assert Visitor(shown.port).get(link).status == 403, "a link for a user who is gone"
