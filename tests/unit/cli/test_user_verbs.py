@@ -7,6 +7,7 @@ Method: a store without a node; the verbs in this process, without a terminal, a
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ class Terminal(io.StringIO):
 
 
 Run = Callable[..., str]
+ORDERS = "Topic:orders"
 
 
 @pytest.fixture
@@ -61,9 +63,39 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal())
 
 
+def test_an_entry_is_never_replaced_silently(run: Run) -> None:
+    assert "before" not in run("acl", "allow", "clerk", ORDERS, "Pub,Sub")
+    refused = run("acl", "deny", "clerk", ORDERS, "Delete", code=2)
+    assert f"user clerk has the entry {ORDERS} Allow Pub,Sub" in refused
+    assert "--replace" in refused
+    assert f"commitmq acl remove clerk {ORDERS}" in refused
+    assert "Pub, Sub" in run("acl", "list", "clerk"), "nothing was changed"
+    told = run("acl", "allow", "clerk", ORDERS, "Pub", "--from", "10.1.0.0/16")
+    assert f"before: {ORDERS} Allow Pub,Sub\nafter:  {ORDERS} Allow Pub from 10.1.0.0/16\n" in told
+    assert f"before: {ORDERS} Allow Pub from 10.1.0.0/16\nafter:  {ORDERS} Deny Delete\n" in run(
+        "acl", "deny", "clerk", ORDERS, "Delete", "--replace"
+    )
+    assert "before" not in run("acl", "deny", "clerk", ORDERS, "Delete"), "it is the same"
+
+
+def test_a_test_says_from_where(run: Run) -> None:
+    run("acl", "allow", "clerk", ORDERS, "Pub", "--from", "10.1.0.0/16")
+    refused = run("acl", "test", "clerk", "Pub", ORDERS, code=1)
+    assert refused == (
+        f"refused from 127.0.0.1: no entry of user clerk allows Pub on {ORDERS}\n"
+        f"does not count from 127.0.0.1: {ORDERS} Allow Pub from 10.1.0.0/16\n"
+    )
+    told = json.loads(run("acl", "test", "clerk", "Pub", ORDERS, "--json", code=1))
+    assert (told["allowed"], told["from"], told["other_addresses"][0]["from"]) == (False, "127.0.0.1", ["10.1.0.0/16"])
+    allowed = run("acl", "test", "clerk", "Pub", ORDERS, "--from", "10.1.2.3")
+    assert allowed == f"allowed from 10.1.2.3: the entry {ORDERS} of user clerk allows Pub\n"
+    assert "does not count" not in run("acl", "test", "clerk", "Sub", ORDERS, code=1), "it speaks of Pub only"
+
+
 def test_an_unknown_user_is_one_sentence_and_code_1(run: Run) -> None:
     for words in (("user", "show"), ("user", "delete"), ("acl", "list"), ("user", "key", "list")):
         assert run(*words, "nobody", code=1) == "commitmq: there is no user 'nobody'; `commitmq user list` shows them\n"
+    assert run("acl", "test", "nobody", "Pub", ORDERS, code=1).startswith("commitmq: there is no user 'nobody'")
 
 
 def test_a_user_and_a_key_are_taken_after_a_question(
