@@ -149,7 +149,7 @@ def test_the_node_names_the_visitor(shown: Shown) -> None:
         (line,) = shown.lines(op="topic.create", resource=f"Topic:{topic}")
         assert (line["user"], line["protocol"], line["address"]) == (user, "dashboard", "127.0.0.1")
         assert line["role"] == "coordinator"
-    (moved,) = shown.lines(op="offset.commit", resource="Group:desk", role="coordinator", protocol="dashboard")
+    (moved,) = shown.lines(op="group.reset", resource="Group:desk", role="coordinator", protocol="dashboard")
     assert moved["user"] == f"uid {os.geteuid()}"
     assert shown.lines(op="login", user="root")[0]["reason"] == "by a link"
 
