@@ -189,6 +189,9 @@ def test_metrics_are_printed_and_taken_apart(node: Node) -> None:
         ran(node, "metrics", "--match", "rocketmq_messages_in_total.*orders", "--token-file", tokens, "--json")
     )["samples"]
     assert (found["name"], found["labels"]["topic"], found["value"]) == ("rocketmq_messages_in_total", "orders", 1)
+    ended = node.run("metrics", "--match", "nothing_begins_so", "--token-file", tokens, "--node", node.address)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert "samples begins with 'nothing_begins_so'" in ended.stderr
     assert "is no regular expression" in ran(node, "metrics", "--match", "(", code=2)
 
 
@@ -245,12 +248,15 @@ def test_users_go_to_a_file_and_from_it_to_a_node_without_secrets(node: Node, tm
     assert '"secret"' not in file.read_text()
     assert of_store("import", "config", str(file), "--users") == "nothing differs\n"
     assert "--users needs --store" in ran(node, "import", "config", str(file), "--users", code=2)
-    assert ran(node, "import", "config", str(file)) == "nothing differs\n", "without --users they are left alone"
+    without = node.run("import", "config", str(file), "--node", node.address)
+    assert (without.returncode, without.stdout) == (0, "nothing differs\n"), "without --users they are left alone"
+    assert f"{told['users']} users of {file} were left out; --users takes them too" in without.stderr
+    assert "left out" not in node.run("import", "config", str(file), "--users", "--store", str(node.store)).stderr
 
     of_store("user", "alter", "till", "--disable")
     of_store("user", "key", "remove", "till", "k" * 40, "--yes")
     planned = of_store("import", "config", str(file), "--users", "--dry-run")
-    assert 'user  till  status="disable"' in planned
+    assert "user  till  status=disable" in planned
     assert "WOULD BE" in planned
     users = node.store / "config" / "security" / "acl.json"
     before = json.loads(users.read_bytes())["users"]["till"]
@@ -264,6 +270,7 @@ def test_users_go_to_a_file_and_from_it_to_a_node_without_secrets(node: Node, tm
     assert after == {**before, "status": "enable"}, "its secret and its keys stay"
 
     of_store("user", "delete", "till", "--yes")
+    assert "\n  Topic:orders Allow Pub\n" in of_store("import", "config", str(file), "--users", "--dry-run")
     of_store("import", "config", str(file), "--users")
     made = json.loads(users.read_bytes())
     assert made["users"]["till"]["secret"] != secret
