@@ -189,6 +189,9 @@ def test_metrics_are_printed_and_taken_apart(node: Node) -> None:
         ran(node, "metrics", "--match", "rocketmq_messages_in_total.*orders", "--token-file", tokens, "--json")
     )["samples"]
     assert (found["name"], found["labels"]["topic"], found["value"]) == ("rocketmq_messages_in_total", "orders", 1)
+    ended = node.run("metrics", "--match", "nothing_begins_so", "--token-file", tokens, "--node", node.address)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert "samples begins with 'nothing_begins_so'" in ended.stderr
     assert "is no regular expression" in ran(node, "metrics", "--match", "(", code=2)
 
 
@@ -219,8 +222,8 @@ def test_a_user_is_shown_and_its_entries_go_to_another(node: Node) -> None:
     text = of_store("user", "show", "kiosk")
     assert "Topic:orders" in text
     assert "secret" not in text
-    assert "there is no user 'nobody'" in of_store("acl", "copy", "nobody", "kiosk", code=2)
-    assert "there is no user 'nobody'" in of_store("user", "show", "nobody", code=2)
+    assert "there is no user 'nobody'" in of_store("acl", "copy", "nobody", "kiosk", code=1)
+    assert "there is no user 'nobody'" in of_store("user", "show", "nobody", code=1)
 
     of_store("user", "alter", "shop", "--disable", "--quota", "connections=3")
     made = json.loads(of_store("user", "copy", "shop", "stall", "--json"))
@@ -231,7 +234,7 @@ def test_a_user_is_shown_and_its_entries_go_to_another(node: Node) -> None:
     secrets = json.loads((node.store / "config" / "security" / "acl.json").read_bytes())["users"]
     assert secrets["stall"]["secret"] != secrets["shop"]["secret"]
     assert "there is a user kiosk already" in of_store("user", "copy", "shop", "kiosk", code=2)
-    assert "there is no user 'nobody'" in of_store("user", "copy", "nobody", "other", code=2)
+    assert "there is no user 'nobody'" in of_store("user", "copy", "nobody", "other", code=1)
 
 
 def test_users_go_to_a_file_and_from_it_to_a_node_without_secrets(node: Node, tmp_path: Path) -> None:
@@ -245,12 +248,15 @@ def test_users_go_to_a_file_and_from_it_to_a_node_without_secrets(node: Node, tm
     assert '"secret"' not in file.read_text()
     assert of_store("import", "config", str(file), "--users") == "nothing differs\n"
     assert "--users needs --store" in ran(node, "import", "config", str(file), "--users", code=2)
-    assert ran(node, "import", "config", str(file)) == "nothing differs\n", "without --users they are left alone"
+    without = node.run("import", "config", str(file), "--node", node.address)
+    assert (without.returncode, without.stdout) == (0, "nothing differs\n"), "without --users they are left alone"
+    assert f"{told['users']} users of {file} were left out; --users takes them too" in without.stderr
+    assert "left out" not in node.run("import", "config", str(file), "--users", "--store", str(node.store)).stderr
 
     of_store("user", "alter", "till", "--disable")
-    of_store("user", "key", "remove", "till", "k" * 40)
+    of_store("user", "key", "remove", "till", "k" * 40, "--yes")
     planned = of_store("import", "config", str(file), "--users", "--dry-run")
-    assert 'user  till  status="disable"' in planned
+    assert "user  till  status=disable" in planned
     assert "WOULD BE" in planned
     users = node.store / "config" / "security" / "acl.json"
     before = json.loads(users.read_bytes())["users"]["till"]
@@ -263,7 +269,8 @@ def test_users_go_to_a_file_and_from_it_to_a_node_without_secrets(node: Node, tm
     after = json.loads(users.read_bytes())["users"]["till"]
     assert after == {**before, "status": "enable"}, "its secret and its keys stay"
 
-    of_store("user", "delete", "till")
+    of_store("user", "delete", "till", "--yes")
+    assert "\n  Topic:orders Allow Pub\n" in of_store("import", "config", str(file), "--users", "--dry-run")
     imported = node.run("import", "config", str(file), "--users", "--store", str(node.store))
     assert (imported.returncode, "the store has no node keys" in imported.stderr) == (0, True)
     made = json.loads(users.read_bytes())
@@ -320,7 +327,7 @@ def test_rocketmqs_users_are_taken_over_with_their_secrets(node: Node, tmp_path:
     refused = of_store("acl", "import", str(file), str(listed), code=1)
     assert "user migrated-admin is there already, with another secret" in refused
     assert "nothing was changed" in refused
-    assert "there is no user 'new'" in of_store("user", "show", "new", code=2)
+    assert "there is no user 'new'" in of_store("user", "show", "new", code=1)
     file.write_text("accounts:\n- accessKey: shop\n  secretKey 0123canary\n")
     assert f"{file}: line 3: a key with a colon" in of_store("acl", "import", str(file), code=1)
     of_store("acl", "import", str(listed))
@@ -332,5 +339,5 @@ def test_a_key_may_begin_with_a_dash(node: Node) -> None:
     of_store("user", "add", "dashed")
     of_store("user", "key", "add", "dashed", key)
     assert of_store("user", "key", "list", "dashed") == key + "\n"
-    of_store("user", "key", "remove", "dashed", key)
+    of_store("user", "key", "remove", "dashed", key, "--yes")
     assert of_store("user", "key", "list", "dashed") == ""

@@ -138,7 +138,7 @@ def test_changes_have_their_user_and_what_was_before(audited: Audited) -> None:
     assert "before" not in created
     (deleted,) = only(lines, op="topic.delete", resource="Topic:private")
     assert (deleted["user"], deleted["before"]["write_queues"]) == ("root", 1)
-    (reset,) = only(lines, op="offset.commit", resource="Group:billing")
+    (reset,) = only(lines, op="group.reset", resource="Group:billing")
     assert (reset["user"], sorted(reset["after"]["offsets"])) == ("root", [["orders", 0, 0], ["orders", 1, 0]])
     changed, unset = only(lines, resource="Setting:log.level")
     assert (changed["op"], changed["before"], changed["after"]) == (
@@ -160,9 +160,9 @@ def test_users_and_policies_have_no_secrets(audited: Audited) -> None:
     lines = only(audited.lines(), role="users")
     assert [(one["op"], one["resource"]) for one in lines] == [
         ("user.add", "User:root"),
-        ("user.alter", "User:root"),  # its key
+        ("user.key.add", "User:root"),
         ("user.add", "User:shop"),
-        ("user.alter", "User:shop"),
+        ("user.key.add", "User:shop"),
         ("acl.change", "User:shop"),
         ("user.alter", "User:root"),
         ("user.add", "User:ann"),

@@ -149,7 +149,7 @@ def test_the_node_names_the_visitor(shown: Shown) -> None:
         (line,) = shown.lines(op="topic.create", resource=f"Topic:{topic}")
         assert (line["user"], line["protocol"], line["address"]) == (user, "dashboard", "127.0.0.1")
         assert line["role"] == "coordinator"
-    (moved,) = shown.lines(op="offset.commit", resource="Group:desk", role="coordinator", protocol="dashboard")
+    (moved,) = shown.lines(op="group.reset", resource="Group:desk", role="coordinator", protocol="dashboard")
     assert moved["user"] == f"uid {os.geteuid()}"
     assert shown.lines(op="login", user="root")[0]["reason"] == "by a link"
 
@@ -199,7 +199,7 @@ def test_who_is_gone_is_out(shown: Shown) -> None:
     eventually(lambda: ann.get("/topics").status == 401, "a new secret ends the logins")
     again = shown.visitor("--user", "ann")
     assert again.get("/topics").status == 200
-    shown.store("user", "delete", "ann")
+    shown.store("user", "delete", "ann", "--yes")
     eventually(lambda: again.get("/topics").status == 401, "a deleted user is out")
     assert again.ask("POST", "/api/v1/topics", "{}", Content_Type="application/json").status == 401
     assert Visitor(shown.port).get(link).status == 403, "a link for a user who is gone"

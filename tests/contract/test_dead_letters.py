@@ -243,7 +243,7 @@ def test_the_command_line(node: Node, admin: Admin) -> None:
     assert "3 dead letters of group shell would be resent" in run("resend", "shell", "--dry-run")
     done = json.loads(run("resend", "shell", "--offset", "0", "--rate", "1000", "--json"))
     assert (done["sent"], done["left"], done["positions"]) == (1, 2, [["%DLQ%shell", 0, 1]])
-    assert "2 dead letters of group shell given up" in run("purge", "shell")
+    assert "2 dead letters of group shell given up" in run("purge", "shell", "--yes")
     assert run("list", "shell") == "group shell has no such dead letters\n"
     assert [one["state"] for one in json.loads(run("list", "shell", "--all", "--json"))["dead_letters"]] == [
         "resent", "purged", "purged",

@@ -172,7 +172,7 @@ def test_a_revoked_key_is_refused_while_it_is_connected(secured: Secured) -> Non
     profile = secured.add("leaver", "--super")
     channel = secured.client(profile)
     assert channel.request("metadata", timeout_s=5)[0]["ok"]
-    secured.store("user", "key", "remove", "leaver", profile.public_key)
+    secured.store("user", "key", "remove", "leaver", profile.public_key, "--yes")
     removed = time.monotonic()
 
     def is_refused() -> bool:
@@ -220,7 +220,7 @@ def test_clients_change_over_to_a_new_key_without_a_stop(secured: Secured) -> No
     assert told["key"] in told["profile"]
     assert told["key"] in secured.store("user", "key", "list", "mover")
     for one in told["old_keys"]:
-        secured.store("user", "key", "remove", "mover", one)
+        secured.store("user", "key", "remove", "mover", one, "--yes")
     assert orjson.loads(secured.store("user", "key", "list", "mover", "--json")) == [told["key"]]
     secured.store("user", "add", "keyless")
     none = command("user", "key", "rotate", "keyless", *words[4:])

@@ -120,7 +120,7 @@ def test_it_stops_before_the_nodes_own_and_the_store_is_closed_in_order(tmp_path
     ("setting", "sentence"),
     [
         ("plugins.serving.step=0", "plugins.serving.step=0 is below the least allowed value 1"),
-        ("plugins.serving.step=fast", "plugins.serving.step='fast' must be int, not str"),
+        ("plugins.serving.step=fast", "plugins.serving.step='fast' must be a whole number"),
         ("plugins.serving.stride=1", "there is no key plugins.serving.stride; keys are step, greeting"),
         (
             "plugins.other.step=1",

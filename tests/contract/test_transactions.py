@@ -347,7 +347,7 @@ def test_a_person_ends_transactions(node: Node) -> None:
         listed = commitmq("transaction", "list", "--group", "nobody", "--json", "--node", node.address)
         assert len(orjson.loads(listed.stdout)) == 2, listed
         assert halves[1]["unique_id"] in commitmq("transaction", "list", "--node", node.address).stdout
-        second = commitmq("transaction", "resolve", halves[1]["unique_id"], "rollback", "--node", node.address)
+        second = commitmq("transaction", "resolve", halves[1]["unique_id"], "rollback", "--yes", "--node", node.address)
         assert (second.returncode, second.stdout) == (0, "rolled back\n"), second.stderr
         third = commitmq("transaction", "resolve", halves[2]["unique_id"], "commit", "--node", node.address)
         assert third.stdout.startswith(f"committed: {TOPIC}/0@"), third.stderr

@@ -11,6 +11,7 @@ from commitmq.cli.acl_import import import_
 from commitmq.cli.output import json_option, print_json
 from commitmq.cli.secret_input import usage
 from commitmq.cli.users import access_file, known_user, print_entries, store_option
+from commitmq.supervision.exit_codes import CliExit
 
 if TYPE_CHECKING:
     from commitmq.security.access_table import AccessTable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _from_option = click.option(
     "--from", "networks", metavar="IP|NETWORK", multiple=True, help="Only from there; may be repeated."
 )
+_replace_option = click.option("--replace", is_flag=True, help="Also an entry of the other decision for RESOURCE.")
 
 
 @click.group()
@@ -27,6 +29,7 @@ def acl() -> None:
 
     RESOURCE is Topic:orders, Group:billing, Topic:orders-* (all names that begin so), Topic:*, Cluster:* or *. ACTIONS are
     Pub, Sub, Create, Update, Delete, Get, List or All, with commas. The most exact entry decides; among equal ones Deny.
+    As in RocketMQ a user has one entry for each resource.
     """
 
 
@@ -38,10 +41,17 @@ acl.add_command(import_)
 @click.argument("resource")
 @click.argument("actions")
 @_from_option
+@_replace_option
 @store_option
-def allow(user: str, resource: str, actions: str, networks: tuple[str, ...], store: Path) -> None:
-    """Let USER do ACTIONS on RESOURCE; replaces what USER had for RESOURCE."""
-    _put(user, resource, actions, networks, store, allow=True)
+def allow(user: str, resource: str, actions: str, networks: tuple[str, ...], replace: bool, store: Path) -> None:
+    """Let USER do ACTIONS on RESOURCE; replaces the entry that USER had for RESOURCE, and shows it.
+
+    An entry that denies is replaced only with --replace.
+
+    \b
+    Example: commitmq acl allow shop Topic:orders Pub,Sub --store /var/lib/commitmq
+    """
+    _put(user, resource, actions, networks, store, allow=True, replace=replace)
 
 
 @acl.command()
@@ -49,13 +59,22 @@ def allow(user: str, resource: str, actions: str, networks: tuple[str, ...], sto
 @click.argument("resource")
 @click.argument("actions")
 @_from_option
+@_replace_option
 @store_option
-def deny(user: str, resource: str, actions: str, networks: tuple[str, ...], store: Path) -> None:
-    """Refuse USER's ACTIONS on RESOURCE; replaces what USER had for RESOURCE."""
-    _put(user, resource, actions, networks, store, allow=False)
+def deny(user: str, resource: str, actions: str, networks: tuple[str, ...], replace: bool, store: Path) -> None:
+    """Refuse USER's ACTIONS on RESOURCE; replaces the entry that USER had for RESOURCE, and shows it.
+
+    An entry that allows is replaced only with --replace. What no entry allows needs no denial.
+
+    \b
+    Example: commitmq acl deny shop Topic:orders-secret All --store /var/lib/commitmq
+    """
+    _put(user, resource, actions, networks, store, allow=False, replace=replace)
 
 
-def _put(user: str, resource: str, actions: str, networks: tuple[str, ...], store: Path, *, allow: bool) -> None:
+def _put(
+    user: str, resource: str, actions: str, networks: tuple[str, ...], store: Path, *, allow: bool, replace: bool
+) -> None:
     from commitmq.security.policy import Entry, Policies, parse_actions, parse_network
     from commitmq.security.resource import ResourcePattern
 
@@ -68,13 +87,25 @@ def _put(user: str, resource: str, actions: str, networks: tuple[str, ...], stor
         )
     )
 
+    replaced: list[Entry] = []
+
     def apply(table: AccessTable) -> None:
         known_user(table, user)
-        table.policies[user] = table.policies.get(user, Policies()).with_entry(entry)
+        policies = table.policies.get(user, Policies())
+        former = policies.entry_for(entry.pattern)
+        if former is not None and former.allow != allow and not replace:
+            raise click.UsageError(
+                f"user {user} has the entry {former}, and as in RocketMQ one entry for each resource: this one would take its"
+                f" place. --replace does that; `commitmq acl remove {user} {former.pattern}` removes it; nothing was changed"
+            )
+        replaced.extend(() if former is None or former == entry else (former,))
+        table.policies[user] = policies.with_entry(entry)
 
     access_file(store).change(apply)
     verb = "allowed" if allow else "denied"
     click.echo(f"user {user}: {verb} {', '.join(sorted(entry.actions))} on {entry.pattern}")
+    for former in replaced:
+        click.echo(f"before: {former}\nafter:  {entry}")
 
 
 @acl.command()
@@ -159,18 +190,31 @@ def list_(user: str | None, store: Path, as_json: bool) -> None:
 @store_option
 @json_option
 def test(user: str, action: str, resource: str, address: str, store: Path, as_json: bool) -> None:
-    """Say whether USER may do ACTION on RESOURCE, and which entry decides."""
-    from commitmq.security.policy import parse_actions, parse_address
+    """Say whether USER may do ACTION on RESOURCE, and which entry decides. The exit code is 1 where it may not.
+
+    \b
+    Example: commitmq acl test shop Pub Topic:orders --from 10.1.2.3 --store /var/lib/commitmq
+    """
+    from commitmq.security.decide import of_other_addresses
+    from commitmq.security.policy import Policies, parse_actions, parse_address
     from commitmq.security.resource import Resource, ResourcePattern, ResourceType
 
     pattern = usage(lambda: ResourcePattern.parse(resource))
     if pattern.prefix or pattern.type is ResourceType.ANY:
         raise click.UsageError(f"name one resource, such as Topic:orders, not {resource}")
-    if parse_address(address) is None:
+    if (peer := parse_address(address)) is None:
         raise click.UsageError(f"--from is an IP, not {address!r}")
     wanted = usage(lambda: parse_actions([action]))
-    decision = access_file(store).load().decide(user, Resource(pattern.type, pattern.name), wanted, address)
+    table, asked = access_file(store).load(), Resource(pattern.type, pattern.name)
+    is_bound = not known_user(table, user).is_super
+    decision = table.decide(user, asked, wanted, address)
+    others = of_other_addresses(table.policies.get(user, Policies()), asked, wanted, peer) if is_bound else []
     if as_json:
-        print_json({"allowed": decision.allowed, "reason": decision.reason})
+        found = {"allowed": decision.allowed, "reason": decision.reason, "from": address}
+        print_json({**found, "other_addresses": [one.to_json() for one in others]})
     else:
-        click.echo(f"{'allowed' if decision.allowed else 'refused'}: {decision.reason}")
+        click.echo(f"{'allowed' if decision.allowed else 'refused'} from {address}: {decision.reason}")
+        for one in others:
+            click.echo(f"does not count from {address}: {one}")
+    if not decision.allowed:
+        raise SystemExit(int(CliExit.FAILURE))

@@ -11,6 +11,7 @@ import click
 
 from commitmq.cli.output import complain, json_option, print_json
 from commitmq.cli.quantity import seconds
+from commitmq.cli.shown_changes import change_text
 from commitmq.supervision.exit_codes import CliExit
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ def audit(
 ) -> None:
     """Show who changed what, and who was refused.
 
-    The oldest line comes first. Users leave a line too when they use a topic or a group for the first time in an hour. With
-    --json one object a line. --verify prints the digest of each file's last line: only who keeps that elsewhere can see that
-    lines at the end were cut off.
+    The oldest line comes first. A change has its values in brackets, before -> after, shortened; --json has them whole, one
+    object a line. Users leave a line too when they use a topic or a group for the first time in an hour. --verify prints the
+    digest of each file's last line: only who keeps that elsewhere can see that lines at the end were cut off.
 
     \b
     Example: commitmq audit --store /var/lib/commitmq/main --since 1h --user shop
@@ -98,6 +99,8 @@ def _matching(
 def _shown(line: dict[str, Any]) -> str:
     who = f"{line.get('user') or '-'}@{line.get('address') or '-'}"
     parts = [line["time"], line["role"], who, line.get("decision", ""), line.get("op", ""), line.get("resource", "")]
+    if changed := change_text(line.get("before"), line.get("after")):
+        parts.append(f"[{changed}]")
     if line.get("reason"):
         parts.append(f"({line['reason']})")
     # Names are a client's own: a terminal must not obey them.

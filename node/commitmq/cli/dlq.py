@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from commitmq.cli.output import json_option, node_option, print_json, print_table
+from commitmq.cli.output import ask_before, json_option, node_option, print_json, print_table, yes_option
 from commitmq.cli.progress import count_progress
 from commitmq.cli.quantity import MAX_INT
 from commitmq.cli.times import optional_time, utc
@@ -143,15 +143,21 @@ def resend(
     "--until", metavar="TIME", help="Spare those that died later; ISO 8601 (UTC unless it says otherwise), or ms."
 )
 @click.option("--dry-run", is_flag=True, help="Only say how many.")
+@yes_option
 @json_option
 @node_option
-def purge(group: str, until: str | None, dry_run: bool, as_json: bool, node: str) -> None:
-    """Give up the dead letters of GROUP: a later resend begins behind them.
+def purge(group: str, until: str | None, dry_run: bool, yes: bool, as_json: bool, node: str) -> None:
+    """Give up the dead letters of GROUP: a later resend begins behind them. Without --until it asks.
 
     The messages stay in the log until they expire, as all messages do.
+
+    \b
+    Example: commitmq dlq purge kitchen --until 2026-06-01
     """
     from commitmq.client.admin import Admin
 
+    if until is None and not dry_run:
+        ask_before(f"give up all dead letters of group {group}", yes)
     with Admin(node) as admin:
         result = admin.dlq_purge(group, until=optional_time(until, "--until"), dry_run=dry_run)
     if as_json:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from commitmq.cli.group_lag import lag
 from commitmq.cli.group_members import members, pop, show_plan
 from commitmq.cli.group_reset import clone, reset
-from commitmq.cli.output import confirm, json_option, node_option, print_json, print_table
+from commitmq.cli.output import ask_before, json_option, node_option, print_json, print_table, yes_option
 from commitmq.cli.quantity import long
 
 
@@ -115,7 +113,7 @@ def create(name: str, pairs: tuple[str, ...], as_json: bool, node: str) -> None:
     "--offsets", is_flag=True, help="Also its committed offsets; without them it goes on there if it comes again."
 )
 @click.option("--force", is_flag=True, help="Also while it has consumers; these make the group again.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 @node_option
 def delete(name: str, offsets: bool, force: bool, yes: bool, as_json: bool, node: str) -> None:
@@ -128,11 +126,7 @@ def delete(name: str, offsets: bool, force: bool, yes: bool, as_json: bool, node
     """
     from commitmq.client.admin import Admin
 
-    if not yes:
-        what = f"group {name} with its offsets" if offsets else f"group {name}"
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"to delete {what} without being asked, give --yes")
-        confirm(f"Delete {what}?")
+    ask_before(f"delete group {name} with its offsets" if offsets else f"delete group {name}", yes)
     with Admin(node) as admin:
         admin.group_delete(name, offsets=offsets, force=force)
     if as_json:

@@ -81,7 +81,7 @@ def reset(
                 else:
                     offsets = of_file if of_file is not None else admin.group(str(other))["offsets"]
                 chosen = _chosen(offsets, topics, queues)
-                stored = admin.set_offsets(name, chosen, running=True, dry_run=dry_run)
+                stored = admin.set_offsets(name, chosen, running=True, dry_run=dry_run, copied_from=other)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--queue") from None
     if as_json:
@@ -124,7 +124,10 @@ def clone(source: str, name: str, dry_run: bool, as_json: bool, node: str) -> No
         except GroupNotFoundError:
             before = {}
         ahead = [(topic, queue, max(offset, before.get((topic, queue), 0))) for topic, queue, offset in offsets]
-        stored = ahead if dry_run or not ahead else [tuple(one) for one in admin.commit_offsets(name, ahead)]
+        if dry_run or not ahead:
+            stored = ahead
+        else:
+            stored = [one[:3] for one in admin.commit_offsets(name, ahead, copied_from=source)]
     if as_json:
         print_json({"from": source, "group": name, "dry_run": dry_run, "offsets": [list(one) for one in stored]})
         return

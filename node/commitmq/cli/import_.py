@@ -10,6 +10,7 @@ import click
 from commitmq.cli.admin_request import address_of
 from commitmq.cli.node_options import node_options
 from commitmq.cli.output import complain, fail, json_option, node_unless, print_json, print_table
+from commitmq.cli.shown_changes import entry_lines, value_text
 from commitmq.cli.users import access_file, complain_without_keys, store_for_users
 from commitmq.supervision.exit_codes import CliExit
 
@@ -79,10 +80,14 @@ def config(
     elif changes:
         headers = ("WHAT", "NAME", "BEFORE", "AFTER" if done.applied else "WOULD BE")
         print_table(headers, [_row(one) for one in changes], left=(0, 1, 2, 3))
+        for one in changes:
+            _print_policies(one)
     elif not conflicts:
         click.echo("nothing differs")
     if of_users is not None and planned.changes and not conflicts:
         complain_without_keys(of_users)
+    if not users and (count := _users_in(document)):
+        complain(f"{count} users of {file} were left out; --users takes them too, and needs --store")
     for name in planned.keys_kept:
         complain(f"user {name} has other keys than in {file}, and keeps them; `commitmq user key add` gives it one")
     for conflict in conflicts:
@@ -136,6 +141,26 @@ def _row(one: ConfigChange) -> tuple[str, str, str, str]:
 
 
 def _shown(settings: dict[str, Any]) -> str:
-    import orjson
+    """Entries of policies are only counted: :func:`_print_policies` prints them."""
+    return " ".join(
+        f"policies={len(entry_lines(value))}" if name == "policies" else f"{name}={value_text(value)}"
+        for name, value in settings.items()
+    )
 
-    return " ".join(f"{name}={orjson.dumps(value).decode()}" for name, value in settings.items())
+
+def _print_policies(one: ConfigChange) -> None:
+    """The entries of a user before and after, one a line."""
+    if "policies" not in one.after:
+        return
+    before, after = (entry_lines((side or {}).get("policies", {})) for side in (one.before, one.after))
+    click.echo(f"policies of user {one.name}:")
+    for entry in before:
+        if entry not in after:
+            click.echo(f"  {entry}  (goes)")
+    for entry in after:
+        click.echo(f"  {entry}")
+
+
+def _users_in(document: Any) -> int:
+    rows = document.get("users") if isinstance(document, dict) else None
+    return len(rows) if isinstance(rows, list) else 0

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from commitmq.cli.output import fail, json_option, node_option, print_json
+from commitmq.cli.output import complain, fail, json_option, node_option, print_json
 from commitmq.cli.quantity import seconds
 from commitmq.supervision.exit_codes import CliExit
 
@@ -45,7 +45,7 @@ def metrics(pattern: str, token_file: Path | None, timeout_s: float, as_json: bo
     Each is one line, name{labels} and value. The node serves them with metrics.enable=true, also `commitmq start --metrics`.
 
     \b
-    Example: commitmq metrics --match rocketmq_consumer_lag
+    Example: commitmq metrics --match commitmq_group_lag_messages
     """
     from commitmq.client.admin import Admin
 
@@ -69,6 +69,10 @@ def metrics(pattern: str, token_file: Path | None, timeout_s: float, as_json: bo
     else:
         for line in found:
             click.echo(line)
+    if not found:
+        complain(
+            f"none of {len(lines)} samples begins with {pattern!r}" if pattern else f"{address} has no samples yet"
+        )
 
 
 def _reachable(address: str, node: str) -> str:

@@ -78,6 +78,20 @@ def human_bytes(count: int | None) -> str:
     return f"{size:.1f} TiB"
 
 
+def yes_option(function: _Function) -> _Function:
+    """``--yes``: for :func:`ask_before`."""
+    return click.option("--yes", is_flag=True, help="Do not ask.")(function)
+
+
+def ask_before(what: str, yes: bool) -> None:
+    """Ask whether to do ``what``, as in "delete topic orders", unless ``yes``. Raises UsageError where nobody can be asked."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"to {what} without being asked, give --yes")
+    confirm(f"{what[0].upper()}{what[1:]}?")
+
+
 def confirm(question: str) -> None:
     """Continue only after a yes. Raises click's Abort, and UsageError when standard input is closed."""
     if is_closed(0):

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.output import confirm, human_bytes, json_option, node_option, print_json, print_table
+from commitmq.cli.output import (
+    ask_before,
+    confirm,
+    human_bytes,
+    json_option,
+    node_option,
+    print_json,
+    print_table,
+    yes_option,
+)
 from commitmq.cli.progress import count_progress
 from commitmq.cli.quantity import MAX_INT, MAX_LONG, seconds
 from commitmq.cli.times import milliseconds, parse_time, utc
@@ -224,17 +233,14 @@ def time_(name: str, at: int, queue: int | None, as_json: bool, node: str) -> No
 
 @topic.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 @node_option
 def delete(name: str, yes: bool, as_json: bool, node: str) -> None:
     """Delete topic NAME, its messages and the offsets of its groups."""
     from commitmq.client.admin import Admin
 
-    if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"to delete topic {name} with all its messages without being asked, give --yes")
-        confirm(f"Delete topic {name} with all its messages?")
+    ask_before(f"delete topic {name} with all its messages", yes)
     with Admin(node) as admin:
         admin.topic_delete(name)
     if as_json:
@@ -252,7 +258,7 @@ def delete(name: str, yes: bool, as_json: bool, node: str) -> None:
     default=("normal", "batch"), show_default=True, help="Only of this kind; may be repeated.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say which topics would be deleted.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 @node_option
 def prune(idle_s: float, kinds: tuple[str, ...], dry_run: bool, yes: bool, as_json: bool, node: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from commitmq.cli.output import json_option, node_option, print_json, print_table
+from commitmq.cli.output import ask_before, json_option, node_option, print_json, print_table, yes_option
 
 
 @click.group()
@@ -38,12 +38,19 @@ def list_(group: str | None, as_json: bool, node: str) -> None:
 @transaction.command()
 @click.argument("transaction_id")
 @click.argument("decision", type=click.Choice(["commit", "rollback"]))
+@yes_option
 @json_option
 @node_option
-def resolve(transaction_id: str, decision: str, as_json: bool, node: str) -> None:
-    """Commit or roll back the open transaction TRANSACTION_ID, whatever its producers would say."""
+def resolve(transaction_id: str, decision: str, yes: bool, as_json: bool, node: str) -> None:
+    """Commit or roll back the open transaction TRANSACTION_ID, whatever its producers would say. A rollback asks.
+
+    \b
+    Example: commitmq transaction resolve 7F0000010001ABCD0000000000000001 commit
+    """
     from commitmq.client.admin import Admin
 
+    if decision == "rollback":
+        ask_before(f"roll back transaction {transaction_id}, whose message nobody gets then", yes)
     with Admin(node) as admin:
         done = admin.transaction_resolve(transaction_id, decision)
     if as_json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.output import json_option, print_json, print_table
+from commitmq.cli.output import ask_before, json_option, print_json, print_table, yes_option
 from commitmq.cli.secret_input import read_secret, usage
 from commitmq.cli.user_key import check_profile_for, give_profile, key, tell_profile
 from commitmq.cli.users import access_file, complain_without_keys, known_user, print_entries, store_option
@@ -204,24 +204,40 @@ def alter(
 
 @user.command()
 @click.argument("name")
+@yes_option
+@click.option("--force", is_flag=True, help="Also the last super user that is enabled.")
 @store_option
 @json_option
-def delete(name: str, store: Path, as_json: bool) -> None:
+def delete(name: str, yes: bool, force: bool, store: Path, as_json: bool) -> None:
     """Delete user NAME and its policies. Without any user everybody is let in: deleting the last one is refused.
 
-    `commitmq user alter NAME --disable` keeps everybody out.
+    `commitmq user alter NAME --disable` keeps everybody out. The last super user that is enabled goes only with --force.
+
+    \b
+    Example: commitmq user delete shop --store /var/lib/commitmq
     """
 
-    def apply(table: AccessTable) -> None:
-        known_user(table, name)
+    def check(table: AccessTable) -> None:
+        one = known_user(table, name)
         if len(table.users) == 1:
             raise click.UsageError(
                 f"{name} is the last user, and without users everybody is let in; to have that, stop the node and remove"
                 f" {access_file(store).folder}"
             )
+        supers = [user.name for user in table.users.values() if user.is_super and user.is_enabled]
+        if not force and one.name in supers and len(supers) == 1:
+            raise click.UsageError(
+                f"{name} is the last super user that is enabled, and only super users change users over a network; make"
+                " another one first (`commitmq user alter OTHER --super`), or give --force"
+            )
+
+    def apply(table: AccessTable) -> None:
+        check(table)
         del table.users[name]
         table.policies.pop(name, None)
 
+    check(access_file(store).load())
+    ask_before(f"delete user {name} with its keys and entries", yes)
     access_file(store).change(apply)
     if as_json:
         print_json({"name": name, "deleted": True})

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from commitmq.cli.output import complain, fail, json_option, print_json
+from commitmq.cli.output import ask_before, complain, fail, json_option, print_json, yes_option
 from commitmq.cli.secret_input import usage
-from commitmq.cli.users import access_file, known_user, store_option
+from commitmq.cli.users import UserNotFoundError, access_file, known_user, store_option
 
 if TYPE_CHECKING:
     from commitmq.security.access_table import AccessTable
@@ -93,15 +93,22 @@ def add(name: str, public_key: str, store: Path) -> None:
 @key.command(context_settings=_KEYS_WITH_DASHES)
 @click.argument("name")
 @click.argument("public_key")
+@yes_option
 @store_option
-def remove(name: str, public_key: str, store: Path) -> None:
-    """Take a key from user NAME. A client that is connected with it is refused within a second."""
+def remove(name: str, public_key: str, yes: bool, store: Path) -> None:
+    """Take a key from user NAME. A client that is connected with it is refused within a second.
+
+    \b
+    Example: commitmq user key remove shop 'OLD-KEY' --store /var/lib/commitmq
+    """
 
     def without(user: User) -> User:
         if public_key not in user.keys:
             raise click.UsageError(f"user {name} has no such key; `commitmq user key list {name}` shows them")
         return replace(user, keys=tuple(one for one in user.keys if one != public_key))
 
+    without(known_user(access_file(store).load(), name))
+    ask_before(f"take the key {public_key} from user {name}", yes)
     _change(store, name, without)
     click.echo(f"user {name} has no longer the key {public_key}")
 
@@ -160,7 +167,7 @@ def give_profile(store: Path, name: str, node: str, output: Path | None) -> Made
 
     try:
         _change(store, name, with_key)
-    except click.UsageError:
+    except (click.UsageError, UserNotFoundError):
         if output is not None:
             output.unlink(missing_ok=True)  # the profile of a key that nobody knows
         raise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from commitmq.cli.output import print_table
+from commitmq.errors import CommitMQError
 
 if TYPE_CHECKING:
     from commitmq.security.access_file import AccessFile
@@ -21,6 +22,10 @@ store_option = click.option(
     type=click.Path(exists=True, path_type=Path, file_okay=False),
     help="The store, whether a node runs on it or not; or an empty folder for one.",
 )
+
+
+class UserNotFoundError(CommitMQError):
+    """The user does not exist."""
 
 
 def access_file(store: Path) -> AccessFile:
@@ -55,10 +60,10 @@ def complain_without_keys(store: Path) -> None:
 
 
 def known_user(table: AccessTable, name: str) -> User:
-    """The user of that name. Raises UsageError."""
+    """The user of that name. Raises UserNotFoundError."""
     known = table.users.get(name)
     if known is None:
-        raise click.UsageError(f"there is no user {name!r}; `commitmq user list` shows them")
+        raise UserNotFoundError(f"there is no user {name!r}; `commitmq user list` shows them")
     return known
 
 

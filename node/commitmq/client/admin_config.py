@@ -153,7 +153,7 @@ class ConfigAdmin:
             else:
                 group, topic, queue = change.name.split(" ")
                 offsets = [[topic, int(queue), change.after["offset"]]]
-                self._ask("coordinator", "offset.commit", {"group": group, "offsets": offsets})
+                self._ask("coordinator", "offset.commit", {"group": group, "offsets": offsets, "by_person": True})
         except ProtocolError as error:
             return change._replace(error=error.message)
         return change

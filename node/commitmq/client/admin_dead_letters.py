@@ -121,7 +121,7 @@ class DeadLetterAdmin:
         moves = {queue: at for queue, at in targets.items() if at > positions[queue]}
         purged = self._not_resent(letters, {queue: (positions[queue], at) for queue, at in moves.items()})
         if moves and not dry_run:
-            letters.move(moves)
+            letters.move(moves, purges=True)
         reached = positions | moves
         return PurgeResult(
             group,

@@ -56,7 +56,7 @@ class DelayedAdmin:
 
         handle = handle_for(which, self._with_unique_key, Positions.of(self.status()).broker)
         fields = {name: value for name, value in cancel_fields(handle).items() if name not in ("v", "op")}
-        self._request("writer", "recall", fields, payload=[b"0"])
+        self._request("writer", "recall", {**fields, "by_person": True}, payload=[b"0"])
         return handle
 
     def _with_unique_key(self, topic: str, unique_key: str) -> list[Message]:

@@ -131,12 +131,15 @@ class GroupAdmin:
                 rows.append(lag_of(topic, one, committed.get(key), holders.get(key)))
         return rows
 
-    def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]]) -> list[GroupOffset]:
+    def commit_offsets(
+        self, group: str, offsets: Iterable[tuple[str, int, int]], *, copied_from: str | None = None
+    ) -> list[GroupOffset]:
         """Commit offsets for a group whose members are not at this node: ``(topic, queue, next offset)`` each.
 
         An offset never goes back. Returns the stored offsets. Raises FencedError for a queue that a member of the group reads.
+        ``copied_from``: the group that was there; the audit log then has a line ``group.clone``.
         """
-        fields = {"group": group, "offsets": [list(one) for one in offsets]}
+        fields = {"group": group, "offsets": [list(one) for one in offsets], **_source(copied_from)}
         answer = self._ask("coordinator", "offset.commit", fields)
         return [GroupOffset(*one[:3]) for one in answer["stored"]]
 
@@ -174,11 +177,14 @@ class GroupAdmin:
         *,
         running: bool = False,
         dry_run: bool = False,
+        copied_from: str | None = None,
     ) -> list[GroupOffset]:
         """Move a group, back or ahead, to ``offsets``: ``(topic, queue, next offset)`` each.
 
         An offset outside its queue becomes the nearest one in it. All of them move, or none. ``running``, ``dry_run`` and the
-        result are those of :meth:`reset_offsets`. Raises ValueError for a queue that does not exist, TopicNotFoundError.
+        result are those of :meth:`reset_offsets`. ``copied_from``: the group that was there, for the audit log.
+
+        Raises ValueError for a queue that does not exist, TopicNotFoundError.
         """
         wanted: dict[str, dict[int, int]] = {}
         for topic, queue, offset in offsets:
@@ -188,14 +194,20 @@ class GroupAdmin:
             bounds = {one.queue: [one] for one in self.offsets(topic)}
             for queue, offset in sorted(of_queue.items()):
                 targets += reset_targets(topic, bounds.get(queue, ()), offset, [queue])
-        return self._reset(group, targets, running=running, dry_run=dry_run)
+        return self._reset(group, targets, running=running, dry_run=dry_run, copied_from=copied_from)
 
     def _reset(
-        self, group: str, offsets: list[tuple[str, int, int]], *, running: bool, dry_run: bool
+        self,
+        group: str,
+        offsets: list[tuple[str, int, int]],
+        *,
+        running: bool,
+        dry_run: bool,
+        copied_from: str | None = None,
     ) -> list[GroupOffset]:
         if dry_run:
             return [GroupOffset(*one) for one in offsets]
-        fields = {"group": group, "offsets": offsets, "reset": True, "running": running}
+        fields = {"group": group, "offsets": offsets, "reset": True, "running": running, **_source(copied_from)}
         answer = self._ask("coordinator", "offset.commit", fields)
         return [GroupOffset(*one[:3]) for one in answer["stored"]]
 
@@ -218,3 +230,7 @@ class GroupAdmin:
 
     def _ask(self, role: str, op: str, fields: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
         raise NotImplementedError
+
+
+def _source(copied_from: str | None) -> dict[str, str]:
+    return {} if copied_from is None else {"copied_from": copied_from}

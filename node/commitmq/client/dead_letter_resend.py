@@ -41,10 +41,10 @@ from commitmq.client.dead_letters import (
 from commitmq.client.properties import user_properties
 from commitmq.client.sending.arguments import shard
 from commitmq.errors import CommitMQError, ProtocolError, RequestError
-from commitmq.format.constants import Property, SysFlag
+from commitmq.format.constants import DEAD_LETTER_PASSES, Property, SysFlag
 from commitmq.semantics.retry import DEAD_LETTER_STATE
 
-PASSES: Final = "CMQ_DEAD_LETTER_PASSES"
+PASSES: Final = DEAD_LETTER_PASSES
 DEFAULT_RATE: Final = 500.0
 _MAX_FAILURES: Final = 100
 _COMPRESSED: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
@@ -243,7 +243,7 @@ class ResendPass:
         """Begin the pass in the node: what an earlier one still has under way is refused from now on."""
         if self._sender is not None:
             return
-        self._request("coordinator", "topic.create", {"topic": PASSES, "queues": 1})
+        self._request("coordinator", "topic.create", {"topic": PASSES, "queues": 1, "resends": self._letters.group})
         name = "dead-letters-" + hashlib.sha256(self._letters.group.encode()).hexdigest()[:32]
         self._sender = {"producer_id": name, "producer_epoch": time.time_ns() // _EPOCH_NS}
         line = {"group": self._letters.group, "epoch": self._sender["producer_epoch"]}

@@ -128,10 +128,14 @@ class DeadLetters:
         answer, _ = self._request("coordinator", "offset.fetch", {"group": DEAD_LETTER_GROUP, "queues": wanted})
         return {queue: max(offset, self.begins[queue]) for _, queue, offset in answer["offsets"]}
 
-    def move(self, positions: dict[int, int]) -> list[GroupOffset]:
-        """Move the position ahead, durably. One that is further already stays; returns the position of each of the queues."""
+    def move(self, positions: dict[int, int], *, purges: bool = False) -> list[GroupOffset]:
+        """Move the position ahead, durably. One that is further already stays; returns the position of each of the queues.
+
+        ``purges``: the audit log has it as ``dlq.purge``.
+        """
         offsets = [[self.topic, queue, offset] for queue, offset in positions.items()]
-        answer, _ = self._request("coordinator", "offset.commit", {"group": DEAD_LETTER_GROUP, "offsets": offsets})
+        fields: dict[str, Any] = {"group": DEAD_LETTER_GROUP, "offsets": offsets}
+        answer, _ = self._request("coordinator", "offset.commit", {**fields, "by_person": True} if purges else fields)
         return [GroupOffset(*one[:3]) for one in answer["stored"]]
 
     def pages(self, queue: int, offset: int, most: int = PAGE_MESSAGES) -> Iterator[Page]:

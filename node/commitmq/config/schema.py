@@ -449,7 +449,7 @@ def from_mapping(
             continue
         section = section_of(config, section_name, where)
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{where}: [{section_name}] must be a table of keys, not {type(values).__name__}")
+            raise ConfigError(f"{where}: [{section_name}] must be a table of keys")
         changed = section
         for key, value in values.items():
             changed = replace(changed, **{key: checked(section, section_name, key, value, where)})
@@ -563,6 +563,9 @@ def section_of(config: NodeConfig, name: str, where: str) -> Any:
     return getattr(config, name)
 
 
+_IN_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text in quotes"}
+
+
 def checked(section: Any, section_name: str, key: str, value: Any, where: str) -> Any:
     """``value`` as ``section`` keeps it under ``key``: with its unit taken out, within its limits. Raises ConfigError."""
     by_name = {one.name: one for one in fields(section)}
@@ -580,7 +583,7 @@ def checked(section: Any, section_name: str, key: str, value: Any, where: str) -
             raise ConfigError(f"{label}: {error}") from error
     if type(value) is not wanted:
         more = f" ({units.accepted(unit)})" if wanted is int and unit else ""
-        raise ConfigError(f"{label} must be {wanted.__name__}{more}, not {type(value).__name__}")
+        raise ConfigError(f"{label} must be {_IN_WORDS.get(wanted, wanted.__name__)}{more}")
     # A plugin's section may have plain defaults, without any of this metadata.
     low, high, choices = (by_name[key].metadata.get(name) for name in ("low", "high", "choices"))
     if choices and value not in choices:

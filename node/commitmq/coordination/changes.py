@@ -9,17 +9,19 @@ from commitmq.coordination.groups import Groups
 from commitmq.coordination.offsets import GroupOffsets
 from commitmq.coordination.requests import Header
 from commitmq.coordination.topics import Topics, describe
+from commitmq.format.constants import DEAD_LETTER_GROUP, DEAD_LETTER_PASSES, DLQ_PREFIX
 
 _MOST_QUEUES: Final = 16
 _OF_TOPICS: Final = ("queues", "read_queues", "write_queues", "perm", "attributes", "order", "sys_flag", "filter_type")
 
 
 class Change(NamedTuple):
-    """``before`` and ``after``: None where there is nothing."""
+    """``before`` and ``after``: None where there is nothing. ``operation``: its name, if not the request's."""
 
     resource: str
     before: Any = None
     after: Any = None
+    operation: str = ""
 
 
 class Changes:
@@ -34,7 +36,7 @@ class Changes:
             "group.config": self._config,
             "group.delete": self._group_delete,
             "group.forbid": self._forbid,
-            "offset.commit": self._reset,
+            "offset.commit": self._commit,
             "offset.forget": self._forget,
         }
 
@@ -51,7 +53,15 @@ class Changes:
         return None if known is None else describe(known)
 
     def _create(self, header: Header, name: str) -> Change:
-        return Change(f"Topic:{name}", self._topic(name), {key: header[key] for key in _OF_TOPICS if key in header})
+        """A topic that is made or changed; or the beginning of a resend of dead letters, whose group is in ``resends``."""
+        if name == DEAD_LETTER_PASSES and type(header.get("resends")) is str:
+            return Change(f"Group:{header['resends']}", operation="dlq.resend")
+        before, after = self._topic(name), {key: header[key] for key in _OF_TOPICS if key in header}
+        if before is None or header.get("update") is not True:
+            return Change(f"Topic:{name}", before, after)
+        queues = after.pop("queues", None)
+        both = {} if queues is None else {"read_queues": queues, "write_queues": queues}
+        return Change(f"Topic:{name}", before, {**both, **after}, "topic.update")
 
     def _route(self, header: Header, name: str) -> Change | None:
         """A producer's first look at a topic makes it, where the node lets it."""
@@ -75,15 +85,25 @@ class Changes:
             return None
         return Change(f"Group:{name}", None, {"topic": header.get("topic"), "readable": header["readable"]})
 
-    def _reset(self, header: Header, name: str) -> Change | None:
-        """A commit by hand: queues as ``[topic, queue, offset]``, -1 before for one without."""
-        queues = header.get("offsets")
-        if header.get("reset") is not True or header.get("member") is not None or type(queues) is not list:
+    def _commit(self, header: Header, name: str) -> Change | None:
+        """A commit by hand: queues as ``[topic, queue, offset]``, -1 before for one without. ``from``: the group that was
+        there before.
+        """
+        queues, source = header.get("offsets"), header.get("copied_from")
+        by_person, resets = header.get("by_person") is True, header.get("reset") is True
+        if header.get("member") is not None or type(queues) is not list:
+            return None
+        if not (resets or by_person or type(source) is str):
             return None
         shown = [one for one in queues[:_MOST_QUEUES] if _is_queue(one)]
         before = [[topic, queue, self._offsets.staged_offset(name, topic, queue)] for topic, queue, _ in shown]
         more = {"more": len(queues) - len(shown)} if len(queues) > len(shown) else {}
-        return Change(f"Group:{name}", {"offsets": before}, {"offsets": shown, **more})
+        if name == DEAD_LETTER_GROUP and by_person:
+            name = shown[0][0].removeprefix(DLQ_PREFIX) if shown else name
+            return Change(f"Group:{name}", {"offsets": before}, {"offsets": shown, **more}, "dlq.purge")
+        operation = "group.reset" if resets else "group.clone" if type(source) is str else ""
+        copied = {"from": source} if type(source) is str else {}
+        return Change(f"Group:{name}", {"offsets": before}, {**copied, "offsets": shown, **more}, operation)
 
     def _forget(self, header: Header, name: str) -> Change:
         return Change(f"Group:{name}")

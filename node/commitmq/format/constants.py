@@ -149,6 +149,8 @@ RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 DEAD_LETTER_GROUP: Final = "CMQ_DEAD_LETTERS"
 """The group whose committed offset in ``%DLQ%group`` says which dead letters were resent or purged; the node's own."""
+DEAD_LETTER_PASSES: Final = "CMQ_DEAD_LETTER_PASSES"
+"""The topic in which each resend of dead letters stores a line when it begins to send."""
 LMQ_PREFIX: Final = "%LMQ%"
 """Prefix of light message queues: messages of other topics name them; they have queue 0 only and no topic (spec 3.10).
 """

@@ -18,6 +18,8 @@ import time
 from collections import deque
 from typing import Final
 
+from commitmq.network.loopback import NO_ACCOUNT, UNKNOWN_ACCOUNT, account_of_peer
+
 # linux/socket.h, and the offset of tcpi_bytes_received in struct tcp_info (since Linux 4.1).
 _SO_PEEK_OFF: Final = 42
 _BYTES_RECEIVED_AT: Final = 128
@@ -94,7 +96,8 @@ class Connection:
         self.descriptor = descriptor
         self.head_bytes = head_bytes
         self.refusals = 0
-        self.account = -1  # the uid of a client on this host that came over a Unix socket
+        # The uid of a client on this host: of a Unix socket at once, of loopback when somebody asks.
+        self.account = UNKNOWN_ACCOUNT
         self.client = ""  # the client: an address, or on this host a process
         self.user = ""  # whose quotas it counts for; empty until a request was judged, and without quotas
         self.accepted_s = time.monotonic()
@@ -157,6 +160,13 @@ class Connection:
     def is_local(self) -> bool:
         """Whether it came over the node's own Unix socket, which only the node's account reaches."""
         return self._is_unix
+
+    def account_over_loopback(self) -> int:
+        """The uid of the peer's end of a TCP connection within this host, or NO_ACCOUNT."""
+        try:
+            return NO_ACCOUNT if self._socket is None else account_of_peer(self._socket)
+        except OSError:  # it has ended
+            return NO_ACCOUNT
 
     def close(self) -> None:
         """libzmq has closed its descriptor, or is about to. The peer sees the end when both descriptors are closed."""

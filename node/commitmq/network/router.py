@@ -28,6 +28,7 @@ from commitmq.network.connection import FRAME_HEAD_BYTES, SEALED_FRAME_BYTES, Co
 from commitmq.network.gate import Gate, UnknownSourceError
 from commitmq.network.guard import PROTOCOL, Guard
 from commitmq.network.long_requests import LONG_HEADER_BYTES, MAX_BYTES, LongRequests
+from commitmq.network.loopback import UNKNOWN_ACCOUNT
 from commitmq.network.unsent import UnsentAnswers
 from commitmq.network.user_bounds import CONNECTIONS, UserBounds
 from commitmq.network.zap import LOCAL
@@ -183,8 +184,10 @@ class Router(zmq.Socket[bytes]):
             self.gate.end(connection, refused.bound, refused.sentence)
         return True
 
-    def actor(self, identity: bytes, header: dict[str, Any]) -> Actor:
-        """Who asked for what was just taken, for the audit log. ``identity``: its routing id."""
+    def actor(self, identity: bytes, header: dict[str, Any], *, looks_up: bool = True) -> Actor:
+        """Who asked for what was just taken, for the audit log. ``identity``: its routing id. ``looks_up``: ask the
+        kernel whose a connection over loopback is, once for each.
+        """
         named = self.vouching.actor(header)
         if named is not None:
             return named
@@ -193,6 +196,8 @@ class Router(zmq.Socket[bytes]):
         connection = self.gate.peers.get(identity)
         if connection is None:
             return Actor(protocol=PROTOCOL)
+        if looks_up and connection.account == UNKNOWN_ACCOUNT and not connection.is_local:
+            connection.account = connection.account_over_loopback()
         if connection.account >= 0:
             return Actor(f"uid {connection.account}", PROTOCOL, LOCAL)
         return Actor("", PROTOCOL, connection.client)

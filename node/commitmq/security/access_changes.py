@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,12 +47,23 @@ def written_down(root: Path, actor: Actor, before: AccessTable, after: AccessTab
 def _users(actor: Actor, before: AccessTable, after: AccessTable) -> Iterator[Event]:
     for name in sorted(before.users.keys() | after.users.keys()):
         old, new = before.users.get(name), after.users.get(name)
+        if old is not None and new is not None and old.keys != new.keys:
+            yield from _keys(actor, old, new)
+            old = replace(old, keys=new.keys)
         if old != new:
             operation = "user.add" if old is None else "user.delete" if new is None else "user.alter"
             now = _shown(new)
             if old is not None and new is not None and old.secret != new.secret:
                 now = {**(now or {}), "secret": "another"}
             yield Event(actor, operation, f"User:{name}", before=_shown(old), after=now)
+
+
+def _keys(actor: Actor, old: User, new: User) -> Iterator[Event]:
+    shown = [{"keys": [one[:_KEY_CHARACTERS] for one in user.keys]} for user in (old, new)]
+    if set(new.keys) - set(old.keys):
+        yield Event(actor, "user.key.add", f"User:{new.name}", before=shown[0], after=shown[1])
+    if set(old.keys) - set(new.keys):
+        yield Event(actor, "user.key.remove", f"User:{new.name}", before=shown[0], after=shown[1])
 
 
 def _shown(user: User | None) -> dict[str, Any] | None:

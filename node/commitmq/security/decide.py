@@ -42,3 +42,12 @@ def decide(
             return Decision(entry.allow, f"the entry {entry.pattern} of user {user.name} {verb} {wanted}", entry)
     wanted = "|".join(sorted(actions))
     return Decision(False, f"no entry of user {user.name} allows {wanted} on {resource}")
+
+
+def of_other_addresses(
+    policies: Policies, resource: Resource, actions: Collection[Action], address: Address | None
+) -> list[Entry]:
+    """The entries that speak of one of ``actions`` on ``resource``, but not of a peer at ``address``."""
+    entries = (*policies.custom, *policies.default)
+    matching = [one for one in entries if one.pattern.matches(resource) and one.does(actions)]
+    return [one for one in matching if not one.comes_from(address)]

@@ -92,6 +92,11 @@ class Entry:
             decision == "Allow",
         )
 
+    def __str__(self) -> str:
+        """``Topic:orders Allow Pub,Sub from 10.1.0.0/16``."""
+        networks = f" from {','.join(map(str, self.networks))}" if self.networks else ""
+        return f"{self.pattern} {'Allow' if self.allow else 'Deny'} {','.join(sorted(self.actions))}{networks}"
+
     def to_json(self) -> dict[str, Any]:
         members: dict[str, Any] = {
             "resource": str(self.pattern),
@@ -109,6 +114,10 @@ class Policies:
 
     custom: tuple[Entry, ...] = ()
     default: tuple[Entry, ...] = ()
+
+    def entry_for(self, pattern: ResourcePattern) -> Entry | None:
+        """The custom entry for these resources."""
+        return next((one for one in self.custom if one.pattern == pattern), None)
 
     def with_entry(self, entry: Entry) -> Policies:
         """A copy in which ``entry`` is the only custom one for its resources, as RocketMQ replaces them."""

@@ -228,7 +228,7 @@ class Coordinator:
 
     def _asker(self, peer: bytes, header: dict[str, Any]) -> tuple[str, str]:
         """User and address of who asked: an IP address, or on this host "process PID"."""
-        actor, connection = self._router.actor(peer, header), self._router.gate.peers.get(peer)
+        actor, connection = self._router.actor(peer, header, looks_up=False), self._router.gate.peers.get(peer)
         if connection is not None and actor.address in ("", LOCAL):
             return actor.name, connection.client
         return actor.name, actor.address
@@ -240,7 +240,7 @@ class Coordinator:
             return self._service.handle(header, monotonic_ms())
         event = Event(
             self._router.actor(peer, header),
-            header["op"],
+            change.operation or header["op"],
             change.resource,
             request=header["id"],
             before=change.before,

@@ -14,6 +14,7 @@ from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock
 from commitmq.coordination.changes import Change
 from commitmq.coordination.service import Service
+from commitmq.format.constants import DEAD_LETTER_GROUP, DEAD_LETTER_PASSES
 from commitmq.store.layout import StoreLayout
 
 
@@ -44,7 +45,10 @@ def test_a_topic(asked: Asked) -> None:
     asked.ask("topic.create", topic="t", queues=2)
     altered = asked.change("topic.create", topic="t", queues=4, update=True)
     assert altered is not None
-    assert (altered.before["write_queues"], altered.after) == (2, {"queues": 4})
+    wanted = {"read_queues": 4, "write_queues": 4}
+    assert (altered.operation, altered.before["write_queues"], altered.after) == ("topic.update", 2, wanted)
+    made = asked.change("topic.create", topic="new", queues=4, update=True)
+    assert made == Change("Topic:new", None, {"queues": 4}), "there was none to update"
     deleted = asked.change("topic.delete", topic="t")
     assert deleted is not None
     assert deleted.before["name"] == "t"
@@ -79,7 +83,8 @@ def test_only_a_reset_by_hand_is_a_change_of_offsets(asked: Asked) -> None:
     assert asked.change("offset.commit", group="g", offsets=offsets) is None
     assert asked.change("offset.commit", group="g", offsets=offsets, reset=True, member="m") is None
     reset = asked.change("offset.commit", group="g", offsets=offsets, reset=True)
-    assert reset == Change("Group:g", {"offsets": [["t", 0, -1], ["t", 1, -1]]}, {"offsets": offsets})
+    before = {"offsets": [["t", 0, -1], ["t", 1, -1]]}
+    assert reset == Change("Group:g", before, {"offsets": offsets}, "group.reset")
     asked.ask("offset.commit", group="g", offsets=offsets, reset=True)
     again = asked.change("offset.commit", group="g", offsets=[["t", 0, 5]], reset=True)
     assert again is not None
@@ -87,6 +92,35 @@ def test_only_a_reset_by_hand_is_a_change_of_offsets(asked: Asked) -> None:
     many = asked.change("offset.commit", group="g", offsets=[["t", 0, 5]] * 100, reset=True)
     assert many is not None
     assert (len(many.after["offsets"]), many.after["more"]) == (16, 84)
+
+
+def test_a_commit_has_the_name_of_its_verb(asked: Asked) -> None:
+    asked.ask("topic.create", topic="t", queues=1)
+    offsets = [["t", 0, 7]]
+    before = {"offsets": [["t", 0, -1]]}
+    copied = {"from": "other", "offsets": offsets}
+    assert asked.change("offset.commit", group="g", offsets=offsets, copied_from="other") == Change(
+        "Group:g", before, copied, "group.clone"
+    )
+    assert asked.change("offset.commit", group="g", offsets=offsets, copied_from="other", reset=True) == Change(
+        "Group:g", before, copied, "group.reset"
+    )
+    assert asked.change("offset.commit", group="g", offsets=offsets, by_person=True) == Change(
+        "Group:g", before, {"offsets": offsets}
+    )
+
+
+def test_dead_letters(asked: Asked) -> None:
+    letters = [["%DLQ%kitchen", 0, 7]]
+    assert asked.change("offset.commit", group=DEAD_LETTER_GROUP, offsets=letters) is None, "a resend goes on"
+    assert asked.change("offset.commit", group=DEAD_LETTER_GROUP, offsets=letters, by_person=True) == Change(
+        "Group:kitchen", {"offsets": [["%DLQ%kitchen", 0, -1]]}, {"offsets": letters}, "dlq.purge"
+    )
+    assert asked.change("topic.create", topic=DEAD_LETTER_PASSES, queues=1, resends="kitchen") == Change(
+        "Group:kitchen", operation="dlq.resend"
+    )
+    other = asked.change("topic.create", topic="t", queues=1, resends="kitchen")
+    assert other == Change("Topic:t", None, {"queues": 1}), "only of the topic of resends"
 
 
 @pytest.mark.parametrize("wrong", [None, 7, [], {"a": 1}])

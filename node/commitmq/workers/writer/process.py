@@ -97,9 +97,8 @@ class Writer:
             self._producers,
             topics=self._topics,
             local_socket=self.local.path,
-            gate=self.router.gate,
+            port=self.router,
         )
-        self.requests.guard = self.router.guard
         self._unknown = UnknownTopics(context, self._topics, self.router.guard)
         context.register(self._news.socket, quiet=True)
         # True when a message may be waiting on the ZeroMQ socket. ZMQ_FD is edge-triggered: any call on the socket may

@@ -16,10 +16,13 @@ from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOf
 from commitmq.format.constants import Host, Property
 from commitmq.format.message_id import unpack_host
 from commitmq.format.record import Record, encode_record
+from commitmq.network.router import Router
+from commitmq.security.audit_line import Event
 from commitmq.semantics.recall import CANCEL_MARGIN_MS, RecallHandle, recall_handle, recall_record
 from commitmq.semantics.timer import TIMER_TOPIC, TimerRefusedError, TimerRules, timer_request
 from commitmq.store.log.run_check import CheckedRun
 from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.writer.local_sockets import Peer
 from commitmq.workers.writer.log_record import read_record
 from commitmq.workers.writer.put_rules import Placed, PutRules
 from commitmq.workers.writer.send_checks import Refusal, integer
@@ -48,15 +51,16 @@ class Recall:
 class Recalls:
     """Makes the cancellations."""
 
-    def __init__(self, context: WorkerContext, rules: PutRules) -> None:
+    def __init__(self, context: WorkerContext, rules: PutRules, port: Router | None = None) -> None:
+        """``port``: knows who asks, for the audit log."""
         config = context.config
-        self._context = context
+        self._context, self._port = context, port
         self._rules = rules
         self._timer = config.timer
         self._host = Host(config.network.store_host, config.network.store_port)
 
-    def recall_of(self, header: dict[str, Any], born_host: bytes) -> Recall:
-        """The cancellation that a request asks for. Raises Refusal."""
+    def recall_of(self, identity: Peer, header: dict[str, Any], born_host: bytes) -> Recall:
+        """The cancellation that a request of ``identity`` asks for; one ``by_person`` is audited. Raises Refusal."""
         if not self._timer.enable:
             raise Refusal("WHEEL_TIMER_NOT_ENABLE", "this node delivers no messages at a time (timer.enable is false)")
         handle = self._handle(header)
@@ -74,6 +78,10 @@ class Recalls:
         data = np.frombuffer(
             encode_record(replace(timed, store_host=self._host), buckets=None, empty_values=True), np.uint8
         )
+        if header.get("by_person") is True and self._port is not None and isinstance(identity, bytes):
+            about = {"unique_id": handle.unique_key, "due_ms": handle.deliver_ms}
+            actor, resource = self._port.actor(identity, header), f"Topic:{handle.topic}"
+            self._context.audit.change(Event(actor, "recall", resource, request=header["id"], after=about))
         run = CheckedRun(data, np.array([len(data)], np.int64), 1, moved=True)
         return Recall(self._rules.place_copy(run, TIMER_TOPIC, 0, delayed=False), handle.topic, slot_ms)
 

@@ -18,8 +18,8 @@ from commitmq import failpoints
 from commitmq.control import Word
 from commitmq.format.constants import Property
 from commitmq.format.producer_mark import mark_of
-from commitmq.network.gate import Gate
 from commitmq.network.guard import Guard
+from commitmq.network.router import Router
 from commitmq.protocol import wire
 from commitmq.store.log.append import Appended, CommitLogAppender
 from commitmq.store.log.inner_batch import count_messages
@@ -64,24 +64,24 @@ class SendRequests:
         *,
         topics: TopicViews | None = None,
         local_socket: Path | None = None,
-        gate: Gate | None = None,
+        port: Router | None = None,
     ) -> None:
         """``producers``: the table of idempotent producers; None where idempotent sends are refused. ``topics``: the topic
-        table, where messages can be sent back. ``local_socket``: the path that ``hello`` tells. ``gate``: that of the port.
+        table, where messages can be sent back. ``local_socket``: the path that ``hello`` tells. ``port``: where requests come.
         """
         self._answers = SendAnswers(context, appender, producers)
         self._local_socket = {} if local_socket is None else {"local_socket": str(local_socket)}
         self._checks, self._producers, self._control = checks, producers, context.control
         self._appender, self._offsets = appender, offsets
         patient = PatientAppend(context, publish)
-        self.guard: Guard | None = None  # of the port, where it has one; the process sets it
-        self.busy = None if gate is None else BusySends.of(context, gate)
+        self.guard: Guard | None = None if port is None else port.guard
+        self.busy = None if port is None else BusySends.of(context, port.gate)
         self._stored = patient.store if self.busy is None else self.busy.timed(patient.store)
         self.counts = SendCounts.of(context)
         self._context, self._config, self._vouching = context, context.config, context.vouching
         self._rules = PutRules(appender, context.config, context.layout)
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
-        self._recalls = None if topics is None else Recalls(context, self._rules)
+        self._recalls = None if topics is None else Recalls(context, self._rules, port)
         self._flow: Flow | None = None
         self._set_rates()
         context.on_settings(lambda _config: self._set_rates())
@@ -343,7 +343,7 @@ class SendRequests:
             raise Refusal("UNKNOWN_OP", "messages are recalled at the writer")
         ack = self._checks.checked_ack(header, frames)
         host = self._born_hosts.of(identity, frames[1])
-        recall = self._recalls.recall_of(header, host)
+        recall = self._recalls.recall_of(identity, header, host)
         placed = recall.placed
         number, done = self._store_run(placed.topic, placed.queue_id, placed.run, host)
         if recall.is_late:
