@@ -170,7 +170,7 @@ def test_shells_complete_verbs() -> None:
 @pytest.mark.parametrize("verb", ["doctor", "top", "drain", "config show", "config set", "config unset", "completion",
                                   "support bundle", "store snapshot", "group clone", "topic list", "topic prune",
                                   "topic offset", "topic time", "group create", "group delete", "group lag", "group members",
-                                  "group pop",
+                                  "group pop", "topic update",
                                   "group describe", "group reset", "consume", "client list", "client show",
                                   "client verify", "export config",
                                   "import config", "metrics", "user show", "user copy", "acl copy"])  # fmt: skip
@@ -251,7 +251,7 @@ def test_groups_and_limits_have_findings_too() -> None:
     members = [{"topics": ["a"]}, {"topics": ["a", "b"]}]
     (found,) = findings.of_group({"name": "g", "members": members}, [lag])
     assert "different topics: a; a, b" in found.says
-    lag.problem = "behind the end"
+    lag.problem, lag.lag = "behind the end", 0
     for own in ("CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_REVIVE_GROUP", "TOOLS_CONSUMER", "CMQ_DEAD_LETTERS"):
         assert findings.of_group({"name": own, "members": []}, [lag]) == [], "no program of a user belongs to it"
     assert [one.level for one in findings.of_group({"name": "g", "members": members[:1]}, [lag])] == ["error"]

@@ -200,11 +200,7 @@ def of_group(group: Mapping[str, Any], lags: Iterable[Any]) -> list[Finding]:
     if group["name"] == DEAD_LETTER_GROUP or is_system_group(group["name"]):
         return []
     name, members, rows = f"group {group['name']}", group["members"], list(lags)
-    found = [
-        Finding(ERROR, name, f"{row.topic} queue {row.queue}: {row.problem}", f"`commitmq group reset {group['name']}`")
-        for row in rows
-        if row.problem
-    ]
+    found = [_of_queue(group["name"], row) for row in rows if row.problem]
     subscriptions = {tuple(sorted(member["topics"])) for member in members}
     if len(subscriptions) > 1:
         told = "; ".join(", ".join(topics) or "nothing" for topics in sorted(subscriptions))
@@ -219,6 +215,15 @@ def of_group(group: Mapping[str, Any], lags: Iterable[Any]) -> list[Finding]:
             Finding(NOTE, name, f"{behind} messages behind, and no member", "start its program, or delete its offsets")
         )
     return found
+
+
+def _of_queue(group: str, row: Any) -> Finding:
+    """The finding of a queue with a problem: the group is behind in it, so nobody reads it, or it is beyond its end."""
+    name, where = f"group {group}", f"{row.topic} queue {row.queue}"
+    if row.lag:
+        advice = f"`commitmq topic update {row.topic} --read-queues {row.queue + 1}`"
+        return Finding(WARNING, name, f"{where}: {row.lag} messages behind, and {row.problem}", advice)
+    return Finding(ERROR, name, f"{where}: {row.problem}", f"`commitmq group reset {group}`")
 
 
 def of_limits(descriptors: Mapping[str, int]) -> list[Finding]:

@@ -53,6 +53,7 @@ class AsyncAdmin:
     topic_delete_idle = _in_thread(Admin.topic_delete_idle)
     memory_use = _in_thread(Admin.memory_use)
     offsets = _in_thread(Admin.offsets)
+    hidden_queues = _in_thread(Admin.hidden_queues)
     view = _in_thread(Admin.view)
     message = _in_thread(Admin.message)
     message_at = _in_thread(Admin.message_at)
