@@ -247,7 +247,8 @@ def test_groups_and_limits_have_findings_too() -> None:
     from types import SimpleNamespace
 
     lag = SimpleNamespace(topic="t", queue=0, lag=5, problem=None)
-    assert [one.level for one in findings.of_group({"name": "g", "members": []}, [lag])] == ["note"]
+    (idle,) = findings.of_group({"name": "g", "members": []}, [lag])
+    assert (idle.level, "`commitmq group delete g --offsets`" in idle.do) == ("note", True)
     members = [{"topics": ["a"]}, {"topics": ["a", "b"]}]
     (found,) = findings.of_group({"name": "g", "members": members}, [lag])
     assert "different topics: a; a, b" in found.says

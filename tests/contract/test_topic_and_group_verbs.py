@@ -192,9 +192,14 @@ def test_a_group_is_made_once_and_deleted_when_nobody_reads_for_it(node: Node, a
         assert "has 1 members: close them first" in refused
         assert admin.group_config("crew")["retryMaxTimes"] == 3
     assert "give --yes" in run("group", "delete", "crew", code=CliExit.USAGE)
-    assert told(run, "group", "delete", "crew", "--yes") == {"deleted": "crew", "offsets": False}
+    assert told(run, "group", "delete", "crew", "--yes") == {"deleted": "crew", "offsets": False, "kept_offsets": 4}
+    text = run("group", "delete", "crew", "--yes")
+    assert "its committed offsets in 4 queues stay" in text
+    assert "`commitmq group delete crew --offsets`" in text
     assert len(admin.group("crew")["offsets"]) == 4, "its offsets stay without --offsets"
-    assert told(run, "group", "delete", "crew", "--offsets", "--yes") == {"deleted": "crew", "offsets": True}
+    assert told(run, "group", "delete", "crew", "--offsets", "--yes") == {
+        "deleted": "crew", "offsets": True, "kept_offsets": 0
+    }  # fmt: skip
     with pytest.raises(GroupNotFoundError):
         admin.group("crew")
     assert "GROUP_NOT_EXIST" in run("group", "delete", "crew", "--yes", code=CliExit.FAILURE)

@@ -211,9 +211,8 @@ def of_group(group: Mapping[str, Any], lags: Iterable[Any]) -> list[Finding]:
         )
     behind = sum(row.lag for row in rows)
     if behind and not members:
-        found.append(
-            Finding(NOTE, name, f"{behind} messages behind, and no member", "start its program, or delete its offsets")
-        )
+        advice = f"start its program, or delete its offsets: `commitmq group delete {group['name']} --offsets`"
+        found.append(Finding(NOTE, name, f"{behind} messages behind, and no member", advice))
     return found
 
 

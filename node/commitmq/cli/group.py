@@ -121,12 +121,13 @@ def create(name: str, pairs: tuple[str, ...], as_json: bool, node: str) -> None:
 def delete(name: str, offsets: bool, force: bool, yes: bool, as_json: bool, node: str) -> None:
     """Delete group NAME: its settings, and with --offsets its committed offsets.
 
-    Its retry and dead-letter topics stay; `topic delete` deletes them.
+    With its offsets the group stays in `group list`. Its retry and dead-letter topics stay too; `topic delete` deletes them.
 
     \b
     Example: commitmq group delete kitchen --offsets --yes
     """
     from commitmq.client.admin import Admin
+    from commitmq.errors import GroupNotFoundError
 
     if not yes:
         what = f"group {name} with its offsets" if offsets else f"group {name}"
@@ -135,8 +136,18 @@ def delete(name: str, offsets: bool, force: bool, yes: bool, as_json: bool, node
         confirm(f"Delete {what}?")
     with Admin(node) as admin:
         admin.group_delete(name, offsets=offsets, force=force)
+        try:
+            kept = len(admin.group(name)["offsets"])
+        except GroupNotFoundError:
+            kept = 0
     if as_json:
-        print_json({"deleted": name, "offsets": offsets})
+        print_json({"deleted": name, "offsets": offsets, "kept_offsets": kept})
+    elif kept and not offsets:
+        click.echo(f"the settings of group {name} are deleted")
+        click.echo(
+            f"its committed offsets in {kept} queues stay, and so it is still listed: "
+            f"`commitmq group delete {name} --offsets` deletes them"
+        )
     else:
         click.echo(f"group {name} deleted{', and its offsets' if offsets else ''}")
 
