@@ -27,8 +27,8 @@ from commitmq import (
     ProtocolError,
     TopicNotFoundError,
 )
-from commitmq.client.dead_letter_resend import PASSES
 from commitmq.errors import CommitMQError
+from commitmq.format.constants import DEAD_LETTER_PASSES
 from delays import Peer, everything
 from nodes import Node, commitmq, eventually, start_node
 
@@ -121,6 +121,25 @@ def test_a_letter_whose_topic_has_gone_stays_and_says_why(node: Node, admin: Adm
     assert copies(node, "mixed-kept") == Counter(kept + kept)
     with pytest.raises(TopicNotFoundError, match="group nobody has no dead letters"):
         admin.dlq_list("nobody")
+
+
+def test_the_topic_and_the_group_of_resends_are_the_systems(node: Node, admin: Admin) -> None:
+    bury(node, "owned", "owned", 1)
+    assert admin.dlq_resend("owned").sent == 1
+    assert admin.topic(DEAD_LETTER_PASSES).system
+    assert not admin.topic_delete_idle(DEAD_LETTER_PASSES, int(time.time() * 1000) + 60_000)
+    with pytest.raises(ProtocolError, match="is a system topic"):
+        admin.topic_delete(DEAD_LETTER_PASSES)
+    with pytest.raises(ProtocolError, match="is a system topic"):
+        admin.topic_update(DEAD_LETTER_PASSES, 2)
+    document = admin.export_config(offsets=True)
+    assert DEAD_LETTER_PASSES not in {one["name"] for one in document["topics"]}
+    assert "CMQ_DEAD_LETTERS" not in {one["name"] for one in document["groups"]}
+    listed = [
+        json.loads(commitmq("group", "list", *more, "--json", "--node", node.address).stdout)
+        for more in ([], ["--all"])
+    ]
+    assert ["CMQ_DEAD_LETTERS" in {one["name"] for one in groups} for groups in listed] == [False, True]
 
 
 def test_a_purge_counts_what_was_not_resent(node: Node, admin: Admin) -> None:
@@ -267,6 +286,6 @@ def test_the_rate_bounds_a_resend_and_the_twin_does_the_same(node: Node) -> None
         for wrong in ({"rate": 0}, {"max_messages": 0}):
             with pytest.raises(ValueError, match="must be"):
                 admin.dlq_resend("paced", **wrong)  # type: ignore[arg-type]
-        assert [one.keys for one in admin.query(PASSES, begin=0, max_messages=999)].count(["paced"]) == 1
+        assert [one.keys for one in admin.query(DEAD_LETTER_PASSES, begin=0, max_messages=999)].count(["paced"]) == 1
     with Admin("tcp://127.0.0.1:9", timeout_s=0.2) as nowhere, pytest.raises(NodeUnavailableError):
         nowhere.dlq_resend("paced")

@@ -75,6 +75,12 @@ def test_top_shows_rates_and_lags(node: Node) -> None:
     assert told["topics"] == [{"topic": "b", "in_per_s": 10.0, "next_offsets": 25}]
     assert told["groups"] == [{"group": "g", "lag": 9, "lag_per_s": 1.0, "out_per_s": 0.5}]
     assert told["not_looked_at"] == {"topics": 2, "groups": 0}
+    ends = {"RMQ_SYS_X": 9, "%DLQ%g": 0, "%RETRY%g": 4, "quiet": 0}
+    kinds = {"RMQ_SYS_X": "system", "%DLQ%g": "dlq", "%RETRY%g": "retry", "quiet": "normal"}
+    at_first = Seen(1.0, dict.fromkeys(ends, 0), {"CMQ_DEAD_LETTERS": (9, 0), "g": (0, 0)}, 4, 2)
+    told = compared(at_first, Seen(2.0, ends, at_first.groups, 4, 2, kinds), 9)
+    assert [one["topic"] for one in told["topics"]] == ["%RETRY%g", "quiet", "%DLQ%g", "RMQ_SYS_X"]
+    assert [one["group"] for one in told["groups"]] == ["g", "CMQ_DEAD_LETTERS"]
 
 
 def test_the_lag_of_a_group_is_watched_until_ctrl_c(node: Node) -> None:

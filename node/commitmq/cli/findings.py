@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from commitmq.format.constants import DEAD_LETTER_GROUP
 from commitmq.store.metadata.topic_name import is_system_group
 
 ERROR: Final = "error"
@@ -197,7 +196,7 @@ def of_group(group: Mapping[str, Any], lags: Iterable[Any]) -> list[Finding]:
 
     Groups of the system have none: no program is their member, and their offsets are the node's own positions.
     """
-    if group["name"] == DEAD_LETTER_GROUP or is_system_group(group["name"]):
+    if is_system_group(group["name"]):
         return []
     name, members, rows = f"group {group['name']}", group["members"], list(lags)
     found = [_of_queue(group["name"], row) for row in rows if row.problem]

@@ -23,14 +23,16 @@ for _command in (lag, members, pop, reset, clone):
 
 
 @group.command(name="list")
+@click.option("--all", "with_system", is_flag=True, help="Also the groups of RocketMQ's and the node's own parts.")
 @json_option
 @node_option
-def list_(as_json: bool, node: str) -> None:
+def list_(with_system: bool, as_json: bool, node: str) -> None:
     """List the groups with their members and the topics they have consumed."""
     from commitmq.client.admin import Admin
+    from commitmq.store.metadata.topic_name import is_system_group
 
     with Admin(node) as admin:
-        groups = admin.groups()
+        groups = [one for one in admin.groups() if with_system or not is_system_group(one["name"])]
     if as_json:
         print_json(groups)
     elif not groups:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from commitmq.client.admin_results import GroupOffset
 from commitmq.errors import ProtocolError, TopicNotFoundError
+from commitmq.format.constants import DEAD_LETTER_PASSES
 
 if TYPE_CHECKING:
     import zmq
@@ -132,13 +133,11 @@ class DeadLetterAdmin:
 
     def _not_resent(self, letters: DeadLetters, parts: dict[int, tuple[int, int]]) -> int:
         """How many dead letters of these parts of queues were not resent; all, where no resend began or no index tells."""
-        from commitmq.client.dead_letter_resend import PASSES
-
         whole = sum(end - first for first, end in parts.values())
         resent = self._resent()
         count = 0
         try:
-            self._request("reader", "offsets", {"topic": PASSES})
+            self._request("reader", "offsets", {"topic": DEAD_LETTER_PASSES})
             for queue, (first, end) in parts.items():
                 for page in letters.pages(queue, first):
                     mine = [one for one in page.letters if one.message.queue_offset < end]

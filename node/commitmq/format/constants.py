@@ -149,6 +149,8 @@ RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 DEAD_LETTER_GROUP: Final = "CMQ_DEAD_LETTERS"
 """The group whose committed offset in ``%DLQ%group`` says which dead letters were resent or purged; the node's own."""
+DEAD_LETTER_PASSES: Final = "CMQ_DEAD_LETTER_PASSES"
+"""The node's own topic with a line for each pass that resends dead letters."""
 LMQ_PREFIX: Final = "%LMQ%"
 """Prefix of light message queues: messages of other topics name them; they have queue 0 only and no topic (spec 3.10).
 """
