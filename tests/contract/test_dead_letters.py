@@ -142,6 +142,46 @@ def test_the_topic_and_the_group_of_resends_are_the_systems(node: Node, admin: A
     assert ["CMQ_DEAD_LETTERS" in {one["name"] for one in groups} for groups in listed] == [False, True]
 
 
+def test_a_resent_letter_stays_resent_when_its_topic_is_deleted(node: Node, admin: Admin) -> None:
+    bury(node, "outlived", "outlived", 4)
+    assert admin.dlq_resend("outlived", max_messages=2).sent == 2
+    assert admin.dlq_purge("outlived", until=admin.dlq_show("outlived", 2).message.store_timestamp).purged >= 1
+
+    def states() -> list[str]:
+        return [one.state for one in admin.dlq_list("outlived", all_states=True)]
+
+    before = states()
+    assert before[:3] == ["resent", "resent", "purged"]
+    admin.topic_delete("outlived")
+    assert states() == before
+    admin.topic_create("outlived", 2)
+    assert states() == before, "nor does a new topic of the name change that"
+
+
+def test_groups_with_dead_letters_are_listed_page_by_page(node: Node, admin: Admin) -> None:
+    bury(node, "zz-few", "zz-few", 2)
+    bury(node, "zz-more", "zz-more", 3)
+    admin.topic_create("%DLQ%zz-none", 1)
+
+    def told(*words: str) -> Any:
+        return json.loads(commitmq(*words, "--json", "--node", node.address).stdout)
+
+    few, more = {"group": "zz-few", "dead": 2}, {"group": "zz-more", "dead": 3}
+    assert told("dlq", "list", "--after", "zz") == {"groups": [few, more], "next": None}
+    assert told("dlq", "list", "--after", "zz", "--max", "1") == {"groups": [few], "next": "zz-few"}
+    assert told("dlq", "list", "--after", "zz-few", "--max", "1") == {"groups": [more], "next": "zz-more"}
+    told("dlq", "purge", "zz-few")
+    assert told("dlq", "list", "--after", "zz")["groups"] == [more]
+    shown = commitmq("dlq", "list", "--after", "zz", "--max", "2", "--node", node.address)
+    assert "zz-more" in shown.stdout
+    assert "there are more groups: --after zz-more" in shown.stderr
+    found = {one["what"]: (one["says"], one["do"]) for one in told("doctor")["findings"]}
+    assert found["group zz-more"] == ("3 dead letters", "`commitmq dlq list zz-more`; then resend or purge them")
+    assert "group zz-few" not in found
+    assert commitmq("dlq", "list", "--all", "--node", node.address).returncode == 2
+    assert commitmq("dlq", "list", "zz-few", "--after", "zz", "--node", node.address).returncode == 2
+
+
 def test_a_purge_counts_what_was_not_resent(node: Node, admin: Admin) -> None:
     bury(node, "half-resent", "half-resent", 4)
     assert admin.dlq_resend("half-resent", DeadLetterFilter(offsets=[1, 2])).sent == 2

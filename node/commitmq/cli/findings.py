@@ -215,6 +215,16 @@ def of_group(group: Mapping[str, Any], lags: Iterable[Any]) -> list[Finding]:
     return found
 
 
+def of_dead_letters(counts: Iterable[tuple[str, int]]) -> list[Finding]:
+    """The findings of groups with dead letters: ``(group, number)`` each."""
+    return [
+        Finding(
+            WARNING, f"group {group}", f"{dead} dead letters", f"`commitmq dlq list {group}`; then resend or purge them"
+        )
+        for group, dead in counts
+    ]
+
+
 def _of_queue(group: str, row: Any) -> Finding:
     """The finding of a queue with a problem: the group is behind in it, so nobody reads it, or it is beyond its end."""
     name, where = f"group {group}", f"{row.topic} queue {row.queue}"

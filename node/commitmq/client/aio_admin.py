@@ -72,6 +72,7 @@ class AsyncAdmin:
     commit_offsets = _in_thread(Admin.commit_offsets)
     reset_offsets = _in_thread(Admin.reset_offsets)
     set_offsets = _in_thread(Admin.set_offsets)
+    dlq_groups = _in_thread(Admin.dlq_groups)
     dlq_list = _in_thread(Admin.dlq_list)
     dlq_show = _in_thread(Admin.dlq_show)
     dlq_resend = _in_thread(Admin.dlq_resend)

@@ -64,8 +64,15 @@ class LookUps:
         self._answers.send(client, wire.ok(header["id"], **answer))
 
     def query(self, client: bytes, header: dict[str, Any]) -> None:
-        """Messages of a key, found in the index."""
+        """Messages of a key, found in the index; with ``deleted`` how many there are, also of a topic that was deleted."""
         query = parse_query(header, self._limits)
+        deleted = header.get("deleted", False)
+        if type(deleted) is not bool:
+            raise ProtocolError("INVALID_PARAMETER", "deleted must be true or false")
+        if deleted:
+            fields, _ = self._key_queries.answer(query, lambda: self._control.get(Word.MIN_OFFSET))
+            self._answers.send(client, wire.ok(header["id"], **fields))
+            return
         topic = self._places.topic(query.topic)
         if not topic.is_readable:
             raise ProtocolError("NO_PERMISSION", f"topic {query.topic!r} may not be read")
