@@ -90,6 +90,11 @@ def test_the_lag_of_a_group_is_watched_until_ctrl_c(node: Node) -> None:
     assert found["lag"] == whole["lag"] == 14
     assert found["queues"] == [one for one in whole["queues"] if one["lag"] == least]
     assert ran(node, "group", "lag", "kitchen", "--min", "1000") == "group kitchen is 14 messages behind\n"
+    assert [(one["name"], one["lag"]) for one in json.loads(ran(node, "group", "list", "--lag", "--json"))] == [
+        ("kitchen", 14)
+    ]
+    assert re.search(r"MEMBERS  LAG  TOPICS\nkitchen +0 +14  orders", ran(node, "group", "list", "--lag"))
+    assert "LAG" not in ran(node, "group", "list")
     for words in (("--watch", "0.1s", "--json"), ("--json", "--watch")):
         command = [
             sys.executable,
@@ -176,7 +181,7 @@ def test_shells_complete_verbs() -> None:
 @pytest.mark.parametrize("verb", ["doctor", "top", "drain", "config show", "config set", "config unset", "completion",
                                   "support bundle", "store snapshot", "group clone", "topic list", "topic prune",
                                   "topic offset", "topic time", "group create", "group delete", "group lag", "group members",
-                                  "group pop", "topic update",
+                                  "group pop", "topic update", "group list", "dlq list",
                                   "group describe", "group reset", "consume", "client list", "client show",
                                   "client verify", "export config",
                                   "import config", "metrics", "user show", "user copy", "acl copy"])  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,7 +11,11 @@ from commitmq.cli.group_lag import lag
 from commitmq.cli.group_members import members, pop, show_plan
 from commitmq.cli.group_reset import clone, reset
 from commitmq.cli.output import confirm, json_option, node_option, print_json, print_table
+from commitmq.cli.progress import count_progress
 from commitmq.cli.quantity import long
+
+if TYPE_CHECKING:
+    from commitmq.client.admin import Admin
 
 
 @click.group()
@@ -24,22 +29,47 @@ for _command in (lag, members, pop, reset, clone):
 
 @group.command(name="list")
 @click.option("--all", "with_system", is_flag=True, help="Also the groups of RocketMQ's and the node's own parts.")
+@click.option("--lag", "with_lag", is_flag=True, help="Also how many messages each is behind.")
 @json_option
 @node_option
-def list_(with_system: bool, as_json: bool, node: str) -> None:
-    """List the groups with their members and the topics they have consumed."""
+def list_(with_system: bool, with_lag: bool, as_json: bool, node: str) -> None:
+    """List the groups with their members and the topics they have consumed.
+
+    --lag asks the node for each group and for each of its topics. `group lag` shows the queues of one group.
+
+    \b
+    Example: commitmq group list --lag
+    """
     from commitmq.client.admin import Admin
     from commitmq.store.metadata.topic_name import is_system_group
 
     with Admin(node) as admin:
         groups = [one for one in admin.groups() if with_system or not is_system_group(one["name"])]
+        if with_lag:
+            with count_progress("groups", quiet=as_json) as progress:
+                for number, one in enumerate(groups, 1):
+                    one["lag"] = _lag_of(admin, one["name"])
+                    progress(number, len(groups))
     if as_json:
         print_json(groups)
     elif not groups:
         click.echo("no groups")
     else:
-        rows = [(one["name"], one["members"], ", ".join(one["topics"]) or "-") for one in groups]
-        print_table(("GROUP", "MEMBERS", "TOPICS"), rows, left=(0, 2))
+        headers = ("GROUP", "MEMBERS", *(("LAG",) if with_lag else ()), "TOPICS")
+        rows = [
+            (one["name"], one["members"], *((one["lag"],) if with_lag else ()), ", ".join(one["topics"]) or "-")
+            for one in groups
+        ]
+        print_table(headers, rows, left=(0, len(headers) - 1))
+
+
+def _lag_of(admin: Admin, group: str) -> int:
+    from commitmq.errors import GroupNotFoundError
+
+    try:
+        return sum(one.lag for one in admin.group_lag(group))
+    except GroupNotFoundError:
+        return 0  # it was deleted meanwhile
 
 
 @group.command()
