@@ -145,7 +145,12 @@ def test_a_group_is_cloned_ahead_and_never_back(node: Node) -> None:
         assert [tuple(one) for one in admin.group("target")["offsets"]] == [("orders", 1, 9)]
         assert json.loads(ran(node, "group", "clone", "source", "target", "--json"))["offsets"] == planned["offsets"]
         assert sorted(tuple(one) for one in admin.group("target")["offsets"]) == [("orders", 0, 3), ("orders", 1, 9)]
-    ran(node, "group", "clone", "absent", "target", code=CliExit.FAILURE)
+    assert "there is no group 'absent'" in ran(node, "group", "clone", "absent", "target", code=CliExit.FAILURE)
+    ran(node, "group", "create", "bare")
+    assert "group bare has committed no offset" in ran(node, "group", "clone", "bare", "target", code=CliExit.FAILURE)
+    assert "group fresh did not exist; it would be made" in ran(node, "group", "clone", "source", "fresh", "--dry-run")
+    assert "group fresh did not exist; it is made" in ran(node, "group", "clone", "source", "fresh")
+    assert "did not exist" not in ran(node, "group", "clone", "source", "fresh")
 
 
 def test_a_bundle_has_everything_but_secrets_and_messages(node: Node, tmp_path: Path) -> None:
