@@ -58,7 +58,7 @@ def test_the_doctor_finds_nothing_wrong_and_then_what_is(node: Node) -> None:
     os.kill(node.pids()["cleanup"], signal.SIGKILL)
     eventually(lambda: node.row("cleanup")["state"] == "ready", "cleanup is back")
     text = ran(node, "doctor")
-    assert "note: cleanup: it was restarted 1 times; the last end: killed by SIGKILL" in text
+    assert "note: cleanup: it was restarted once; the last end: killed by SIGKILL" in text
     gone = commitmq("doctor", "--node", "tcp://127.0.0.1:1", "--timeout", "0.2s")
     assert gone.returncode == CliExit.NODE_UNAVAILABLE
 
@@ -262,6 +262,9 @@ def test_each_trouble_is_one_finding(changes: dict[str, Any], level: str, what: 
 def test_groups_and_limits_have_findings_too() -> None:
     from types import SimpleNamespace
 
+    told = [findings.of_report(report(processes=[{**ROW, "restarts": count}]), now_ms=0)[0].says for count in (2, 7)]
+    assert [one.partition(";")[0] for one in told] == ["it was restarted twice", "it was restarted 7 times"]
+    assert [one.says for one in findings.of_dead_letters([("g", 1), ("h", 2)])] == ["1 dead letter", "2 dead letters"]
     lag = SimpleNamespace(topic="t", queue=0, lag=5, problem=None)
     (idle,) = findings.of_group({"name": "g", "members": []}, [lag])
     assert (idle.level, "`commitmq group delete g --offsets`" in idle.do) == ("note", True)

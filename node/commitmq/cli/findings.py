@@ -124,9 +124,11 @@ def _of_process(row: Mapping[str, Any]) -> Iterator[Finding]:
     if row["state"] in ("waiting", "starting") and row.get("pid") is None and row["restarts"]:
         yield Finding(ERROR, role, f"it is down; its last end: {last}: {row.get('last_error') or '-'}", "see node.log")
     elif row["restarts"] >= _RESTARTS:
-        yield Finding(WARNING, role, f"it was restarted {row['restarts']} times; the last end: {last}", "see node.log")
+        yield Finding(
+            WARNING, role, f"it was restarted {_times(row['restarts'])}; the last end: {last}", "see node.log"
+        )
     elif row["restarts"]:
-        yield Finding(NOTE, role, f"it was restarted {row['restarts']} times; the last end: {last}", "see node.log")
+        yield Finding(NOTE, role, f"it was restarted {_times(row['restarts'])}; the last end: {last}", "see node.log")
     if row.get("refused"):
         yield Finding(
             NOTE,
@@ -160,6 +162,10 @@ def _of_process(row: Mapping[str, Any]) -> Iterator[Finding]:
     if info.get("clock"):
         says = f"the clock was {info['clock']['was_ahead_ms'] / 1000:.0f} s ahead when messages were stored"
         yield Finding(WARNING, "clock", says, "keep the clock with NTP")
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _of_dispatcher(row: Mapping[str, Any]) -> Iterator[Finding]:
@@ -219,7 +225,10 @@ def of_dead_letters(counts: Iterable[tuple[str, int]]) -> list[Finding]:
     """The findings of groups with dead letters: ``(group, number)`` each."""
     return [
         Finding(
-            WARNING, f"group {group}", f"{dead} dead letters", f"`commitmq dlq list {group}`; then resend or purge them"
+            WARNING,
+            f"group {group}",
+            f"{dead} dead letter{'' if dead == 1 else 's'}",
+            f"`commitmq dlq list {group}`; then resend or purge them",
         )
         for group, dead in counts
     ]
