@@ -27,8 +27,8 @@ from commitmq import (
     ProtocolError,
     TopicNotFoundError,
 )
-from commitmq.client.dead_letter_resend import PASSES
 from commitmq.errors import CommitMQError
+from commitmq.format.constants import DEAD_LETTER_PASSES
 from delays import Peer, everything
 from nodes import Node, commitmq, eventually, start_node
 
@@ -121,6 +121,65 @@ def test_a_letter_whose_topic_has_gone_stays_and_says_why(node: Node, admin: Adm
     assert copies(node, "mixed-kept") == Counter(kept + kept)
     with pytest.raises(TopicNotFoundError, match="group nobody has no dead letters"):
         admin.dlq_list("nobody")
+
+
+def test_the_topic_and_the_group_of_resends_are_the_systems(node: Node, admin: Admin) -> None:
+    bury(node, "owned", "owned", 1)
+    assert admin.dlq_resend("owned").sent == 1
+    assert admin.topic(DEAD_LETTER_PASSES).system
+    assert not admin.topic_delete_idle(DEAD_LETTER_PASSES, int(time.time() * 1000) + 60_000)
+    with pytest.raises(ProtocolError, match="is a system topic"):
+        admin.topic_delete(DEAD_LETTER_PASSES)
+    with pytest.raises(ProtocolError, match="is a system topic"):
+        admin.topic_update(DEAD_LETTER_PASSES, 2)
+    document = admin.export_config(offsets=True)
+    assert DEAD_LETTER_PASSES not in {one["name"] for one in document["topics"]}
+    assert "CMQ_DEAD_LETTERS" not in {one["name"] for one in document["groups"]}
+    listed = [
+        json.loads(commitmq("group", "list", *more, "--json", "--node", node.address).stdout)
+        for more in ([], ["--all"])
+    ]
+    assert ["CMQ_DEAD_LETTERS" in {one["name"] for one in groups} for groups in listed] == [False, True]
+
+
+def test_a_resent_letter_stays_resent_when_its_topic_is_deleted(node: Node, admin: Admin) -> None:
+    bury(node, "outlived", "outlived", 4)
+    assert admin.dlq_resend("outlived", max_messages=2).sent == 2
+    assert admin.dlq_purge("outlived", until=admin.dlq_show("outlived", 2).message.store_timestamp).purged >= 1
+
+    def states() -> list[str]:
+        return [one.state for one in admin.dlq_list("outlived", all_states=True)]
+
+    before = states()
+    assert before[:3] == ["resent", "resent", "purged"]
+    admin.topic_delete("outlived")
+    assert states() == before
+    admin.topic_create("outlived", 2)
+    assert states() == before, "nor does a new topic of the name change that"
+
+
+def test_groups_with_dead_letters_are_listed_page_by_page(node: Node, admin: Admin) -> None:
+    bury(node, "zz-few", "zz-few", 2)
+    bury(node, "zz-more", "zz-more", 3)
+    admin.topic_create("%DLQ%zz-none", 1)
+
+    def told(*words: str) -> Any:
+        return json.loads(commitmq(*words, "--json", "--node", node.address).stdout)
+
+    few, more = {"group": "zz-few", "dead": 2}, {"group": "zz-more", "dead": 3}
+    assert told("dlq", "list", "--after", "zz") == {"groups": [few, more], "next": None}
+    assert told("dlq", "list", "--after", "zz", "--max", "1") == {"groups": [few], "next": "zz-few"}
+    assert told("dlq", "list", "--after", "zz-few", "--max", "1") == {"groups": [more], "next": "zz-more"}
+    told("dlq", "purge", "zz-few")
+    assert told("dlq", "list", "--after", "zz")["groups"] == [more]
+    shown = commitmq("dlq", "list", "--after", "zz", "--max", "2", "--node", node.address)
+    assert "zz-more" in shown.stdout
+    assert "there are more groups: --after zz-more" in shown.stderr
+    found = {one["what"]: (one["says"], one["do"]) for one in told("doctor")["findings"]}
+    assert found["group zz-more"] == ("3 dead letters", "`commitmq dlq list zz-more`; then resend or purge them")
+    assert "group zz-few" not in found
+    assert commitmq("dlq", "list", "--all", "--node", node.address).returncode == 2
+    assert commitmq("dlq", "list", "zz-few", "--after", "zz", "--node", node.address).returncode == 2
 
 
 def test_a_purge_counts_what_was_not_resent(node: Node, admin: Admin) -> None:
@@ -267,6 +326,6 @@ def test_the_rate_bounds_a_resend_and_the_twin_does_the_same(node: Node) -> None
         for wrong in ({"rate": 0}, {"max_messages": 0}):
             with pytest.raises(ValueError, match="must be"):
                 admin.dlq_resend("paced", **wrong)  # type: ignore[arg-type]
-        assert [one.keys for one in admin.query(PASSES, begin=0, max_messages=999)].count(["paced"]) == 1
+        assert [one.keys for one in admin.query(DEAD_LETTER_PASSES, begin=0, max_messages=999)].count(["paced"]) == 1
     with Admin("tcp://127.0.0.1:9", timeout_s=0.2) as nowhere, pytest.raises(NodeUnavailableError):
         nowhere.dlq_resend("paced")

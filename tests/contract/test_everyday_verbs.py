@@ -60,7 +60,7 @@ def test_the_doctor_finds_nothing_wrong_and_then_what_is(node: Node) -> None:
     os.kill(node.pids()["cleanup"], signal.SIGKILL)
     eventually(lambda: node.row("cleanup")["state"] == "ready", "cleanup is back")
     text = ran(node, "doctor")
-    assert "note: cleanup: it was restarted 1 times; the last end: killed by SIGKILL" in text
+    assert "note: cleanup: it was restarted once; the last end: killed by SIGKILL" in text
     gone = commitmq("doctor", "--node", "tcp://127.0.0.1:1", "--timeout", "0.2s")
     assert gone.returncode == CliExit.NODE_UNAVAILABLE
 
@@ -77,6 +77,12 @@ def test_top_shows_rates_and_lags(node: Node) -> None:
     assert told["topics"] == [{"topic": "b", "in_per_s": 10.0, "next_offsets": 25}]
     assert told["groups"] == [{"group": "g", "lag": 9, "lag_per_s": 1.0, "out_per_s": 0.5}]
     assert told["not_looked_at"] == {"topics": 2, "groups": 0}
+    ends = {"RMQ_SYS_X": 9, "%DLQ%g": 0, "%RETRY%g": 4, "quiet": 0}
+    kinds = {"RMQ_SYS_X": "system", "%DLQ%g": "dlq", "%RETRY%g": "retry", "quiet": "normal"}
+    at_first = Seen(1.0, dict.fromkeys(ends, 0), {"CMQ_DEAD_LETTERS": (9, 0), "g": (0, 0)}, 4, 2)
+    told = compared(at_first, Seen(2.0, ends, at_first.groups, 4, 2, kinds), 9)
+    assert [one["topic"] for one in told["topics"]] == ["%RETRY%g", "quiet", "%DLQ%g", "RMQ_SYS_X"]
+    assert [one["group"] for one in told["groups"]] == ["g", "CMQ_DEAD_LETTERS"]
 
 
 @contextlib.contextmanager
@@ -114,6 +120,11 @@ def test_the_lag_of_a_group_is_watched_until_ctrl_c(node: Node) -> None:
     assert found["lag"] == whole["lag"] == 14
     assert found["queues"] == [one for one in whole["queues"] if one["lag"] == least]
     assert ran(node, "group", "lag", "kitchen", "--min", "1000") == "group kitchen is 14 messages behind\n"
+    assert [(one["name"], one["lag"]) for one in json.loads(ran(node, "group", "list", "--lag", "--json"))] == [
+        ("kitchen", 14)
+    ]
+    assert re.search(r"MEMBERS  LAG  TOPICS\nkitchen +0 +14  orders", ran(node, "group", "list", "--lag"))
+    assert "LAG" not in ran(node, "group", "list")
     for words in (("--watch", "0.1s", "--json"), ("--json", "--watch")):
         with watched(node, "group", "lag", "kitchen", *words) as lines:
             assert [json.loads(next(lines)) for _ in range(2)] == [whole] * 2
@@ -187,7 +198,12 @@ def test_a_group_is_cloned_ahead_and_never_back(node: Node) -> None:
         assert [tuple(one) for one in admin.group("target")["offsets"]] == [("orders", 1, 9)]
         assert json.loads(ran(node, "group", "clone", "source", "target", "--json"))["offsets"] == planned["offsets"]
         assert sorted(tuple(one) for one in admin.group("target")["offsets"]) == [("orders", 0, 3), ("orders", 1, 9)]
-    ran(node, "group", "clone", "absent", "target", code=CliExit.FAILURE)
+    assert "there is no group 'absent'" in ran(node, "group", "clone", "absent", "target", code=CliExit.FAILURE)
+    ran(node, "group", "create", "bare")
+    assert "group bare has committed no offset" in ran(node, "group", "clone", "bare", "target", code=CliExit.FAILURE)
+    assert "group fresh did not exist; it would be made" in ran(node, "group", "clone", "source", "fresh", "--dry-run")
+    assert "group fresh did not exist; it is made" in ran(node, "group", "clone", "source", "fresh")
+    assert "did not exist" not in ran(node, "group", "clone", "source", "fresh")
 
 
 def test_a_bundle_has_everything_but_secrets_and_messages(node: Node, tmp_path: Path) -> None:
@@ -224,7 +240,7 @@ def test_shells_complete_verbs() -> None:
                                   "completion", "user key rotate", "support bundle",
                                   "store snapshot", "group clone", "topic list", "topic prune",
                                   "topic offset", "topic time", "group create", "group delete", "group lag", "group members",
-                                  "group pop",
+                                  "group pop", "topic update", "group list", "dlq list",
                                   "group describe", "group reset", "consume", "client list", "client show",
                                   "client verify", "export config",
                                   "import config", "metrics", "user show", "user copy", "acl copy", "acl import"])  # fmt: skip
@@ -303,12 +319,16 @@ def test_each_trouble_is_one_finding(changes: dict[str, Any], level: str, what: 
 def test_groups_and_limits_have_findings_too() -> None:
     from types import SimpleNamespace
 
+    told = [findings.of_report(report(processes=[{**ROW, "restarts": count}]), now_ms=0)[0].says for count in (2, 7)]
+    assert [one.partition(";")[0] for one in told] == ["it was restarted twice", "it was restarted 7 times"]
+    assert [one.says for one in findings.of_dead_letters([("g", 1), ("h", 2)])] == ["1 dead letter", "2 dead letters"]
     lag = SimpleNamespace(topic="t", queue=0, lag=5, problem=None)
-    assert [one.level for one in findings.of_group({"name": "g", "members": []}, [lag])] == ["note"]
+    (idle,) = findings.of_group({"name": "g", "members": []}, [lag])
+    assert (idle.level, "`commitmq group delete g --offsets`" in idle.do) == ("note", True)
     members = [{"topics": ["a"]}, {"topics": ["a", "b"]}]
     (found,) = findings.of_group({"name": "g", "members": members}, [lag])
     assert "different topics: a; a, b" in found.says
-    lag.problem = "behind the end"
+    lag.problem, lag.lag = "behind the end", 0
     for own in ("CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_REVIVE_GROUP", "TOOLS_CONSUMER", "CMQ_DEAD_LETTERS"):
         assert findings.of_group({"name": own, "members": []}, [lag]) == [], "no program of a user belongs to it"
     assert [one.level for one in findings.of_group({"name": "g", "members": members[:1]}, [lag])] == ["error"]

@@ -223,3 +223,5 @@ def test_command_line(served: Served) -> None:
     assert "body 60" in run("--topic", TOPIC, "--begin", stamp, "--end", stamp)
     for wrong in (["--topic", TOPIC], ["--key", "a"], ["--topic", TOPIC, "--key", "a", "--tag", "b"], ["--id", "x"]):
         assert commitmq("query", "--node", served.node.address, *wrong).returncode == CliExit.USAGE
+    nothing = commitmq("query", "--node", served.node.address, "--topic", TOPIC, "--key", "never-sent")
+    assert (nothing.returncode, "no message was found" in nothing.stderr) == (0, True)

@@ -127,6 +127,56 @@ def test_a_time_leads_to_offsets_and_an_offset_to_its_time(node: Node, admin: Ad
     assert "no ISO 8601 time" in run("topic", "offset", "timed", "--time", "soon", code=CliExit.USAGE)
 
 
+def test_fewer_read_queues_are_refused_while_a_group_would_miss_messages(node: Node, admin: Admin, run: Run) -> None:
+    made = told(run, "topic", "create", "shrunk", "--read-queues", "4", "--write-queues", "3")["topic"]
+    assert (made["read_queues"], made["write_queues"]) == (4, 3)
+    assert "give --queues, or" in run("topic", "update", "shrunk", "--queues", "1", "--read-queues", "2", code=2)
+    told(run, "topic", "update", "shrunk", "--perm", "rw")
+    assert (admin.topic("shrunk").read_queues, admin.topic("shrunk").write_queues) == (4, 3), "what is not named stays"
+    with Producer(node.address) as producer:
+        for number in range(10):
+            producer.send("shrunk", b"%d" % number, queue=3 if number else 0)
+    eventually(lambda: admin.offsets("shrunk")[3].max == 9, "the messages are in their queues")
+    admin.commit_offsets("miser", [("shrunk", 0, 1), ("shrunk", 3, 2)])
+    refusal = run("topic", "update", "shrunk", "--queues", "2", code=CliExit.FAILURE)
+    assert "group miser has not read 7 messages in queue 3 of topic shrunk" in refusal
+    assert "shrunk updated: 4 read queues and 2 write queues" in run("topic", "update", "shrunk", "--write-queues", "2")
+    assert told(run, "topic", "update", "shrunk", "--read-queues", "2", "--force")["topic"]["read_queues"] == 2
+    lag = told(run, "group", "lag", "miser")
+    assert lag["lag"] == 7
+    assert (lag["queues"][-1]["queue"], lag["queues"][-1]["problem"]) == (
+        3, "nobody reads this queue, because the topic has 2 read queues"
+    )  # fmt: skip
+    assert "queue 3 (no longer read): 9 messages" in run("topic", "describe", "shrunk")
+    found = [
+        one for one in told(run, "doctor")["findings"] if one["what"] == "group miser" and "queue 3" in one["says"]
+    ]
+    assert [(one["level"], one["do"]) for one in found] == [
+        ("warning", "`commitmq topic update shrunk --read-queues 4`")
+    ]
+    time.sleep(1.1)
+    plan = told(run, "topic", "prune", "--idle", "1s", "--dry-run")["topics"]
+    assert [one["messages"] for one in plan if one["topic"] == "shrunk"] == [10]
+    told(run, "topic", "update", "shrunk", "--read-queues", "4")
+    admin.commit_offsets("miser", [("shrunk", 3, 9)])
+    assert admin.topic_update("shrunk", 2).read_queues == 2
+    assert [one.queue for one in admin.hidden_queues("shrunk")] == [3]
+    assert told(run, "group", "lag", "miser")["lag"] == 0
+
+
+@pytest.mark.parametrize("attribute", ["queue.type=BatchCQ", "storage.type=memory"])
+def test_queues_that_are_read_no_longer_are_known_of_every_kind_of_topic(
+    node: Node, admin: Admin, attribute: str
+) -> None:
+    name = attribute.replace("=", "-").replace(".", "-")
+    admin.topic_create(name, 2, attributes=dict([attribute.split("=")]))
+    with Producer(node.address) as producer:
+        producer.send_batch(name, [b"x"] * 3, queue=1)
+    eventually(lambda: admin.offsets(name)[1].max == 3, "the messages are in their queue")
+    admin.topic_update(name, 1)
+    assert [(one.queue, one.max) for one in admin.hidden_queues(name)] == [(1, 3)]
+
+
 # ---------------------------------------------------------------- groups
 
 
@@ -142,9 +192,14 @@ def test_a_group_is_made_once_and_deleted_when_nobody_reads_for_it(node: Node, a
         assert "has 1 members: close them first" in refused
         assert admin.group_config("crew")["retryMaxTimes"] == 3
     assert "give --yes" in run("group", "delete", "crew", code=CliExit.USAGE)
-    assert told(run, "group", "delete", "crew", "--yes") == {"deleted": "crew", "offsets": False}
+    assert told(run, "group", "delete", "crew", "--yes") == {"deleted": "crew", "offsets": False, "kept_offsets": 4}
+    text = run("group", "delete", "crew", "--yes")
+    assert "its committed offsets in 4 queues stay" in text
+    assert "`commitmq group delete crew --offsets`" in text
     assert len(admin.group("crew")["offsets"]) == 4, "its offsets stay without --offsets"
-    assert told(run, "group", "delete", "crew", "--offsets", "--yes") == {"deleted": "crew", "offsets": True}
+    assert told(run, "group", "delete", "crew", "--offsets", "--yes") == {
+        "deleted": "crew", "offsets": True, "kept_offsets": 0
+    }  # fmt: skip
     with pytest.raises(GroupNotFoundError):
         admin.group("crew")
     assert "GROUP_NOT_EXIST" in run("group", "delete", "crew", "--yes", code=CliExit.FAILURE)

@@ -290,7 +290,7 @@ class World:
     def resize(self, name: str = "", queues: int = 0) -> None:
         name = name or self.rng.choice(self.names)
         queues = queues or self.rng.randint(1, QUEUES)
-        self.admin.topic_update(name, queues)
+        self.admin.topic_update(name, queues, force=True)
         self.queues[name] = queues
 
     # ------------------------------------------------------------ members

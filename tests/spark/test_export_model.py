@@ -52,7 +52,7 @@ class World:
             self.alive[topic] += bodies
         elif action == "grow":
             self.queues[topic] += 1
-            self.node.admin.topic_update(topic, queues=self.queues[topic])
+            self.node.admin.topic_update(topic, queues=self.queues[topic], force=True)
         else:
             self.node.admin.topic_delete(topic)
             if self.ran.pop(topic):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from commitmq.cli.output import ask_before, json_option, node_option, print_json, print_table, yes_option
+from commitmq.cli.output import ask_before, complain, json_option, node_option, print_json, print_table, yes_option
 from commitmq.cli.progress import count_progress
 from commitmq.cli.quantity import MAX_INT
 from commitmq.cli.times import optional_time, utc
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _SHOWN_FAILURES = 10
+_MOST_LETTERS = 64
+_MOST_GROUPS = 200
 
 
 def _filter_options(function: _Function) -> _Function:
@@ -43,18 +45,44 @@ def dlq() -> None:
 
 
 @dlq.command(name="list")
-@click.argument("group")
+@click.argument("group", required=False)
 @_filter_options
+@click.option("--after", metavar="GROUP", help="Without GROUP: only groups behind this one.")
 @click.option("--all", "all_states", is_flag=True, help="Also those that were resent or purged.")
 @click.option(
-    "--max", "most", type=click.IntRange(1, MAX_INT), default=64, show_default=True, help="Dead letters to show."
+    "--max",
+    "most",
+    type=click.IntRange(1, MAX_INT),
+    help="Dead letters to show, or groups to look at.  [default: 64; 200 groups]",
 )
 @json_option
 @node_option
-def list_(group: str, all_states: bool, most: int, as_json: bool, node: str, **conditions: Any) -> None:
-    """List the oldest dead letters of GROUP: those that a resend would send."""
+def list_(
+    group: str | None,
+    after: str | None,
+    all_states: bool,
+    most: int | None,
+    as_json: bool,
+    node: str,
+    **conditions: Any,
+) -> None:
+    """List the oldest dead letters of GROUP: those that a resend would send. Without GROUP list the groups that have some.
+
+    The number of a group's dead letters still counts those that a resend with a filter sent.
+
+    \b
+    Example: commitmq dlq list kitchen --all
+    """
     from commitmq.client.admin import Admin
 
+    if group is None:
+        if all_states or any(conditions.values()):
+            raise click.UsageError("give the GROUP whose dead letters are to be selected")
+        _list_groups(node, after or "", most or _MOST_GROUPS, as_json)
+        return
+    if after is not None:
+        raise click.UsageError("--after is for the list of groups, without GROUP")
+    most = most or _MOST_LETTERS
     with Admin(node) as admin:
         found = admin.dlq_list(group, _selected(conditions), max_messages=most, all_states=all_states)
     if as_json:
@@ -72,6 +100,24 @@ def list_(group: str, all_states: bool, most: int, as_json: bool, node: str, **c
         print_table(
             ("DIED (UTC)", "QUEUE", "OFFSET", "FROM TOPIC", "TRIES", "TAG", "KEYS", "STATE"), rows, left=(0, 3, 5, 6, 7)
         )
+
+
+def _list_groups(node: str, after: str, most: int, as_json: bool) -> None:
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        found, following = admin.dlq_groups(after=after, max_groups=most)
+    if as_json:
+        print_json({"groups": [one._asdict() for one in found], "next": following})
+        return
+    if found:
+        print_table(("GROUP", "DEAD LETTERS"), found)
+    else:
+        click.echo(
+            "no group has dead letters" if not after and following is None else "none of these groups has dead letters"
+        )
+    if following is not None:
+        complain(f"there are more groups: --after {following}")
 
 
 @dlq.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from commitmq.cli.node_options import node_options
 from commitmq.cli.output import json_option, node_unless, print_json
 from commitmq.cli.status import security_lines
 from commitmq.supervision.exit_codes import CliExit
+
+if TYPE_CHECKING:
+    from commitmq.client.admin import Admin
 
 MAX_GROUPS = 200
 
@@ -24,8 +27,8 @@ MAX_GROUPS = 200
 @node_options
 @json_option
 def doctor(most: int, node: str | None, store: Path | None, timeout_s: float, as_json: bool) -> None:
-    """Examine a node: disk, limits, clock, lags, parked dispatchers, differing subscriptions, restarts, listeners,
-    users and keys, a drain.
+    """Examine a node: disk, limits, clock, lags, dispatchers, subscriptions, dead letters, restarts, listeners, users
+    and keys, a drain.
 
     The exit code is 1 when an error was found, else 0. For a cluster of RocketMQ: `commitmq rocketmq doctor`.
 
@@ -79,6 +82,7 @@ def examine(address: str, most_groups: int, timeout_s: float) -> dict[str, Any]:
                         )
                     )
                 looked += 1
+            found += _of_dead_letters(admin, most_groups)
     return {
         "node": report["node"]["admin"][0],
         **{part: report["node"][part] for part in ("security", "listeners", "refuses_sends")},
@@ -86,6 +90,22 @@ def examine(address: str, most_groups: int, timeout_s: float) -> dict[str, Any]:
         "groups": looked,
         "all_groups": len(names),
     }
+
+
+def _of_dead_letters(admin: Admin, most_groups: int) -> list[findings.Finding]:
+    from commitmq.errors import CommitMQError
+
+    if not most_groups:
+        return []
+    try:
+        counts, following = admin.dlq_groups(max_groups=most_groups)
+    except CommitMQError as error:
+        return [findings.Finding(findings.WARNING, "dead letters", f"they cannot be counted: {error}", "look again")]
+    found = findings.of_dead_letters(counts)
+    if following is not None:
+        says = f"only those of {most_groups} groups were counted"
+        found.append(findings.Finding(findings.NOTE, "dead letters", says, f"`commitmq dlq list --after {following}`"))
+    return found
 
 
 def _descriptors(report: dict[str, Any]) -> dict[str, int]:

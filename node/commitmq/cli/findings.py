@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from commitmq.format.constants import DEAD_LETTER_GROUP
 from commitmq.store.metadata.topic_name import is_system_group
 
 ERROR: Final = "error"
@@ -133,9 +132,11 @@ def _of_process(row: Mapping[str, Any]) -> Iterator[Finding]:
     if row["state"] in ("waiting", "starting") and row.get("pid") is None and row["restarts"]:
         yield Finding(ERROR, role, f"it is down; its last end: {last}: {row.get('last_error') or '-'}", "see node.log")
     elif row["restarts"] >= _RESTARTS:
-        yield Finding(WARNING, role, f"it was restarted {row['restarts']} times; the last end: {last}", "see node.log")
+        yield Finding(
+            WARNING, role, f"it was restarted {_times(row['restarts'])}; the last end: {last}", "see node.log"
+        )
     elif row["restarts"]:
-        yield Finding(NOTE, role, f"it was restarted {row['restarts']} times; the last end: {last}", "see node.log")
+        yield Finding(NOTE, role, f"it was restarted {_times(row['restarts'])}; the last end: {last}", "see node.log")
     if row.get("refused"):
         yield Finding(
             NOTE,
@@ -169,6 +170,10 @@ def _of_process(row: Mapping[str, Any]) -> Iterator[Finding]:
     if info.get("clock"):
         says = f"the clock was {info['clock']['was_ahead_ms'] / 1000:.0f} s ahead when messages were stored"
         yield Finding(WARNING, "clock", says, "keep the clock with NTP")
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _of_dispatcher(row: Mapping[str, Any]) -> Iterator[Finding]:
@@ -205,14 +210,10 @@ def of_group(group: Mapping[str, Any], lags: Iterable[Any]) -> list[Finding]:
 
     Groups of the system have none: no program is their member, and their offsets are the node's own positions.
     """
-    if group["name"] == DEAD_LETTER_GROUP or is_system_group(group["name"]):
+    if is_system_group(group["name"]):
         return []
     name, members, rows = f"group {group['name']}", group["members"], list(lags)
-    found = [
-        Finding(ERROR, name, f"{row.topic} queue {row.queue}: {row.problem}", f"`commitmq group reset {group['name']}`")
-        for row in rows
-        if row.problem
-    ]
+    found = [_of_queue(group["name"], row) for row in rows if row.problem]
     subscriptions = {tuple(sorted(member["topics"])) for member in members}
     if len(subscriptions) > 1:
         told = "; ".join(", ".join(topics) or "nothing" for topics in sorted(subscriptions))
@@ -223,10 +224,31 @@ def of_group(group: Mapping[str, Any], lags: Iterable[Any]) -> list[Finding]:
         )
     behind = sum(row.lag for row in rows)
     if behind and not members:
-        found.append(
-            Finding(NOTE, name, f"{behind} messages behind, and no member", "start its program, or delete its offsets")
-        )
+        advice = f"start its program, or delete its offsets: `commitmq group delete {group['name']} --offsets`"
+        found.append(Finding(NOTE, name, f"{behind} messages behind, and no member", advice))
     return found
+
+
+def of_dead_letters(counts: Iterable[tuple[str, int]]) -> list[Finding]:
+    """The findings of groups with dead letters: ``(group, number)`` each."""
+    return [
+        Finding(
+            WARNING,
+            f"group {group}",
+            f"{dead} dead letter{'' if dead == 1 else 's'}",
+            f"`commitmq dlq list {group}`; then resend or purge them",
+        )
+        for group, dead in counts
+    ]
+
+
+def _of_queue(group: str, row: Any) -> Finding:
+    """The finding of a queue with a problem: the group is behind in it, so nobody reads it, or it is beyond its end."""
+    name, where = f"group {group}", f"{row.topic} queue {row.queue}"
+    if row.lag:
+        advice = f"`commitmq topic update {row.topic} --read-queues {row.queue + 1}`"
+        return Finding(WARNING, name, f"{where}: {row.lag} messages behind, and {row.problem}", advice)
+    return Finding(ERROR, name, f"{where}: {row.problem}", f"`commitmq group reset {group}`")
 
 
 def of_limits(descriptors: Mapping[str, int]) -> list[Finding]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from commitmq.cli.group_lag import lag
 from commitmq.cli.group_members import members, pop, show_plan
 from commitmq.cli.group_reset import clone, reset
 from commitmq.cli.output import ask_before, json_option, node_option, print_json, print_table, yes_option
+from commitmq.cli.progress import count_progress
 from commitmq.cli.quantity import long
+
+if TYPE_CHECKING:
+    from commitmq.client.admin import Admin
 
 
 @click.group()
@@ -21,21 +27,48 @@ for _command in (lag, members, pop, reset, clone):
 
 
 @group.command(name="list")
+@click.option("--all", "with_system", is_flag=True, help="Also the groups of RocketMQ's and the node's own parts.")
+@click.option("--lag", "with_lag", is_flag=True, help="Also how many messages each is behind.")
 @json_option
 @node_option
-def list_(as_json: bool, node: str) -> None:
-    """List the groups with their members and the topics they have consumed."""
+def list_(with_system: bool, with_lag: bool, as_json: bool, node: str) -> None:
+    """List the groups with their members and the topics they have consumed.
+
+    --lag asks the node for each group and for each of its topics. `group lag` shows the queues of one group.
+
+    \b
+    Example: commitmq group list --lag
+    """
     from commitmq.client.admin import Admin
+    from commitmq.store.metadata.topic_name import is_system_group
 
     with Admin(node) as admin:
-        groups = admin.groups()
+        groups = [one for one in admin.groups() if with_system or not is_system_group(one["name"])]
+        if with_lag:
+            with count_progress("groups", quiet=as_json) as progress:
+                for number, one in enumerate(groups, 1):
+                    one["lag"] = _lag_of(admin, one["name"])
+                    progress(number, len(groups))
     if as_json:
         print_json(groups)
     elif not groups:
         click.echo("no groups")
     else:
-        rows = [(one["name"], one["members"], ", ".join(one["topics"]) or "-") for one in groups]
-        print_table(("GROUP", "MEMBERS", "TOPICS"), rows, left=(0, 2))
+        headers = ("GROUP", "MEMBERS", *(("LAG",) if with_lag else ()), "TOPICS")
+        rows = [
+            (one["name"], one["members"], *((one["lag"],) if with_lag else ()), ", ".join(one["topics"]) or "-")
+            for one in groups
+        ]
+        print_table(headers, rows, left=(0, len(headers) - 1))
+
+
+def _lag_of(admin: Admin, group: str) -> int:
+    from commitmq.errors import GroupNotFoundError
+
+    try:
+        return sum(one.lag for one in admin.group_lag(group))
+    except GroupNotFoundError:
+        return 0  # it was deleted meanwhile
 
 
 @group.command()
@@ -119,18 +152,29 @@ def create(name: str, pairs: tuple[str, ...], as_json: bool, node: str) -> None:
 def delete(name: str, offsets: bool, force: bool, yes: bool, as_json: bool, node: str) -> None:
     """Delete group NAME: its settings, and with --offsets its committed offsets.
 
-    Its retry and dead-letter topics stay; `topic delete` deletes them.
+    With its offsets the group stays in `group list`. Its retry and dead-letter topics stay too; `topic delete` deletes them.
 
     \b
     Example: commitmq group delete kitchen --offsets --yes
     """
     from commitmq.client.admin import Admin
+    from commitmq.errors import GroupNotFoundError
 
     ask_before(f"delete group {name} with its offsets" if offsets else f"delete group {name}", yes)
     with Admin(node) as admin:
         admin.group_delete(name, offsets=offsets, force=force)
+        try:
+            kept = len(admin.group(name)["offsets"])
+        except GroupNotFoundError:
+            kept = 0
     if as_json:
-        print_json({"deleted": name, "offsets": offsets})
+        print_json({"deleted": name, "offsets": offsets, "kept_offsets": kept})
+    elif kept and not offsets:
+        click.echo(f"the settings of group {name} are deleted")
+        click.echo(
+            f"its committed offsets in {kept} queues stay, and so it is still listed: "
+            f"`commitmq group delete {name} --offsets` deletes them"
+        )
     else:
         click.echo(f"group {name} deleted{', and its offsets' if offsets else ''}")
 

@@ -104,13 +104,13 @@ def clone(source: str, name: str, dry_run: bool, as_json: bool, node: str) -> No
     """Let group TO continue where group FROM is, in every queue that FROM has committed.
 
     Offsets of TO move ahead, or begin; none goes back (`group reset` does that). No member of TO may read those queues.
-    Retries and dead letters stay with FROM.
+    Retries and dead letters stay with FROM. TO is made if it does not exist.
 
     \b
     Example: commitmq group clone kitchen kitchen2 --dry-run
     """
     from commitmq.client.admin import Admin
-    from commitmq.errors import GroupNotFoundError
+    from commitmq.errors import GroupNotFoundError, ProtocolError
     from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
 
     with Admin(node) as admin:
@@ -119,18 +119,33 @@ def clone(source: str, name: str, dry_run: bool, as_json: bool, node: str) -> No
             for topic, queue, offset in admin.group(source)["offsets"]
             if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
         ]
+        if not offsets:
+            sentence = f"group {source} has committed no offset, so there is nothing at which {name} could continue"
+            raise ProtocolError("INVALID_PARAMETER", sentence)
         try:
             before = {(topic, queue): offset for topic, queue, offset in admin.group(name)["offsets"]}
+            is_new = False
         except GroupNotFoundError:
-            before = {}
+            before, is_new = {}, True
         ahead = [(topic, queue, max(offset, before.get((topic, queue), 0))) for topic, queue, offset in offsets]
         if dry_run or not ahead:
             stored = ahead
         else:
-            stored = [one[:3] for one in admin.commit_offsets(name, ahead, copied_from=source)]
+            committed = admin.commit_offsets(name, ahead, copied_from=source)
+            stored = [(one[0], one[1], one[2]) for one in committed]
     if as_json:
-        print_json({"from": source, "group": name, "dry_run": dry_run, "offsets": [list(one) for one in stored]})
+        print_json(
+            {
+                "from": source,
+                "group": name,
+                "new": is_new,
+                "dry_run": dry_run,
+                "offsets": [list(one) for one in stored],
+            }
+        )
         return
+    if is_new:
+        click.echo(f"group {name} did not exist; it {'would be made' if dry_run else 'is made'}")
     rows = [(topic, queue, before.get((topic, queue), "-"), offset) for topic, queue, offset in stored]
     print_table(("TOPIC", "QUEUE", "BEFORE", "WOULD BE" if dry_run else "COMMITTED"), rows)
 

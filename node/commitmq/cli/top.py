@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,10 @@ from commitmq.cli.node_options import node_options
 from commitmq.cli.output import json_option, node_unless, print_json, print_table
 from commitmq.cli.quantity import seconds
 from commitmq.cli.watching import LEAST_S
+from commitmq.store.metadata.topic_name import is_system_group
+
+_LAST = 2
+_RANKS = {"retry": 1, "dlq": 1, "system": _LAST}  # of kinds of topics: which of two that are equally busy comes later
 
 
 class Seen(NamedTuple):
@@ -23,6 +28,8 @@ class Seen(NamedTuple):
     groups: dict[str, tuple[int, int]]
     all_topics: int
     all_groups: int
+    kinds: Mapping[str, str] = {}
+    """The kind of each topic, by name."""
 
 
 @click.command()
@@ -44,8 +51,8 @@ def top(
 ) -> None:
     """Show topics by messages a second, and groups by lag, until Ctrl-C.
 
-    Each look costs a request for each topic and group, so their number is bounded (--most). Output that is not a terminal
-    gets one page after the other; --json a line for each look.
+    Topics and groups of the system come last. Each look costs a request for each topic and group, so their number is bounded
+    (--most). Output that is not a terminal gets one page after the other; --json a line for each look.
 
     \b
     Example: commitmq top --once --json
@@ -68,10 +75,12 @@ def top(
 
 
 def _look(admin: Any, most: int) -> Seen:
+    from commitmq.client.topic_kinds import kind_of
     from commitmq.errors import CommitMQError
 
-    names = [one.name for one in admin.topics()]
-    group_names = [str(one["name"]) for one in admin.groups()]
+    kinds = {one.name: kind_of(one) for one in admin.topics()}
+    names = sorted(kinds, key=lambda name: _RANKS.get(kinds[name], 0))
+    group_names = sorted((str(one["name"]) for one in admin.groups()), key=is_system_group)
     topics, groups = {}, {}
     for name in names[:most]:
         try:
@@ -84,11 +93,11 @@ def _look(admin: Any, most: int) -> Seen:
         except CommitMQError:
             continue
         groups[name] = sum(one.lag for one in lags), sum(one.committed or 0 for one in lags)
-    return Seen(time.monotonic(), topics, groups, len(names), len(group_names))
+    return Seen(time.monotonic(), topics, groups, len(names), len(group_names), kinds)
 
 
 def compared(before: Seen, now: Seen, rows: int) -> dict[str, Any]:
-    """Rates between two looks: the ``rows`` busiest topics, and the groups that are most behind."""
+    """Rates between two looks: the ``rows`` busiest topics, and the groups that are most behind; those of the system last."""
     passed_s = max(now.at_s - before.at_s, LEAST_S)
     topics: list[dict[str, Any]] = [
         {"topic": name, "in_per_s": round(max(0, end - before.topics[name]) / passed_s, 1), "next_offsets": end}
@@ -105,8 +114,16 @@ def compared(before: Seen, now: Seen, rows: int) -> dict[str, Any]:
         for name, (lag, done) in now.groups.items()
         if name in before.groups
     ]
-    topics.sort(key=lambda one: (-one["in_per_s"], one["topic"]))
-    groups.sort(key=lambda one: (-one["lag"], one["group"]))
+    ranks = {name: _RANKS.get(kind, 0) for name, kind in now.kinds.items()}
+    topics.sort(
+        key=lambda one: (
+            (rank := ranks.get(one["topic"], 0)) == _LAST,
+            -one["in_per_s"],
+            rank,
+            one["topic"],
+        )
+    )
+    groups.sort(key=lambda one: (is_system_group(one["group"]), -one["lag"], one["group"]))
     return {
         "seconds": round(passed_s, 2),
         "in_per_s": round(sum(one["in_per_s"] for one in topics), 1),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -28,7 +28,31 @@ from commitmq.errors import ProtocolError
 if TYPE_CHECKING:
     from commitmq.client.admin_results import TopicInfo
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _PERMISSIONS = ((4, "r"), (2, "w"), (1, "i"))
+
+
+def _queue_options(function: _Function) -> _Function:
+    """--queues, or the two numbers that RocketMQ's tools call -r and -w."""
+    number = click.IntRange(1, MAX_INT)
+    for option in (
+        click.option("--write-queues", type=number, help="Number of queues that producers write to."),
+        click.option("--read-queues", type=number, help="Number of queues that consumers read."),
+        click.option("--queues", type=number, help="Both numbers.  [default for a new topic: topics.default_queues]"),
+    ):
+        function = option(function)
+    return function
+
+
+def _check_queues(queues: int | None, read_queues: int | None, write_queues: int | None) -> None:
+    if queues is not None and (read_queues, write_queues) != (None, None):
+        raise click.UsageError("give --queues, or --read-queues and --write-queues")
+
+
+def _queues(described: TopicInfo) -> str:
+    if described.read_queues == described.write_queues:
+        return f"{described.write_queues} queues"
+    return f"{described.read_queues} read queues and {described.write_queues} write queues"
 
 
 @click.group()
@@ -38,14 +62,23 @@ def topic() -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--queues", type=click.IntRange(1, MAX_INT), help="Number of queues.  [default: topics.default_queues]")
+@_queue_options
 @click.option("--memory", is_flag=True, help="Keep its messages in memory only: they are lost when the node stops.")
 @click.option(
     "--attribute", "pairs", metavar="KEY=VALUE", multiple=True, help="An attribute of the topic; may be repeated."
 )
 @json_option
 @node_option
-def create(name: str, queues: int | None, memory: bool, pairs: tuple[str, ...], as_json: bool, node: str) -> None:
+def create(
+    name: str,
+    queues: int | None,
+    read_queues: int | None,
+    write_queues: int | None,
+    memory: bool,
+    pairs: tuple[str, ...],
+    as_json: bool,
+    node: str,
+) -> None:
     """Create topic NAME. One that exists with the same settings is no error.
 
     Attributes are RocketMQ's (queue.type, message.type, cleanup.policy, reserve.time) and storage.type, which is log
@@ -54,46 +87,68 @@ def create(name: str, queues: int | None, memory: bool, pairs: tuple[str, ...], 
     """
     from commitmq.client.admin import Admin
 
+    _check_queues(queues, read_queues, write_queues)
     attributes = _attributes_of((*pairs, *(["storage.type=memory"] if memory else ())))
     with Admin(node) as admin:
-        answer = admin.topic_create(name, queues, attributes=attributes or None)
+        answer = admin.topic_create(
+            name, queues, read_queues=read_queues, write_queues=write_queues, attributes=attributes or None
+        )
     if as_json:
         print_json({"created": answer.created, "topic": answer.topic})
         return
     verb = "created" if answer.created else "exists already"
-    click.echo(f"topic {name} {verb}: {answer.topic.write_queues} queues{_attributes(answer.topic)}")
+    click.echo(f"topic {name} {verb}: {_queues(answer.topic)}{_attributes(answer.topic)}")
 
 
 @topic.command()
 @click.argument("name")
-@click.option(
-    "--queues", type=click.IntRange(1, MAX_INT), help="Number of queues. Fewer leave messages of the others unread."
-)
+@_queue_options
 @click.option(
     "--perm", type=click.Choice(["rw", "r", "w", "-"]), help="Permission of clients: r read, w write, - neither."
 )
 @click.option("--attribute", "pairs", metavar="KEY=VALUE", multiple=True, help="An attribute to set; may be repeated.")
+@click.option("--force", is_flag=True, help="Also if groups then miss messages that they have not read.")
 @json_option
 @node_option
-def update(name: str, queues: int | None, perm: str | None, pairs: tuple[str, ...], as_json: bool, node: str) -> None:
+def update(
+    name: str,
+    queues: int | None,
+    read_queues: int | None,
+    write_queues: int | None,
+    perm: str | None,
+    pairs: tuple[str, ...],
+    force: bool,
+    as_json: bool,
+    node: str,
+) -> None:
     """Change settings of topic NAME; settings that are not named stay.
 
-    The storage of its messages (storage.type, queue.type, cleanup.policy) cannot change.
+    For fewer queues lower --write-queues, wait until the groups have read the others, then lower --read-queues: nobody reads
+    the messages beyond. The storage of its messages (storage.type, queue.type, cleanup.policy) cannot change.
+
+    \b
+    Example: commitmq topic update orders --write-queues 2
     """
     from commitmq.client.admin import Admin
 
-    if queues is None and perm is None and not pairs:
-        raise click.UsageError("give --queues, --perm or --attribute")
+    _check_queues(queues, read_queues, write_queues)
+    if all(one is None for one in (queues, read_queues, write_queues, perm)) and not pairs:
+        raise click.UsageError("give --queues, --read-queues, --write-queues, --perm or --attribute")
     bits = None if perm is None else sum(bit for bit, letter in _PERMISSIONS if letter in perm)
     with Admin(node) as admin:
-        described = admin.topic_update(name, queues, perm=bits, attributes=_attributes_of(pairs) or None)
+        described = admin.topic_update(
+            name,
+            queues,
+            read_queues=read_queues,
+            write_queues=write_queues,
+            perm=bits,
+            attributes=_attributes_of(pairs) or None,
+            force=force,
+        )
     if as_json:
         print_json({"topic": described})
         return
-    click.echo(
-        f"topic {name} updated: {described.write_queues} queues  perm {permission(described.perm)}"
-        f"{_attributes(described)}"
-    )
+    click.echo(f"topic {name} updated: {_queues(described)}  perm {permission(described.perm)}{_attributes(described)}")
 
 
 @topic.command(name="list")
@@ -143,12 +198,12 @@ def describe(name: str, as_json: bool, node: str) -> None:
 
     with Admin(node) as admin:
         described = admin.topic(name)
-        queues = admin.offsets(name)
+        queues, hidden = admin.offsets(name), admin.hidden_queues(name)
         in_memory = described.attributes.get("storage.type") == "memory"
         use = admin.memory_use(name) if in_memory else {}
-    rows = [{"queue": one.queue, "min": one.min, "max": one.max} for one in queues]
+    rows, unread = ([{"queue": one.queue, "min": one.min, "max": one.max} for one in part] for part in (queues, hidden))
     if as_json:
-        print_json({**described, "queues": rows, **({"memory": use} if in_memory else {})})
+        print_json({**described, "queues": rows, "hidden_queues": unread, **({"memory": use} if in_memory else {})})
         return
     click.echo(f"topic {name}  perm {permission(described.perm)}{_attributes(described)}")
     if in_memory:
@@ -164,6 +219,8 @@ def describe(name: str, as_json: bool, node: str) -> None:
         ("QUEUE", "FIRST OFFSET", "NEXT OFFSET", "MESSAGES"),
         [(row["queue"], row["min"], row["max"], row["max"] - row["min"]) for row in rows],
     )
+    for row in unread:
+        click.echo(f"queue {row['queue']} (no longer read): {row['max'] - row['min']} messages")
 
 
 @topic.command()
@@ -304,7 +361,8 @@ def _idle_row(admin: Any, one: TopicInfo) -> dict[str, Any] | None:
 
     try:
         groups = admin.topic(one.name).groups
-        messages = sum(queue.max - queue.min for queue in admin.offsets(one.name))
+        queues = [*admin.offsets(one.name), *admin.hidden_queues(one.name)]
+        messages = sum(queue.max - queue.min for queue in queues)
     except TopicNotFoundError:
         return None
     return {"topic": one.name, "kind": kind_of(one), "messages": messages, "groups": groups}

@@ -20,7 +20,6 @@ from commitmq.client.admin_dead_letters import DeadLetterAdmin
 from commitmq.client.admin_delayed import DelayedAdmin
 from commitmq.client.admin_groups import GroupAdmin
 from commitmq.client.admin_results import (
-    QueueBounds,
     TopicCreated,
     TopicDescription,
     TopicInfo,
@@ -100,25 +99,51 @@ class Admin(TopicAdmin, GroupAdmin, DeadLetterAdmin, DelayedAdmin, ClientAdmin, 
     # ------------------------------------------------------------ topics
 
     def topic_create(
-        self, name: str, queues: int | None = None, *, perm: int | None = None, attributes: dict[str, str] | None = None
+        self,
+        name: str,
+        queues: int | None = None,
+        *,
+        read_queues: int | None = None,
+        write_queues: int | None = None,
+        perm: int | None = None,
+        attributes: dict[str, str] | None = None,
     ) -> TopicCreated:
-        """Create a topic; the node has a default for ``queues``. A topic with the same settings may exist already."""
+        """Create a topic; the node has a default for ``queues``. A topic with the same settings may exist already.
+
+        ``read_queues`` and ``write_queues`` are for a topic whose consumers read other queues than producers write to.
+        """
         fields: dict[str, Any] = {"topic": name, "queues": queues, "perm": perm, "attributes": attributes}
+        fields |= {"read_queues": read_queues, "write_queues": write_queues}
         answer = self._ask("coordinator", "topic.create", {k: v for k, v in fields.items() if v is not None})
         return TopicCreated(answer["created"], TopicInfo.of(answer["topic"]))
 
     def topic_update(
-        self, name: str, queues: int | None = None, *, perm: int | None = None, attributes: dict[str, str] | None = None
+        self,
+        name: str,
+        queues: int | None = None,
+        *,
+        read_queues: int | None = None,
+        write_queues: int | None = None,
+        perm: int | None = None,
+        attributes: dict[str, str] | None = None,
+        force: bool = False,
     ) -> TopicInfo:
         """Change the settings of a topic, and return all its settings. A setting that is None here stays.
 
-        Consumers read new ``queues`` from the beginning. With fewer ``queues`` nobody reads the messages of the others.
-        ``attributes`` are added to those of the topic; its kind of storage cannot change. Raises TopicNotFoundError.
+        ``queues`` sets both numbers, ``read_queues`` and ``write_queues`` one of them. Consumers read new queues from the
+        beginning. Nobody reads the messages of queues beyond the read queues. So a smaller number is refused while a group of
+        the topic has unread messages there (ProtocolError INVALID_PARAMETER), unless ``force`` is given. ``attributes`` are
+        added to those of the topic; its kind of storage cannot change. Raises TopicNotFoundError.
         """
         now = self.topic(name)
+        both = (now.read_queues, now.write_queues) if queues is None else (queues, queues)
+        reads = both[0] if read_queues is None else read_queues
+        if reads < now.read_queues and not force:
+            self._check_all_read(now, reads)
         fields: dict[str, Any] = {
             "topic": name,
-            "queues": now.write_queues if queues is None else queues,
+            "read_queues": reads,
+            "write_queues": both[1] if write_queues is None else write_queues,
             "perm": now.perm if perm is None else perm,
             "attributes": {**now.attributes, **(attributes or {})},
             "update": True,
@@ -151,16 +176,6 @@ class Admin(TopicAdmin, GroupAdmin, DeadLetterAdmin, DelayedAdmin, ClientAdmin, 
             incarnation = None  # an unfinished deletion may be under way: the request waits for its end
         fields = {"topic": name} if incarnation is None else {"topic": name, "incarnation": incarnation}
         self._ask("coordinator", "topic.delete", fields)
-
-    def offsets(self, topic: str, timestamp: int | datetime | None = None) -> list[QueueBounds]:
-        """For each queue the offset of its first message and the offset that the next message will get.
-
-        With ``timestamp`` (milliseconds or a datetime) ``by_time`` is the first message that was stored then or later.
-        """
-        fields: dict[str, Any] = {"topic": topic}
-        if timestamp is not None:
-            fields["timestamp"] = int(timestamp.timestamp() * 1000) if isinstance(timestamp, datetime) else timestamp
-        return [QueueBounds(*row[:4]) for row in self._ask("reader", "offsets", fields)["queues"]]
 
     def view(self, where: int | str, topic: str | None = None) -> Message:
         """One message by its physical offset or its offset message id. Raises ProtocolError if no message begins there.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from commitmq.client.admin_results import TopicInfo
 from commitmq.client.exported_config import FIXED, FORMAT, VERSION, ExportedConfig, exported_settings, is_exported
 from commitmq.errors import GroupNotFoundError, ProtocolError, TopicNotFoundError
+from commitmq.store.metadata.topic_name import is_system_group
 
 
 class ConfigChange(NamedTuple):
@@ -43,8 +44,8 @@ class ConfigAdmin:
     def export_config(self, *, offsets: bool = False) -> dict[str, Any]:
         """The settings of all topics and groups, as a JSON document, with ``offsets`` also what groups have committed.
 
-        Topics of the system and those of retries and dead letters are not in it; see :mod:`commitmq.client.exported_config`.
-        Users are added by ``commitmq export config --users``, on the node's machine.
+        Topics and groups of the system, and topics of retries and dead letters, are not in it; see
+        :mod:`commitmq.client.exported_config`. Users are added by ``commitmq export config --users``, on the node's machine.
         """
         topics = [one for one in self.topics() if is_exported(one.name, system=one.system)]
         settings = self._group_settings()
@@ -54,7 +55,7 @@ class ConfigAdmin:
             "node": self.metadata()["node"],
             "exported": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
             "topics": [{"name": one.name, **_settings_of(one)} for one in topics],
-            "groups": [{"name": name, "settings": one} for name, one in settings.items()],
+            "groups": [{"name": name, "settings": one} for name, one in settings.items() if not is_system_group(name)],
             "offsets": None,
         }
         if offsets:
@@ -62,6 +63,7 @@ class ConfigAdmin:
             document["offsets"] = [
                 {"group": one["name"], "topic": topic, "queue": queue, "offset": offset}
                 for one in self.groups()
+                if not is_system_group(one["name"])
                 for topic, queue, offset in self._committed(one["name"])
                 if topic in exported
             ]

@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from commitmq.client.admin_results import GroupOffset
+from commitmq.client.admin_results import GroupOffset, TopicInfo
 from commitmq.errors import ProtocolError, TopicNotFoundError
+from commitmq.format.constants import DEAD_LETTER_PASSES, DLQ_PREFIX
 
 if TYPE_CHECKING:
     import zmq
@@ -31,8 +32,35 @@ class PurgeResult:
     positions: list[GroupOffset] = field(default_factory=list)
 
 
+class DeadLetterCount(NamedTuple):
+    """``dead``: the dead letters of ``group`` that a resend would look at. Those that a filtered resend took out are in it."""
+
+    group: str
+    dead: int
+
+
 class DeadLetterAdmin:
     """A part of :class:`commitmq.Admin`."""
+
+    def dlq_groups(self, *, after: str = "", max_groups: int = 200) -> tuple[list[DeadLetterCount], str | None]:
+        """The groups with dead letters, by name, and where the next call continues (``after``), else None.
+
+        A call looks at ``max_groups`` dead-letter topics, with two requests each.
+        """
+        if max_groups < 1:
+            raise ValueError("max_groups must be at least 1")
+        topics = [one.name for one in self.topics() if one.name.startswith(DLQ_PREFIX)]
+        names = sorted(name for topic in topics if (name := topic.removeprefix(DLQ_PREFIX)) > after)
+        found = []
+        for name in names[:max_groups]:
+            try:
+                letters = self._dead_letters(name)
+            except TopicNotFoundError:
+                continue  # it was deleted meanwhile
+            positions = letters.positions()
+            if dead := sum(max(end - positions[queue], 0) for queue, end in letters.ends.items()):
+                found.append(DeadLetterCount(name, dead))
+        return found, names[max_groups - 1] if len(names) > max_groups else None
 
     def dlq_list(
         self,
@@ -132,13 +160,11 @@ class DeadLetterAdmin:
 
     def _not_resent(self, letters: DeadLetters, parts: dict[int, tuple[int, int]]) -> int:
         """How many dead letters of these parts of queues were not resent; all, where no resend began or no index tells."""
-        from commitmq.client.dead_letter_resend import PASSES
-
         whole = sum(end - first for first, end in parts.values())
         resent = self._resent()
         count = 0
         try:
-            self._request("reader", "offsets", {"topic": PASSES})
+            self._request("reader", "offsets", {"topic": DEAD_LETTER_PASSES})
             for queue, (first, end) in parts.items():
                 for page in letters.pages(queue, first):
                     mine = [one for one in page.letters if one.message.queue_offset < end]
@@ -172,9 +198,13 @@ class DeadLetterAdmin:
 
     @staticmethod
     def _with_state(letter: DeadLetter, position: int, resent: Resent) -> DeadLetter:
-        if resent.has(letter):
+        is_behind = letter.message.queue_offset < position
+        if resent.has(letter, deleted=is_behind):
             return replace(letter, state="resent")
-        return replace(letter, state="purged") if letter.message.queue_offset < position else letter
+        return replace(letter, state="purged") if is_behind else letter
+
+    def topics(self) -> list[TopicInfo]:
+        raise NotImplementedError
 
     def _request(
         self,

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from commitmq.client.admin_results import GroupOffset, Lag, QueueBounds
-from commitmq.client.group_offsets import check_target, is_of_failures, lag_of, reset_targets
+from commitmq.client.group_offsets import check_target, hidden_lag, is_of_failures, lag_of, reset_targets
 from commitmq.errors import GroupNotFoundError, ProtocolError, TopicNotFoundError
 
 _MOST_PLANNED: Final = 10_000
@@ -116,19 +116,24 @@ class GroupAdmin:
         return found
 
     def group_lag(self, name: str) -> list[Lag]:
-        """How far the group is behind in each queue of its topics: those with offsets and those that a member reads."""
+        """How far the group is behind in each queue of its topics: those with offsets and those that a member reads.
+
+        A queue beyond the topic's read queues is there, with a ``problem``, while it has messages that the group did not read.
+        """
         described = self.group(name)
         committed = {(topic, queue): offset for topic, queue, offset in described["offsets"]}
         holders = {(topic, queue): member for topic, queue, member in described["queues"]}
         rows = []
         for topic in sorted({topic for topic, _ in {*committed, *holders}}):
             try:
-                bounds = self.offsets(topic)
+                bounds, hidden = self._bounds(topic, hidden=True)
             except TopicNotFoundError:
                 continue  # the topic was deleted meanwhile
             for one in bounds:
                 key = (topic, one.queue)
                 rows.append(lag_of(topic, one, committed.get(key), holders.get(key)))
+            lags = [lag_of(topic, one, committed.get((topic, one.queue)), None) for one in hidden]
+            rows += [hidden_lag(one, len(bounds)) for one in lags if one.lag]
         return rows
 
     def commit_offsets(
@@ -220,6 +225,11 @@ class GroupAdmin:
         raise NotImplementedError
 
     def offsets(self, topic: str, timestamp: int | datetime | None = None) -> list[QueueBounds]:
+        raise NotImplementedError
+
+    def _bounds(
+        self, topic: str, timestamp: int | datetime | None = None, *, hidden: bool = False
+    ) -> tuple[list[QueueBounds], list[QueueBounds]]:
         raise NotImplementedError
 
     def _start_mover(self, role: str) -> None:

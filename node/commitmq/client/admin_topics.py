@@ -1,4 +1,4 @@
-"""The methods of an administrator's client that look into the queues of topics: idle topics, and one message by its offset."""
+"""The methods of an administrator's client that look into the queues of topics: their bounds, idle topics, one message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from commitmq.client.admin_results import QueueBounds, TopicInfo
+from commitmq.client.admin_results import QueueBounds, TopicDescription, TopicInfo
 from commitmq.client.topic_kinds import KINDS, kind_of
 from commitmq.errors import ProtocolError, TopicNotFoundError
 
@@ -21,6 +21,44 @@ _LOOK_S: Final = 0.05
 
 class TopicAdmin:
     """A part of :class:`commitmq.Admin`."""
+
+    def offsets(self, topic: str, timestamp: int | datetime | None = None) -> list[QueueBounds]:
+        """For each queue the offset of its first message and the offset that the next message will get.
+
+        With ``timestamp`` (milliseconds or a datetime) ``by_time`` is the first message that was stored then or later.
+        """
+        return self._bounds(topic, timestamp)[0]
+
+    def hidden_queues(self, topic: str) -> list[QueueBounds]:
+        """The bounds of queues that have messages and lie beyond the topic's read queues, so that nobody reads them."""
+        return self._bounds(topic, hidden=True)[1]
+
+    def _bounds(
+        self, topic: str, timestamp: int | datetime | None = None, *, hidden: bool = False
+    ) -> tuple[list[QueueBounds], list[QueueBounds]]:
+        """The bounds of the queues that are read, and with ``hidden`` of those beyond that have messages."""
+        fields: dict[str, Any] = {"topic": topic, **({"hidden": True} if hidden else {})}
+        if timestamp is not None:
+            fields["timestamp"] = int(timestamp.timestamp() * 1000) if isinstance(timestamp, datetime) else timestamp
+        answer = self._ask("reader", "offsets", fields)
+        read, beyond = ([QueueBounds(*row[:4]) for row in answer.get(part, ())] for part in ("queues", "hidden"))
+        return read, beyond
+
+    def _check_all_read(self, topic: TopicDescription, reads: int) -> None:
+        """Raise ProtocolError INVALID_PARAMETER if with so many read queues a group would miss messages."""
+        lost = [one for part in self._bounds(topic.name, hidden=True) for one in part if one.queue >= reads]
+        lost = [one for one in lost if one.max > one.min]
+        queues = [[topic.name, one.queue] for one in lost]
+        for group in topic.groups if lost else ():
+            answer = self._ask("coordinator", "offset.fetch", {"group": group, "queues": queues})
+            at = {queue: offset for _, queue, offset in answer["offsets"]}
+            for one in lost:
+                if (unread := one.max - max(one.min, at.get(one.queue, 0))) > 0:
+                    sentence = (
+                        f"group {group} has not read {unread} messages in queue {one.queue} of topic {topic.name}, and with"
+                        f" {reads} read queues nobody reads them: lower the write queues first and wait, or force it"
+                    )
+                    raise ProtocolError("INVALID_PARAMETER", sentence)
 
     def topics_idle(
         self,
@@ -89,7 +127,8 @@ class TopicAdmin:
         limit_ms = int(before.timestamp() * 1000) if isinstance(before, datetime) else before
         if topic.incarnation >= limit_ms:  # the time at which it was made, in ms; 0 for a topic of RocketMQ
             return False
-        return all(one.by_time is None or one.by_time >= one.max for one in self.offsets(topic.name, limit_ms))
+        parts = self._bounds(topic.name, limit_ms, hidden=True)
+        return all(one.by_time is None or one.by_time >= one.max for part in parts for one in part)
 
     def _wait_until_dispatched(self) -> None:
         deadline = time.monotonic() + self._timeout_s
@@ -111,9 +150,6 @@ class TopicAdmin:
         raise NotImplementedError
 
     def topic(self, name: str) -> Any:
-        raise NotImplementedError
-
-    def offsets(self, topic: str, timestamp: int | datetime | None = None) -> list[QueueBounds]:
         raise NotImplementedError
 
     def _ask(self, role: str, op: str, fields: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:

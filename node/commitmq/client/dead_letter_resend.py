@@ -5,8 +5,8 @@ place (:attr:`DeadLetter.resend_id`), so a later pass finds it with the index an
 certain:
 
 * Every request of a pass carries a producer id, which is the group's, and an epoch, which is the time at which the pass began.
-  The first one stores a line in the topic PASSES. From then on the node refuses what an earlier pass may still have under
-  way, and what an earlier pass that sleeps will send.
+  The first one stores a line in the topic DEAD_LETTER_PASSES. From then on the node refuses what an earlier pass may still
+  have under way, and what an earlier pass that sleeps will send.
 * Then a letter is looked up. The index must have come to the end of the log behind that line.
 * A request without an answer is repeated under its number, which the node stores once.
 
@@ -44,7 +44,6 @@ from commitmq.errors import CommitMQError, ProtocolError, RequestError
 from commitmq.format.constants import DEAD_LETTER_PASSES, Property, SysFlag
 from commitmq.semantics.retry import DEAD_LETTER_STATE
 
-PASSES: Final = DEAD_LETTER_PASSES
 DEFAULT_RATE: Final = 500.0
 _MAX_FAILURES: Final = 100
 _COMPRESSED: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
@@ -243,12 +242,16 @@ class ResendPass:
         """Begin the pass in the node: what an earlier one still has under way is refused from now on."""
         if self._sender is not None:
             return
-        self._request("coordinator", "topic.create", {"topic": PASSES, "queues": 1, "resends": self._letters.group})
+        self._request(
+            "coordinator", "topic.create", {"topic": DEAD_LETTER_PASSES, "queues": 1, "resends": self._letters.group}
+        )
         name = "dead-letters-" + hashlib.sha256(self._letters.group.encode()).hexdigest()[:32]
         self._sender = {"producer_id": name, "producer_epoch": time.time_ns() // _EPOCH_NS}
         line = {"group": self._letters.group, "epoch": self._sender["producer_epoch"]}
         identity = hashlib.sha256(orjson.dumps(line)).hexdigest()[:32].upper()
-        self._put(PASSES, 0, orjson.dumps(line), {"KEYS": self._letters.group, Property.UNIQUE_KEY: identity})
+        self._put(
+            DEAD_LETTER_PASSES, 0, orjson.dumps(line), {"KEYS": self._letters.group, Property.UNIQUE_KEY: identity}
+        )
 
     def _send(self, letter: DeadLetter, queues: int) -> None:
         message = letter.message

@@ -182,14 +182,17 @@ class Resent:
         self._request, self._wait = request, wait
         self._up_to: int | None = None
 
-    def has(self, letter: DeadLetter) -> bool:
-        """Raises ProtocolError SERVICE_NOT_AVAILABLE when the index cannot tell."""
+    def has(self, letter: DeadLetter, *, deleted: bool = False) -> bool:
+        """Whether the letter lies in its topic again; with ``deleted`` also if that topic was deleted since.
+
+        Raises ProtocolError SERVICE_NOT_AVAILABLE when the index cannot tell.
+        """
         if letter.topic is None:
             return False
         following: str | None = None
         while True:
             fields = {"topic": letter.topic, "key": letter.resend_id, "type": "unique", "max": 1}
-            more = {"up_to": self._up_to, "next": following}
+            more = {"up_to": self._up_to, "next": following, "deleted": deleted or None}
             try:
                 answer, _ = self._request("reader", "query", fields | {k: v for k, v in more.items() if v is not None})
             except TopicNotFoundError:

@@ -5,9 +5,9 @@
      "groups": [{"name": "kitchen", "settings": {"retryMaxTimes": 16}}],
      "offsets": [{"group": "kitchen", "topic": "orders", "queue": 0, "offset": 4711}]}
 
-``version`` changes when an older program would misread the document. Topics of the system, and those of retries and dead
-letters, which come with their groups, are not in it. ``offsets`` is null where it was not asked for. It has no secrets and no
-messages. It has the member ``users`` only where that was asked for (:mod:`commitmq.security.exported_users`).
+``version`` changes when an older program would misread the document. Topics and groups of the system, and topics of retries
+and dead letters, which come with their groups, are not in it. ``offsets`` is null where it was not asked for. It has no
+secrets and no messages. It has the member ``users`` only where that was asked for (:mod:`commitmq.security.exported_users`).
 """
 
 from __future__ import annotations

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 
 from commitmq.client.admin_results import Lag, QueueBounds
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
+
+
+def hidden_lag(lag: Lag, read_queues: int) -> Lag:
+    """``lag`` of a queue that lies beyond the ``read_queues`` of its topic."""
+    return replace(lag, problem=f"nobody reads this queue, because the topic has {read_queues} read queues")
 
 
 def lag_of(topic: str, bounds: QueueBounds, committed: int | None, member: str | None) -> Lag:

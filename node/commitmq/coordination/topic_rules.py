@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from commitmq.errors import InvalidMessageError, ProtocolError
+from commitmq.format.constants import DEAD_LETTER_PASSES
+from commitmq.semantics.trace import TRACE_TOPIC
 from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC
 from commitmq.store.metadata.topic_config import (
     MESSAGE_TYPE,
@@ -25,7 +27,9 @@ FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 TRANSACTION_TOPICS: Final = (HALF_TOPIC, OP_TOPIC, DISCARD_TOPIC)
 """RocketMQ makes them when it starts; here they are made before the first transaction."""
 _SYSTEM_PREFIX: Final = "rmq_sys_"
-_SYSTEM_TOPICS: Final = frozenset({"TBW102", "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"})
+MADE_BY_CLIENTS: Final = frozenset({TRACE_TOPIC, DEAD_LETTER_PASSES})
+"""System topics that a client makes, when it first needs them."""
+_SYSTEM_TOPICS: Final = frozenset({"TBW102", "BenchmarkTest", *MADE_BY_CLIENTS})
 
 # RocketMQ's attributes (spec 1.4) and one of CommitMQ, with the values that this node serves; None: any integer.
 # RocketMQ loads a topics.json with an unknown attribute and keeps it: to RocketMQ, a memory topic is a topic without

@@ -19,6 +19,7 @@ from commitmq.coordination.deletions import Deletions
 from commitmq.coordination.makers import TOPIC
 from commitmq.coordination.topic_rules import (
     FIXED_ATTRIBUTES,
+    MADE_BY_CLIENTS,
     MAX_QUEUES,
     PERM_LIMIT,
     check_attributes,
@@ -229,8 +230,8 @@ class Topics:
         attributes that cannot change (``storage.type``, ``queue.type``, ``cleanup.policy``) stay when they are not
         named. With ``incarnation`` no topic is created, and only that incarnation is updated: TOPIC_NOT_EXIST.
         ProtocolError INVALID_PARAMETER (name, number, permission, attribute, or it exists with other settings),
-        NO_PERMISSION (a system topic), LIMIT_EXCEEDED. The topic of traces may be made, with any number of queues: RocketMQ's
-        clients pick a queue before it exists.
+        NO_PERMISSION (a system topic), LIMIT_EXCEEDED. The topics MADE_BY_CLIENTS may be made, not updated; the topic of
+        traces with any number of queues: RocketMQ's clients pick a queue before it exists.
         """
         check_name(name)
         queues = self._default_queues if queues is None else queues
@@ -246,7 +247,7 @@ class Topics:
         had = {} if existing is None else existing.attributes
         check_attributes({key: value for key, value in wanted.items() if had.get(key) != value})
         check_combination(wanted)
-        if is_system(name) and (name != TRACE_TOPIC or existing is not None):
+        if is_system(name) and (name not in MADE_BY_CLIENTS or (existing is not None and update)):
             raise ProtocolError("NO_PERMISSION", f"{name} is a system topic")
         if self._is_lmq(name):
             raise ProtocolError("NO_PERMISSION", f"{name} is an LMQ: it exists by itself, once a message names it")

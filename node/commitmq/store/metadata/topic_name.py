@@ -9,6 +9,7 @@ import re
 
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import (
+    DEAD_LETTER_GROUP,
     DLQ_PREFIX,
     LMQ_PREFIX,
     MAX_GROUP_UNITS,
@@ -84,7 +85,7 @@ def is_nodes_own(topic: str) -> bool:
 
 def is_system_group(group: str) -> bool:
     """True for a consumer group of RocketMQ's or of the node's own parts, which no program of a user belongs to."""
-    return group in SYSTEM_GROUPS or group.startswith(_SYSTEM_GROUP_PREFIX)
+    return group in SYSTEM_GROUPS or group.startswith(_SYSTEM_GROUP_PREFIX) or group == DEAD_LETTER_GROUP
 
 
 def _validate(kind: str, name: str, limit: int) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from commitmq.config import ReaderConfig
 from commitmq.control import ControlBlock, Word
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
 from commitmq.store.memory.memory_files import NodeWord, TopicWord
+from commitmq.store.queues.queue_list import queues_on_disk
 from commitmq.workers.reader.answers import Answers
 from commitmq.workers.reader.key_queries import KeyQueries, parse_query
 from commitmq.workers.reader.parked_pulls import incarnation_field, integer_field, text_field
 from commitmq.workers.reader.places import Place, Places
+
+_MOST_HIDDEN: Final = 4_096
 
 
 class LookUps:
@@ -25,7 +28,10 @@ class LookUps:
         self._places, self._key_queries, self._answers = places, key_queries, answers
 
     def offsets(self, client: bytes, header: dict[str, Any]) -> None:
-        """First and last queue offset of queues of a topic, and the offset of a store time."""
+        """First and last queue offset of queues of a topic, and the offset of a store time.
+
+        With ``hidden`` also those of queues with messages that lie beyond the topic's read queues.
+        """
         name = text_field(header, "topic")
         topic = self._places.topic(name, incarnation_field(header))
         queues = header.get("queues")
@@ -41,26 +47,32 @@ class LookUps:
         boundary = header.get("boundary", "lower")
         if boundary not in ("lower", "upper"):
             raise ProtocolError("INVALID_PARAMETER", "boundary must be lower or upper")
+        hidden_too = header.get("hidden", False)
+        if type(hidden_too) is not bool:
+            raise ProtocolError("INVALID_PARAMETER", "hidden must be true or false")
         place = self._places.place(name, topic)
         if not topic.is_memory and not self._places.topics.is_cleared(name):
             place = self._places.nowhere()
-        bound, floor = place.bound, place.floor
-        answer: list[list[int | None]] = []
         for queue in queues:
             self._places.check_queue(name, topic, queue)
-            low, high = place.queues.bounds(name, queue, bound=bound, floor=floor) or (0, 0)
-            by_time = None
-            if timestamp is not None:
-                by_time = place.queues.offset_by_time(
-                    name, queue, timestamp, upper=boundary == "upper", bound=bound, floor=floor
-                )
-                by_time = low if by_time is None else by_time
-            answer.append([queue, low, high, by_time])
-        self._answers.send(client, wire.ok(header["id"], queues=answer))
+        rows = [_row(place, name, queue, timestamp, boundary) for queue in queues]
+        answer: dict[str, Any] = {"queues": rows}
+        if hidden_too:
+            beyond = [one for one in queues_on_disk(place.queues.folder, name) if one >= topic.read_queues]
+            hidden = [_row(place, name, queue, timestamp, boundary) for queue in beyond[:_MOST_HIDDEN]]
+            answer["hidden"] = [row for row in hidden if row[1] != row[2]]
+        self._answers.send(client, wire.ok(header["id"], **answer))
 
     def query(self, client: bytes, header: dict[str, Any]) -> None:
-        """Messages of a key, found in the index."""
+        """Messages of a key, found in the index; with ``deleted`` how many there are, also of a topic that was deleted."""
         query = parse_query(header, self._limits)
+        deleted = header.get("deleted", False)
+        if type(deleted) is not bool:
+            raise ProtocolError("INVALID_PARAMETER", "deleted must be true or false")
+        if deleted:
+            fields, _ = self._key_queries.answer(query, lambda: self._control.get(Word.MIN_OFFSET))
+            self._answers.send(client, wire.ok(header["id"], **fields))
+            return
         topic = self._places.topic(query.topic)
         if not topic.is_readable:
             raise ProtocolError("NO_PERMISSION", f"topic {query.topic!r} may not be read")
@@ -115,3 +127,13 @@ class LookUps:
             raise ProtocolError("NO_PERMISSION", f"topic {record.topic!r} may not be read")
         frame = bytes(place.log.read(offset, record.total_size))
         self._answers.send(client, wire.ok(header["id"], size=record.total_size), [frame])
+
+
+def _row(place: Place, topic: str, queue: int, timestamp: int | None, boundary: str) -> list[int | None]:
+    """Queue, first offset, next offset, and the offset of ``timestamp``."""
+    bound, floor = place.bound, place.floor
+    low, high = place.queues.bounds(topic, queue, bound=bound, floor=floor) or (0, 0)
+    if timestamp is None:
+        return [queue, low, high, None]
+    found = place.queues.offset_by_time(topic, queue, timestamp, upper=boundary == "upper", bound=bound, floor=floor)
+    return [queue, low, high, low if found is None else found]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final, NoReturn
 
-from commitmq.client.dead_letter_resend import PASSES
 from commitmq.errors import ProtocolError
-from commitmq.format.constants import DEAD_LETTER_GROUP, DLQ_PREFIX
+from commitmq.format.constants import DEAD_LETTER_GROUP, DEAD_LETTER_PASSES, DLQ_PREFIX
 from commitmq.plugin import Actor, AuditLog, Event
 from commitmq.security.access_table import AccessTable
 from commitmq.security.native_rights import CHANGES, needs_of
@@ -86,7 +85,7 @@ class Rights:
         return (
             self.reads_topic(topic)
             and self.may("coordinator", "offset.commit", **moves)
-            and self.may("writer", "append", topic=PASSES)
+            and self.may("writer", "append", topic=DEAD_LETTER_PASSES)
         )
 
     def _refusal(self, kind: str, op: str, fields: dict[str, Any]) -> tuple[str, str] | None:
