@@ -170,7 +170,7 @@ def test_groups_with_dead_letters_are_listed_page_by_page(node: Node, admin: Adm
     assert told("dlq", "list", "--after", "zz") == {"groups": [few, more], "next": None}
     assert told("dlq", "list", "--after", "zz", "--max", "1") == {"groups": [few], "next": "zz-few"}
     assert told("dlq", "list", "--after", "zz-few", "--max", "1") == {"groups": [more], "next": "zz-more"}
-    told("dlq", "purge", "zz-few")
+    told("dlq", "purge", "zz-few", "--yes")
     assert told("dlq", "list", "--after", "zz")["groups"] == [more]
     shown = commitmq("dlq", "list", "--after", "zz", "--max", "2", "--node", node.address)
     assert "zz-more" in shown.stdout
