@@ -25,6 +25,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
             admin.topic_create("orders", 1)
             for number in range(3):
                 producer.send("orders", b"%d" % number)
+            eventually(lambda: admin.offsets("orders")[0].max == 3, "all three can be read")
             admin.commit_offsets("kitchen", [("orders", 0, 2)])
         yield made
 

@@ -106,6 +106,8 @@ def test_rocketmqs_protocol(robbed: Robbed) -> None:
         return command
 
     def takes(command: Command) -> Command | None:
+        if command.code != RequestCode.CONSUME_MESSAGE_DIRECTLY:
+            return None
         handed.append(command)
         return command.answer(body=b'{"consumeResult":"CR_SUCCESS"}')
 
@@ -128,7 +130,7 @@ def test_rocketmqs_protocol(robbed: Robbed) -> None:
             assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
             answer = await owner.ask(signed(request(RequestCode.CONSUME_MESSAGE_DIRECTLY, direct), "owner"))
             assert answer.code == 0, answer.remark
-            assert [one.code for one in handed] == [RequestCode.CONSUME_MESSAGE_DIRECTLY], "the owner's alone"
+            assert len(handed) == 1, "the owner's alone"
 
             end = {"producerGroup": "pg", "tranStateTableOffset": "0", "commitLogOffset": str(half_offset),
                    "commitOrRollback": "8", "msgId": HALF["UNIQ_KEY"]}  # fmt: skip
