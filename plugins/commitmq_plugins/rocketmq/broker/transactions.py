@@ -101,7 +101,7 @@ class Transactions:
         """Why the user may not end the transaction of the half message there; None also where there is none."""
         half = await stored_record(self._node, physical_offset)
         topic = None if half is None else half.properties.get(Property.REAL_TOPIC)
-        return None if topic is None else self._access.lacks(connection, topic, PUB)
+        return None if topic is None else self._access.lacks(connection, (topic,), PUB)
 
     # ------------------------------------------------------------ checks
 
