@@ -210,7 +210,7 @@ class Guard:
         if header["op"] in CHANGES or header.get("reset"):
             return  # its process writes it
         resource = f"{'Group' if topic is None else 'Topic'}:{name}"
-        audit.write(Event(_actor(caller), header["op"], resource, request=header["id"]))
+        audit.used(Event(_actor(caller), header["op"], resource, request=header["id"]))
 
     def _refuse(
         self, caller: Caller, header: dict[str, Any], frame: zmq.Frame, reason: str, resource: str = ""
