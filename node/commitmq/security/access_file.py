@@ -4,8 +4,9 @@ It is changed as ``authorized_keys`` is: whoever may write the store's files may
 lock beside it lets one change happen at a time; each replaces the file in one step. Processes that serve clients read it
 again when it has changed (:mod:`commitmq.security.live_access`).
 
-Once it is there it must stay: ``configured`` beside it says that there were users. Without the file every start that needs it
-is refused, because a node without users lets everybody in.
+Once it is there it must stay, with users: ``configured`` beside it says that there are some. Without the file, or with one
+that has no user, every start that needs it is refused, because a node without users lets everybody in. The change that takes
+the last user away removes ``configured`` too.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class AccessFile:
         self._root = root
         self.folder = root / "config" / "security"
         self.path = self.folder / "acl.json"
-        self._configured = self.folder / "configured"
+        self.configured = self.folder / "configured"
 
     def load(self) -> AccessTable:
         """The table; an open one when there never were users. Raises StoreError."""
@@ -45,10 +46,10 @@ class AccessFile:
             with open(self.path, "rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
         except FileNotFoundError:
-            if self._configured.exists():
+            if self.configured.exists():
                 raise StoreError(
                     "the file of users is missing, and without it everybody would be let in. Put back a copy; or remove"
-                    f" {self._configured} too, and the node has no users",
+                    f" {self.configured} too, and the node has no users",
                     path=self.path,
                 ) from None
             return AccessTable()
@@ -57,11 +58,18 @@ class AccessFile:
         if len(data) > MAX_FILE_BYTES:
             raise StoreError(f"the file of users has more than {MAX_FILE_BYTES} bytes", path=self.path)
         try:
-            return AccessTable.from_json(orjson.loads(data))
+            table = AccessTable.from_json(orjson.loads(data))
         except ValueError as error:
             raise StoreError(
                 f"the file of users is damaged: {error}. Put back a copy; nothing was changed", path=self.path
             ) from None
+        if table.is_open and self.configured.exists():
+            raise StoreError(
+                "the file of users has no user, which no verb has deleted, and everybody would be let in. Put back a copy; or"
+                f" remove {self.configured} too, and the node has no users",
+                path=self.path,
+            )
+        return table
 
     def change(self, apply: Callable[[AccessTable], None], by: Actor | None = None) -> AccessTable:
         """Let ``apply`` change a copy of the table, and make that the file. What ``apply`` raises changes nothing. ``by``: who
@@ -87,8 +95,11 @@ class AccessFile:
                 data = orjson.dumps(table.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
                 with written_down(self._root, by or this_account(), former, table):
                     atomic_file.replace(self.path, data, "acl", mode=_MODE)
-                if not self._configured.exists():
-                    with disk.opened(self._configured, os.O_WRONLY | os.O_CREAT, "acl_configured", _MODE):
+                if table.is_open:
+                    disk.unlink(self.configured, "acl_configured", missing_ok=True)
+                    disk.sync_folder(self.folder, "acl_configured")
+                elif not self.configured.exists():
+                    with disk.opened(self.configured, os.O_WRONLY | os.O_CREAT, "acl_configured", _MODE):
                         pass
                     disk.sync_folder(self.folder, "acl_configured")
                 return table

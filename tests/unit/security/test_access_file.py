@@ -230,3 +230,50 @@ def test_a_running_process_keeps_its_users_when_the_file_goes(tmp_path: Path, da
     add(file, "bob")
     clock.pass_ms(LOOK_MS)
     assert list(live.table().users) == ["ann", "bob"]
+
+
+EMPTY = '{"version":99999,"users":{},"policies":{}}'
+
+
+def test_a_file_without_users_lets_nobody_in(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path)
+    add(file, "ann")
+    clock = Clock()
+    live = LiveAccess(file, get_log("test"), clock_ns=clock)
+    file.path.write_text(EMPTY)
+    clock.pass_ms(LOOK_MS)
+    assert list(live.table().users) == ["ann"], "the users of before stay"
+    with pytest.raises(StoreError, match="has no user, which no verb has deleted"):
+        file.load()
+    with pytest.raises(StoreError, match="has no user"):
+        add(file, "bob")
+    assert file.path.read_text() == EMPTY
+
+
+def test_the_last_user_can_be_deleted(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path)
+    add(file, "ann")
+    clock = Clock()
+    live = LiveAccess(file, get_log("test"), clock_ns=clock)
+    file.change(lambda table: table.users.clear())
+    clock.pass_ms(LOOK_MS)
+    assert live.table().is_open
+    assert file.load().is_open
+    add(file, "bob")
+    file.path.write_text(EMPTY)
+    with pytest.raises(StoreError, match="has no user"):
+        file.load()
+
+
+def test_a_change_to_no_user_that_ended_half_way_is_told(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path)
+    add(file, "ann")
+    clock = Clock()
+    live = LiveAccess(file, get_log("test"), clock_ns=clock)
+    with active("disk.unlink.acl_configured:before=errno:EIO"), pytest.raises(StoreError):
+        file.change(lambda table: table.users.clear())
+    clock.pass_ms(LOOK_MS)
+    assert list(live.table().users) == ["ann"]
+    file.configured.unlink()
+    clock.pass_ms(LOOK_MS)
+    assert live.table().is_open
