@@ -218,3 +218,5 @@ def test_an_entry_that_denies_a_topic_holds_for_places(robbed: Robbed) -> None:
     asyncio.run(talk())
     denied = robbed.store("audit", "--user", "looker", "--refused", "--resource", "Topic:secrets")
     assert denied.count("view") == 3
+    denied = robbed.store("audit", "--user", "peeker", "--refused", "--resource", "Topic:secrets")
+    assert [denied.count(one) for one in ("VIEW_MESSAGE_BY_ID", "CONSUME_MESSAGE_DIRECTLY")] == [3, 3]

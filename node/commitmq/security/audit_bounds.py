@@ -20,10 +20,10 @@ _MOST_TOLD: Final = 10
 
 
 class Untold(NamedTuple):
-    """What a user caused, that was not written, by operation. ``users``: how many they are, of those without own lines."""
+    """What a user caused, that was not written, by operation; or ``users`` of them, who have no lines of their own."""
 
     actor: Actor
-    count: Counter[str]
+    operations: Counter[str]
     users: int = 1
 
 
@@ -80,7 +80,7 @@ class LinesBound:
         if others:
             count: Counter[str] = Counter()
             for each in others:
-                count["others"] += each.count.total()
+                count["others"] += each.operations.total()
             own.append(Untold(Actor(), count, len(others)))
         return own
 

@@ -323,8 +323,7 @@ def test_refusals_of_a_second_are_bounded_and_counted(logs: Logs) -> None:
 
 def test_refusals_never_roll_changes_away(logs: Logs) -> None:
     """The names are long, and each character takes six bytes in JSON."""
-    limits = {"max_file_bytes": 4_096, "max_files": 2, "user_bytes_per_second": 64, "refusals_per_second": 100_000}
-    log = logs.log(**limits)
+    log = logs.log(max_file_bytes=4_096, max_files=2, user_bytes_per_second=64, refusals_per_second=100_000)
     cook = Actor("cook", "native", "10.1.2.4")
     log.change(Event(cook, "topic.create", "Topic:cooked"))
     for number in range(2_000):

@@ -85,8 +85,10 @@ class Access:
         user = table.users.get(connection.user)
         return not table.is_open and (user is None or not user.is_super)
 
-    def lacks(self, connection: Connection, topics: Iterable[str], actions: Actions) -> str | None:
-        """Why the user of ``connection`` may do none of ``actions`` on one of ``topics``; None when it may.
+    def lacks(
+        self, connection: Connection, command: Command, topics: Iterable[str], actions: Actions
+    ) -> Command | None:
+        """The answer to ``command`` when its user may do none of ``actions`` on one of ``topics``; None when it may.
 
         For messages that a request names by their place: what the client says of their topic proves nothing.
         """
@@ -94,9 +96,11 @@ class Access:
             return None
         table = self._live.table()
         for topic in topics:
-            decision = table.decide(connection.user, *topic_need(topic, actions), connection.peer[0])
+            resource, wanted = topic_need(topic, actions)
+            decision = table.decide(connection.user, resource, wanted, connection.peer[0])
             if not decision.allowed:
-                return f"{decision.reason}; from {connection.peer[0]}"
+                reason = f"{decision.reason}; from {connection.peer[0]}"
+                return self._refuse(connection, command, connection.user, reason, str(resource))
         return None
 
     def _refuse(self, connection: Connection, command: Command, name: str, reason: str, resource: str = "") -> Command:

@@ -176,8 +176,8 @@ class AdminClients:
             _, frames = await self._node.exchange(line, "view", {"physical_offset": offset})
             stored = decode_record(b"".join(frames), check_crc=False)
             topics = topics_of(stored.topic, stored.properties)
-            if (reason := self._access.lacks(connection, topics, SUB)) is not None:
-                return command.answer(ResponseCode.NO_PERMISSION, reason)
+            if (refused := self._access.lacks(connection, command, topics, SUB)) is not None:
+                return refused
         except ValueError as error:
             return command.answer(ResponseCode.SYSTEM_ERROR, f"the message id is wrong: {error}")
         except ProtocolError as error:

@@ -107,8 +107,8 @@ class Queries:
         if self._access.asks(connection):
             stored = decode_record(data, check_crc=False)
             topics = topics_of(stored.topic, stored.properties)
-            if (reason := self._access.lacks(connection, topics, SUB_GET)) is not None:
-                return command.answer(ResponseCode.NO_PERMISSION, reason)
+            if (refused := self._access.lacks(connection, command, topics, SUB_GET)) is not None:
+                return refused
         return command.answer(body=data)
 
     async def units(self, connection: Connection, command: Command) -> Command:

@@ -106,8 +106,9 @@ class Retries:
                 most = int(settings.get("retryMaxTimes", 16))
             if record is None:
                 return command.answer(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
-            if (reason := self._access.lacks(connection, topics_of(record.topic, record.properties), SUB)) is not None:
-                return command.answer(ResponseCode.NO_PERMISSION, reason)
+            topics = topics_of(record.topic, record.properties)
+            if (refused := self._access.lacks(connection, command, topics, SUB)) is not None:
+                return refused
             if is_last_try(record, header.delay_level, most):
                 await self._topics.retry_topics(header.group, dead=True)
             answer, _ = await self._node.exchange(
