@@ -115,7 +115,6 @@ ELSEWHERE = {
     "open.acl_lock": "tests/unit/security/test_access_file.py",
     "open.acl_configured": "tests/unit/security/test_access_file.py",
     "sync_folder.acl_configured": "tests/unit/security/test_access_file.py",
-    "unlink.acl_configured": "tests/unit/security/test_access_file.py",
     **{f"{one}.settings": "tests/unit/supervision/test_live_settings.py" for one in CONTENT},
     **{f"{one}.unshare": "tests/unit/files/test_unshare.py" for one in ("open", "reserve", "sync", "replace")},
     **{f"{one}.pool_note": "tests/unit/store/test_shared_folder.py" for one in CONTENT},

@@ -5,8 +5,7 @@ lock beside it lets one change happen at a time; each replaces the file in one s
 again when it has changed (:mod:`commitmq.security.live_access`).
 
 Once it is there it must stay, with users: ``configured`` beside it says that there are some. Without the file, or with one
-that has no user, every start that needs it is refused, because a node without users lets everybody in. The change that takes
-the last user away removes ``configured`` too.
+that has no user, every start is refused, because a node without users lets everybody in. No change takes the last user away.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class AccessFile:
         self._root = root
         self.folder = root / "config" / "security"
         self.path = self.folder / "acl.json"
-        self.configured = self.folder / "configured"
+        self._configured = self.folder / "configured"
 
     def load(self) -> AccessTable:
         """The table; an open one when there never were users. Raises StoreError."""
@@ -46,10 +45,10 @@ class AccessFile:
             with open(self.path, "rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
         except FileNotFoundError:
-            if self.configured.exists():
+            if self._configured.exists():
                 raise StoreError(
                     "the file of users is missing, and without it everybody would be let in. Put back a copy; or remove"
-                    f" {self.configured} too, and the node has no users",
+                    f" {self._configured} too, and the node has no users",
                     path=self.path,
                 ) from None
             return AccessTable()
@@ -63,10 +62,10 @@ class AccessFile:
             raise StoreError(
                 f"the file of users is damaged: {error}. Put back a copy; nothing was changed", path=self.path
             ) from None
-        if table.is_open and self.configured.exists():
+        if table.is_open and self._configured.exists():
             raise StoreError(
-                "the file of users has no user, which no verb has deleted, and everybody would be let in. Put back a copy; or"
-                f" remove {self.configured} too, and the node has no users",
+                "the file of users has no user, although there were some, and everybody would be let in. Put back a copy; or"
+                f" remove {self._configured} too, and the node has no users",
                 path=self.path,
             )
         return table
@@ -92,14 +91,13 @@ class AccessFile:
                 former = self.load()
                 table = former.copy()
                 apply(table)
+                if table.is_open and not former.is_open:
+                    raise StoreError("the last user stays: without users everybody would be let in", path=self.path)
                 data = orjson.dumps(table.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
                 with written_down(self._root, by or this_account(), former, table):
                     atomic_file.replace(self.path, data, "acl", mode=_MODE)
-                if table.is_open:
-                    disk.unlink(self.configured, "acl_configured", missing_ok=True)
-                    disk.sync_folder(self.folder, "acl_configured")
-                elif not self.configured.exists():
-                    with disk.opened(self.configured, os.O_WRONLY | os.O_CREAT, "acl_configured", _MODE):
+                if not table.is_open and not self._configured.exists():
+                    with disk.opened(self._configured, os.O_WRONLY | os.O_CREAT, "acl_configured", _MODE):
                         pass
                     disk.sync_folder(self.folder, "acl_configured")
                 return table

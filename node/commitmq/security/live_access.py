@@ -57,12 +57,10 @@ class LiveAccess:
         self._log.info("users and policies were read", version=table.version, users=len(table.users))
         self._table = table
 
-    def _state(self) -> tuple[int, int, int, bool] | None:
-        """What changes with the file: each change makes another file. A file without users counts once ``configured`` is gone,
-        which is a moment later.
-        """
+    def _state(self) -> tuple[int, int, int] | None:
+        """What changes with the file: each change makes another file."""
         try:
             found = os.stat(self._file.path)
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns, found.st_size, self._file.configured.exists()
+        return found.st_ino, found.st_mtime_ns, found.st_size
