@@ -4,12 +4,18 @@ Bounds: connections; bytes of a request's head and of its body; the time until i
 An answer is one object for all clients that get it, and is handed over in pieces: a client that does not read holds a piece,
 and loses its connection when its time is over. A client that sends a longer body, or anything that is no request, gets an
 answer and loses its connection.
+
+When a new connection is one too many, one that waits for its client ends: first one whose request is not there, of the address
+with the most, then one whose answer is not taken; the oldest of these. Requests that are being answered go on. One address has
+three quarters of the connections at most, so that others find some.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -74,20 +80,35 @@ class BadRequestError(Exception):
         self.status = status
 
 
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """``since_s``: when it began to wait for its client: for a request, or for its ``answer`` to be taken. ``works``: it does
+    not wait.
+    """
+
+    writer: asyncio.StreamWriter
+    address: str
+    since_s: float
+    answers: bool = False
+    works: bool = False
+
+
 class HttpServer:
     """One listener. ``handler`` gives the answers; an exception of it is answered with 500 and logged."""
 
     def __init__(self, handler: Handler, limits: HttpLimits, log: Log) -> None:
         self._handler, self._limits, self._log = handler, limits, log
         self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.refused = 0
-        """Connections beyond the limit."""
+        """Connections beyond the limit, for which no other one could end."""
+        self.displaced = 0
+        """Connections that ended for another one."""
 
     def __len__(self) -> int:
         """Open connections."""
-        return len(self._writers)
+        return len(self._connections)
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Listen; returns the address. Raises OSError."""
@@ -100,55 +121,78 @@ class HttpServer:
         """Stop listening, and end all connections."""
         if self._server is not None:
             self._server.close()
-        for writer in list(self._writers):
-            writer.transport.abort()
+        for one in list(self._connections):
+            one.writer.transport.abort()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=1.0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._writers) >= self._limits.max_connections:
+        connection = _Connection(writer, _peer(writer), time.monotonic())
+        if not self._makes_room(connection.address):
             self.refused += 1
             writer.transport.abort()
             return
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        self._writers.add(writer)
+        self._connections.add(connection)
         writer.transport.set_write_buffer_limits(high=_PIECE_BYTES)
         try:
-            while await self._one(reader, writer):
+            while await self._one(reader, connection):
                 pass
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the client has gone, or was too slow
         finally:
             self._tasks.discard(task)
-            self._writers.discard(writer)
+            self._connections.discard(connection)
             if writer.transport.get_write_buffer_size():
                 writer.transport.abort()  # it does not read
             else:
                 writer.close()
 
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    def _makes_room(self, address: str) -> bool:
+        """Whether there is room for one more connection of ``address``; another one may end for it."""
+        most = self._limits.max_connections
+        counts = Counter(one.address for one in self._connections)
+        if counts[address] >= most - most // 4:
+            crowd = address
+        elif len(self._connections) < most:
+            return True
+        else:
+            crowd = counts.most_common(1)[0][0]
+        waiting = [one for one in self._connections if one.address == crowd and not one.works]
+        if not waiting:
+            return False
+        found = min(waiting, key=lambda one: (one.answers, one.since_s))
+        self._connections.discard(found)
+        found.writer.transport.abort()
+        self.displaced += 1
+        return True
+
+    async def _one(self, reader: asyncio.StreamReader, connection: _Connection) -> bool:
         """Answer one request. False when the connection ends."""
-        timeout_s = self._limits.timeout_s
+        timeout_s, writer = self._limits.timeout_s, connection.writer
+        connection.since_s, connection.answers = time.monotonic(), False
         try:
             async with asyncio.timeout(timeout_s):
                 head = await self._head(reader)
                 request, keeps = parse(head, self._limits.max_body_bytes)
                 size = int(request.headers.get("content-length", "0"))
                 body = await reader.readexactly(size) if size else b""
-                request = replace(request, body=body, peer=_peer(writer))
+                request = replace(request, body=body, peer=connection.address)
         except BadRequestError as error:
             response, keeps, method = Response(f"{error}\n".encode(), status=error.status), False, "GET"
         else:
             method = request.method
+            connection.works = True
             try:
                 response = await self._handler(request)
             except Exception as error:
                 self._log.exception("a request failed", path=request.path[:100], error=repr(error))
                 response = Response(b"the node failed on this request\n", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+        connection.since_s, connection.answers, connection.works = time.monotonic(), True, False
         async with asyncio.timeout(timeout_s):
             await self._send(writer, response, keeps=keeps, with_body=method != "HEAD")
         return keeps

@@ -56,6 +56,14 @@ def robbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robbed]:
         for name in ("thief", "robber"):
             found.store("acl", "allow", name, "Topic:mine", "All")
             found.store("acl", "allow", name, "Group:thieves", "All")
+        # These may read everything but the secrets.
+        found.add("looker")
+        told = json.loads(found.store("user", "add", "peeker", "--json"))
+        found.keys["peeker"] = Keys("peeker", Secret(told["secret"]))
+        for name in ("looker", "peeker"):
+            found.store("acl", "allow", name, "Topic:*", "Sub,Get")
+            found.store("acl", "allow", name, "Group:*", "All")
+            found.store("acl", "deny", name, "Topic:secrets", "All")
         with commitmq.Admin(found.ipc) as admin:
             admin.topic_create("secrets", 1)
             admin.topic_create("mine", 1)
@@ -157,3 +165,59 @@ def test_rocketmqs_protocol(robbed: Robbed) -> None:
             assert answer.code == 0, answer.remark
 
     asyncio.run(talk())
+
+
+def test_an_entry_that_denies_a_topic_holds_for_places(robbed: Robbed) -> None:
+    with commitmq.Producer(robbed.ipc) as producer:
+        plain = producer.send("secrets", b"treasure")
+        waiting = [
+            producer.send("secrets", b"later", delay=timedelta(seconds=60)),
+            producer.send("secrets", b"at a level", delay_level=5),
+        ]
+        own = producer.send("mine", b"own")
+    with commitmq.connect(profile="looker") as connection, connection.admin() as admin:
+        assert bytes(admin.view(own.physical_offset).body) == b"own"
+        for one in (plain, *waiting):
+            with pytest.raises(ProtocolError, match=r"NO_PERMISSION.*Topic:secrets"):
+                admin.view(one.physical_offset)
+        connection.admin().group_create("lookers")
+        writer = Channel(robbed.node.endpoints()["writer"], keys=load_profile("looker"))
+        try:
+            place = {"queue": 4, "queue_offset": 0, "physical_offset": waiting[1].physical_offset}
+            told = refused(writer, "send_back", group="lookers", topic="SCHEDULE_TOPIC_XXXX", delay_level=1, **place)
+            assert "waits in SCHEDULE_TOPIC_XXXX" in told
+        finally:
+            writer.close()
+
+    async def talk() -> None:
+        async with connected(robbed.port) as peeker:
+
+            async def ask(code: RequestCode, **fields: object) -> Command:
+                command = request(code, {name: str(value) for name, value in fields.items()})
+                robbed.keys["peeker"].sign(command)
+                return await peeker.ask(command)
+
+            answer = await ask(RequestCode.VIEW_MESSAGE_BY_ID, offset=own.physical_offset)
+            assert answer.code == 0, answer.remark
+            host = "7F000001" + f"{robbed.port:08X}"
+            for one in (plain, *waiting):
+                answer = await ask(RequestCode.VIEW_MESSAGE_BY_ID, offset=one.physical_offset)
+                assert (answer.code, answer.body) == (ResponseCode.NO_PERMISSION, b""), answer.remark
+                assert "Topic:secrets" in str(answer.remark)
+                message_id = f"{host}{one.physical_offset:016X}"
+                answer = await ask(
+                    RequestCode.CONSUME_MESSAGE_DIRECTLY,
+                    consumerGroup="lookers", clientId="1@1", msgId=message_id, topic="mine",
+                )  # fmt: skip
+                assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
+                answer = await ask(
+                    RequestCode.CONSUMER_SEND_MSG_BACK,
+                    offset=one.physical_offset, group="lookers", delayLevel=1, originTopic="mine",
+                )  # fmt: skip
+                assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
+
+    asyncio.run(talk())
+    denied = robbed.store("audit", "--user", "looker", "--refused", "--resource", "Topic:secrets")
+    assert denied.count("view") == 3
+    denied = robbed.store("audit", "--user", "peeker", "--refused", "--resource", "Topic:secrets")
+    assert [denied.count(one) for one in ("VIEW_MESSAGE_BY_ID", "CONSUME_MESSAGE_DIRECTLY")] == [3, 3]

@@ -20,7 +20,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
-from nodes import Node, eventually, start_node
+from nodes import Node, eventually, start_node, started
 
 SEGMENT_BYTES = 1 << 16
 SETTINGS = (f"commit_log.segment_bytes={SEGMENT_BYTES}", "commit_log.max_message_bytes=16384")
@@ -218,3 +218,22 @@ def test_a_wrong_size_at_the_first_start_costs_a_rocketmq_store_nothing(
         assert node.stop().returncode == 0
     finally:
         node.end()
+
+
+@pytest.mark.parametrize("content", ['{"version":99999,"users":{},"policies":{}}', "", None])
+def test_a_start_without_the_users_that_there_were_is_refused(tmp_path: Path, content: str | None) -> None:
+    node = Node(tmp_path / "store")
+    node.store.joinpath("commitlog").mkdir(parents=True)
+    assert node.run("user", "add", "ann", "--store", str(node.store)).returncode == 0
+    security = node.store / "config" / "security"
+    kept = (security / "acl.json").read_bytes()
+    (security / "acl.json").unlink()
+    if content is not None:
+        (security / "acl.json").write_text(content)
+    refused = node.start()
+    assert refused.returncode == CliExit.STORE_UNUSABLE
+    assert "the file of users" in refused.stderr
+    assert "Put back a copy" in refused.stderr
+    (security / "acl.json").write_bytes(kept)
+    with started(node):
+        pass

@@ -352,8 +352,9 @@ class AuditConfig:
     enable: bool = _key(True)
     max_file_bytes: int = _key(16 * 1024 * 1024, 65_536)
     max_files: int = _key(10, 2, 1_000)
-    refusals_per_second: int = _key(100, 0, 100_000)
+    refusals_per_second: int = _key(20, 0, 100_000)
     changes_per_second: int = _key(100, 0, 100_000)
+    user_bytes_per_second: int = _key(2_048, 64, 1 << 30)
     uses_per_hour: int = _key(10_000, 0, 1_000_000)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +31,7 @@ from commitmq.security.audit_line import Actor, Event
 from commitmq.security.live_access import LiveAccess
 from commitmq.security.local_users import parse_local_users
 from commitmq.security.native_rights import CHANGES, needs_of
+from commitmq.security.needs import Actions, topic_need
 from commitmq.security.node_keys import KeyPair, load_node_keys
 from commitmq.store.access import shares_with_group
 
@@ -135,6 +137,23 @@ class Guard:
         """Who sent the request of the last :meth:`refusal`."""
         return _actor(self._last)
 
+    def lacks(self, header: dict[str, Any], topics: Iterable[str], actions: Actions) -> str | None:
+        """Why the sender of the last :meth:`refusal` may do none of ``actions`` on one of ``topics``; None when it may.
+
+        For messages that a request, ``header``, names by their place: only the look-up tells their topics.
+        """
+        caller = self._last
+        if caller.is_super:
+            return None
+        for topic in topics:
+            resource, wanted = topic_need(topic, actions)
+            decision = self._table.decide(caller.name, resource, wanted, caller.address)
+            if not decision.allowed:
+                reason = f"{decision.reason}; from {caller.address}"
+                self._tell(caller, header, reason, str(resource))
+                return reason
+        return None
+
     def _caller(self, told: str) -> Caller:
         who, _, address = told.partition(" ")
         found = self._user(who, address)
@@ -191,11 +210,18 @@ class Guard:
         if header["op"] in CHANGES or header.get("reset"):
             return  # its process writes it
         resource = f"{'Group' if topic is None else 'Topic'}:{name}"
-        audit.write(Event(_actor(caller), header["op"], resource, request=header["id"]))
+        audit.used(Event(_actor(caller), header["op"], resource, request=header["id"]))
 
     def _refuse(
         self, caller: Caller, header: dict[str, Any], frame: zmq.Frame, reason: str, resource: str = ""
     ) -> bytes:
+        self._tell(caller, header, reason, resource)
+        identity = header.get("id") if header else wire.request_id(frame.bytes)
+        more = {"outcome": "not_stored"} if header.get("op") in _SENDS else {}
+        return wire.error(identity, "NO_PERMISSION", reason, **more)
+
+    def _tell(self, caller: Caller, header: dict[str, Any], reason: str, resource: str) -> None:
+        """Write a refusal to the audit log, and the first ones of a second to the log."""
         operation = str(header.get("op", ""))
         if self._audit is not None:
             self._audit.refused(_actor(caller), operation, resource, reason, header.get("id"))
@@ -209,9 +235,6 @@ class Guard:
             self._log.warning(
                 "a request was refused", user=caller.name, op=operation, address=caller.address, reason=reason[:500]
             )
-        identity = header.get("id") if header else wire.request_id(frame.bytes)
-        more = {"outcome": "not_stored"} if operation in _SENDS else {}
-        return wire.error(identity, "NO_PERMISSION", reason, **more)
 
 
 _NOBODY: Final = Caller("", "")

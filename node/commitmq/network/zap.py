@@ -111,7 +111,7 @@ class ZapHandler:
             return ""
         address = address.removeprefix("::ffff:")
         if self._audit is not None and self._audit.is_first(user.name, _CONNECT, f"{key} {address}"):
-            self._audit.write(Event(Actor(user.name, _PROTOCOL, address, key), _CONNECT))
+            self._audit.used(Event(Actor(user.name, _PROTOCOL, address, key), _CONNECT))
         return f"{key} {address}"
 
     def _tell(self, mechanism: bytes, address: bytes, credentials: list[bytes]) -> None:

@@ -17,6 +17,7 @@ from commitmq.security.user import User
 
 ROLE: Final = "users"
 _KEY_CHARACTERS: Final = 12
+_MOST_BYTES: Final = 1 << 30
 
 
 def this_account() -> Actor:
@@ -29,7 +30,7 @@ def written_down(root: Path, actor: Actor, before: AccessTable, after: AccessTab
     """Write to the audit log of the store in ``root`` what the block is going to change; needs the lock of the users."""
     events = [*_users(actor, before, after), *_policies(actor, before, after)]
     # Only the store's owner changes users, with a sync for each change, and every line counts.
-    limits = AuditLimits(changes_per_second=len(events))
+    limits = AuditLimits(changes_per_second=len(events), user_bytes_per_second=_MOST_BYTES)
     log = AuditLog(root / "commitmq" / "audit", ROLE, get_log(ROLE), limits, syncs_at_once=True)
     try:
         for one in events:

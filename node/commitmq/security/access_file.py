@@ -4,8 +4,8 @@ It is changed as ``authorized_keys`` is: whoever may write the store's files may
 lock beside it lets one change happen at a time; each replaces the file in one step. Processes that serve clients read it
 again when it has changed (:mod:`commitmq.security.live_access`).
 
-Once it is there it must stay: ``configured`` beside it says that there were users. Without the file every start that needs it
-is refused, because a node without users lets everybody in.
+Once it is there it must stay, with users: ``configured`` beside it says that there are some. Without the file, or with one
+that has no user, every start is refused, because a node without users lets everybody in. No change takes the last user away.
 """
 
 from __future__ import annotations
@@ -57,11 +57,18 @@ class AccessFile:
         if len(data) > MAX_FILE_BYTES:
             raise StoreError(f"the file of users has more than {MAX_FILE_BYTES} bytes", path=self.path)
         try:
-            return AccessTable.from_json(orjson.loads(data))
+            table = AccessTable.from_json(orjson.loads(data))
         except ValueError as error:
             raise StoreError(
                 f"the file of users is damaged: {error}. Put back a copy; nothing was changed", path=self.path
             ) from None
+        if table.is_open and self._configured.exists():
+            raise StoreError(
+                "the file of users has no user, although there were some, and everybody would be let in. Put back a copy; or"
+                f" remove {self._configured} too, and the node has no users",
+                path=self.path,
+            )
+        return table
 
     def change(self, apply: Callable[[AccessTable], None], by: Actor | None = None) -> AccessTable:
         """Let ``apply`` change a copy of the table, and make that the file. What ``apply`` raises changes nothing. ``by``: who
@@ -84,10 +91,12 @@ class AccessFile:
                 former = self.load()
                 table = former.copy()
                 apply(table)
+                if table.is_open and not former.is_open:
+                    raise StoreError("the last user stays: without users everybody would be let in", path=self.path)
                 data = orjson.dumps(table.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
                 with written_down(self._root, by or this_account(), former, table):
                     atomic_file.replace(self.path, data, "acl", mode=_MODE)
-                if not self._configured.exists():
+                if not table.is_open and not self._configured.exists():
                     with disk.opened(self._configured, os.O_WRONLY | os.O_CREAT, "acl_configured", _MODE):
                         pass
                     disk.sync_folder(self.folder, "acl_configured")

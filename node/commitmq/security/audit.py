@@ -6,8 +6,8 @@ may leave a line whose change never came. A thread syncs the file a second later
 A node never waits for its audit log and never stops because of it. Where the file cannot be written, the log and
 ``status`` say so once; the next line that gets through tells how many are lost.
 
-Owns ``commitmq/audit/ROLE.jsonl``. At ``max_file_bytes`` the file gets the number of its first line behind its name
-(:mod:`.audit_files`), and the oldest is deleted, which a line in the chain announces.
+Owns two chains (:mod:`.audit_chain`): ``commitmq/audit/ROLE.jsonl``, and for refusals ``ROLE.refused.jsonl``, so that they
+roll no change away. What a user can cause is bounded (:mod:`.audit_bounds`).
 
 Failpoints: ``audit.write`` (``short`` too), and those of :mod:`commitmq.files.disk` for files of the kind ``audit``.
 """
@@ -15,8 +15,6 @@ Failpoints: ``audit.write`` (``short`` too), and those of :mod:`commitmq.files.d
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,18 +22,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from commitmq import failpoints
-from commitmq.files import disk
 from commitmq.log import Log
-from commitmq.security.audit_bounds import ChangesBound
-from commitmq.security.audit_files import ENDING, first_of, last_line, older_files, older_name
-from commitmq.security.audit_line import Actor, Decision, Event, digest, encoded
+from commitmq.security.audit_bounds import LinesBound
+from commitmq.security.audit_chain import AuditChain
+from commitmq.security.audit_files import ENDING, REFUSALS
+from commitmq.security.audit_line import Actor, Decision, Event
 
 SUMMARY: Final = "audit.summary"
-REMOVED: Final = "audit.removed"
 _SYNC_S: Final = 1.0
 _HOUR_S: Final = 3600.0
-_FILE_MODE: Final = 0o600
+_SHARES: Final = 16
+"""Refusals of all users together may have the bytes of so many users: a refused client may claim any name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +42,9 @@ class AuditLimits:
     enable: bool = True
     max_file_bytes: int = 16 * 1024 * 1024
     max_files: int = 10
-    refusals_per_second: int = 100
+    refusals_per_second: int = 20
     changes_per_second: int = 100
+    user_bytes_per_second: int = 2_048
     uses_per_hour: int = 10_000
 
 
@@ -71,23 +69,28 @@ class AuditLog:
         self.limits = limits or AuditLimits()
         self._log, self._told, self._syncs_at_once = log, told, syncs_at_once
         self._lock = threading.Lock()
-        self._fd = -1
-        self._file = (-1, -1)  # device and inode
-        self._size = self._number = self._first = self._junk = 0
-        self._previous = ""
-        self._is_resumed = self._is_closed = self._ends_open = False
-        self._lost = 0
+        self._main = self._chain(folder / f"{role}{ENDING}")
+        self._refused = self._chain(folder / f"{role}{REFUSALS}{ENDING}")
+        self._chains = (self._main, self._refused)
+        self._is_closed = False
         self._faults: dict[str, str] = {}
-        self._second = self._refused = self._untold = 0
-        self._changes = ChangesBound(self.limits.changes_per_second)
+        self._second = 0
+        most, rate = self.limits.changes_per_second, self.limits.user_bytes_per_second
+        self._changes = LinesBound(most, rate)
+        self._refusals = LinesBound(self.limits.refusals_per_second, rate, _SHARES)
         self._uses: set[tuple[str, str, str]] = set()
         self._hour_ends = 0.0
         self._is_full = False
-        self._full_files: list[int] = []  # descriptors, for their last sync
-        self._to_remove: list[Path] = []
-        self._has_new_name = False
         self._thread: threading.Thread | None = None
         self._dirty, self._ends = threading.Event(), threading.Event()
+
+    def _chain(self, path: Path) -> AuditChain:
+        limits = self.limits
+
+        def say(what: str, sentence: str) -> None:
+            self._say(f"{path.name} {what}", sentence)
+
+        return AuditChain(path, self._log, say, max_file_bytes=limits.max_file_bytes, max_files=limits.max_files)
 
     @property
     def fault(self) -> str:
@@ -97,23 +100,20 @@ class AuditLog:
     # ------------------------------------------------------------ what is written
 
     def write(self, event: Event) -> None:
-        """Write one line. Never raises."""
+        """Write one line that no user can cause at will. Never raises."""
         if self.limits.enable:
             with self._lock:
-                self._append(event.members())
+                self._append(self._main, event.members())
 
     def change(self, event: Event) -> None:
-        """Write a change, before it is made; or that it failed. After ``changes_per_second`` lines of its user in a second
-        only the first of each kind is written, and of the others how many there were. Never raises.
+        """Write a change, before it is made; or that it failed. Beyond what its user may cause (:mod:`.audit_bounds`) only how
+        many there were is written. Never raises.
         """
-        if not self.limits.enable:
-            return
-        with self._lock:
-            self._begin_second()
-            if self._changes.admits(event):
-                self._append(event.members())
-            else:
-                self._wake()
+        self._bounded(self._changes, event, f"{event.operation} {event.decision}")
+
+    def used(self, event: Event) -> None:
+        """Write a use, which :meth:`is_first` was asked for; bounded as a change is. Never raises."""
+        self._bounded(self._changes, event, f"{event.operation} {event.decision}")
 
     @contextlib.contextmanager
     def changing(self, event: Event) -> Iterator[None]:
@@ -132,17 +132,20 @@ class AuditLog:
     def refused(
         self, actor: Actor, operation: str, resource: str = "", reason: str = "", request: int | None = None
     ) -> None:
-        """Write that a request was refused; after ``refusals_per_second`` lines of a second only how many more there were."""
+        """Write that a request was refused. Refusals have files of their own, and of those beyond what their user may cause,
+        and beyond what all may cause together, only the number is written.
+        """
+        self._bounded(self._refusals, Event(actor, operation, resource, Decision.REFUSED, reason, request))
+
+    def _bounded(self, bound: LinesBound, event: Event, kind: str = "") -> None:
         if not self.limits.enable:
             return
         with self._lock:
-            self._begin_second()
-            self._refused += 1
-            if self._refused > self.limits.refusals_per_second:
-                self._untold += 1
+            now_s = self._begin_second()
+            if bound.admits(event.actor, event.operation, now_s, kind):
+                self._charged(bound, event.actor, event.members(), now_s)
+            else:
                 self._wake()
-                return
-            self._append(Event(actor, operation, resource, Decision.REFUSED, reason, request).members())
 
     def is_first(self, user: str, operation: str, resource: str) -> bool:
         """Whether this is the first such use in an hour, and is to be written. A use by a request of data costs this look."""
@@ -165,7 +168,7 @@ class AuditLog:
     def close(self) -> None:
         """Write what waits, and sync. Nothing is written any more: another process may take the file over."""
         with self._lock:
-            self._sum_up()
+            self._sum_up(time.monotonic())
             self._is_closed = True
         if self._thread is not None:
             self._ends.set()
@@ -173,158 +176,48 @@ class AuditLog:
             self._thread.join()
         self._sync()
         with self._lock:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+            for one in self._chains:
+                one.close()
 
-    # ------------------------------------------------------------ the file; all with the lock
+    # ------------------------------------------------------------ lines; all with the lock
 
-    def _append(self, members: dict[str, Any]) -> None:
-        """Write one line with one system call, if the disk lets it."""
+    def _append(self, chain: AuditChain, members: dict[str, Any]) -> int:
+        """Write one line, if the disk lets it. Returns its bytes."""
         if self._is_closed:
-            return
-        try:
-            self._open()
-            if self._size >= self.limits.max_file_bytes and not self._junk and not self._ends_open:
-                self._turn_over()
-            self._put(members)
-        except OSError as error:
-            self._lost += 1
-            self._say("write", f"cannot write the audit log {self.path}: {error.strerror}")
-            return
-        self._lost = 0
-        self._say("write", "")
-        if self._syncs_at_once:
-            return
+            return 0
+        written = chain.append(members)
+        if not written or self._syncs_at_once:
+            return written
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="audit", daemon=True)
             with contextlib.suppress(RuntimeError):  # no thread is left; the next line tries again
                 thread.start()
                 self._thread = thread
         self._wake()
+        return written
 
-    def _put(self, members: dict[str, Any]) -> None:
-        begin = b"\n" if self._ends_open else b""
-        junk = self._junk + len(begin) if self._junk else 0
-        marks = {name: value for name, value in (("torn", junk), ("lost", self._lost)) if value}
-        line = encoded({**members, **marks}, self._number + 1, self._previous, time.time_ns())
-        data = begin + line
-        written = os.write(self._fd, failpoints.clip("audit.write", data) if failpoints.ACTIVE else data)
-        self._size += written
-        if written < len(data) - 1:
-            self._junk += written
-            self._ends_open = self._ends_open or written > 0
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._number += 1
-        self._previous = digest(line[:-1])
-        self._junk, self._ends_open = 0, written < len(data)
+    def _charged(self, bound: LinesBound, actor: Actor, members: dict[str, Any], now_s: float) -> None:
+        chain = self._refused if bound is self._refusals else self._main
+        bound.charge(actor, self._append(chain, members), now_s)
 
-    def _open(self) -> None:
-        """Open the file where it is not, or is another one by now. Raises OSError."""
-        if self._fd >= 0:
-            try:
-                found = os.stat(self.path)
-            except FileNotFoundError:
-                found = None
-            if found is not None and (found.st_dev, found.st_ino) == self._file:
-                if found.st_size != self._size:
-                    self._log.error("another program has changed the audit log", path=str(self.path))
-                    self._take_size(found.st_size)
-                return
-            self._log.error("the audit log is gone; another file begins", path=str(self.path))
-            os.close(self._fd)
-            self._fd = -1
-        self.path.parent.parent.mkdir(mode=0o700, exist_ok=True)
-        self.path.parent.mkdir(mode=0o700, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        fd = disk.open_file(self.path, flags, "audit", _FILE_MODE)
-        try:
-            about = os.fstat(fd)
-            if not self._is_resumed:
-                self._resume(about.st_size)
-            else:
-                self._first = self._number + 1
-        except BaseException:
-            os.close(fd)
-            raise
-        self._fd, self._file = fd, (about.st_dev, about.st_ino)
-        if self._size != about.st_size:
-            self._take_size(about.st_size)
-        self._has_new_name = True
+    def _begin_second(self) -> float:
+        """Write what the last second left, if it is over. Returns the time."""
+        now_s = time.monotonic()
+        if int(now_s) != self._second:
+            self._sum_up(now_s)
+            self._second = int(now_s)
+        return now_s
 
-    def _take_size(self, size: int) -> None:
-        """Go on behind what another program has made of the file; the chain shows it."""
-        self._size, self._junk = size, 0
-        self._ends_open = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
-
-    def _resume(self, size: int) -> None:
-        """Take up the chain where the last process of this name left it. Raises OSError."""
-        found = last_line(self.path)
-        self._size = size
-        if found is not None:
-            self._number, self._previous = found.number, found.digest
-            self._first = self._first_number()
-            self._ends_open, self._junk = found.ends_open, size - found.end
-        else:
-            # No whole line: a new file, or one that holds the first line of a process that died.
-            older = older_files(self.path)
-            former = last_line(older[-1]) if older else None
-            self._number, self._previous = (former.number, former.digest) if former is not None else (0, "")
-            self._first = self._number + 1
-            self._junk, self._ends_open = size, size > 0
-        self._is_resumed = True
-
-    def _first_number(self) -> int:
-        """The number of the file's first line, from the end of the older file before it."""
-        older = older_files(self.path)
-        former = last_line(older[-1]) if older else None
-        return 1 if former is None else former.number + 1
-
-    def _turn_over(self) -> None:
-        """Begin the next file. Where the full one cannot be renamed, it goes on. Raises OSError when there is no file then."""
-        try:
-            self._begin_file()
-        except OSError as error:
-            if self._fd < 0:
-                raise
-            self._say("files", f"a full file of the audit log goes on, {self.path}: {error.strerror}")
-        else:
-            self._say("files", "")
-
-    def _begin_file(self) -> None:
-        """Give the full file its other name, and begin the next one. Raises OSError."""
-        disk.replace(self.path, older_name(self.path, self._first), "audit")
-        self._full_files.append(self._fd)
-        self._fd = -1
-        self._size = self._junk = 0
-        self._ends_open = False
-        self._open()
-        older = older_files(self.path)
-        gone = older[: max(0, len(older) - self.limits.max_files + 1)]
-        if gone:
-            kept = older[len(gone) :]
-            oldest = first_of(kept[0]) if kept else self._number + 1
-            self._put({"op": REMOVED, "oldest": oldest})
-            self._to_remove += gone
-
-    def _begin_second(self) -> None:
-        """Write what the last second left, if it is over."""
-        second = time.monotonic_ns() // 1_000_000_000
-        if second != self._second:
-            self._sum_up()
-            self._second, self._refused = second, 0
-
-    def _sum_up(self) -> None:
-        if self._untold:
-            count, self._untold = self._untold, 0
-            reason = f"{count} more requests were refused in a second"
-            self._append(
-                {**Event(Actor(), SUMMARY, decision=Decision.REFUSED, reason=reason).members(), "count": count}
-            )
-        for actor, untold in self._changes.take():
-            reason = f"{untold.total()} more changes of this user in a second"
-            event = Event(actor, SUMMARY, reason=reason, after=dict(untold))
-            self._append({**event.members(), "count": untold.total()})
+    def _sum_up(self, now_s: float) -> None:
+        for actor, untold, users in self._refusals.take(now_s):
+            count, of_whom = untold.total(), "this user" if users == 1 else f"{users} users"
+            reason = f"{count} more requests of {of_whom} were refused in a second"
+            event = Event(actor, SUMMARY, decision=Decision.REFUSED, reason=reason)
+            self._charged(self._refusals, actor, {**event.members(), "count": count}, now_s)
+        for actor, untold, users in self._changes.take(now_s):
+            count, of_whom = untold.total(), "this user" if users == 1 else f"{users} users"
+            event = Event(actor, SUMMARY, reason=f"{count} more changes of {of_whom} in a second", after=dict(untold))
+            self._charged(self._changes, actor, {**event.members(), "count": count}, now_s)
 
     def _say(self, what: str, sentence: str) -> None:
         """Tell of a fault of ``what`` once, and once that it has passed."""
@@ -354,31 +247,10 @@ class AuditLog:
             self._dirty.clear()
             with self._lock:
                 self._begin_second()
-                if self._untold or self._changes.has_untold:
+                if self._refusals.has_untold or self._changes.has_untold:
                     self._wake()  # they came in this second, which is not over
             self._sync()
 
     def _sync(self) -> None:
-        """Bring to the device what was written, and delete the files that are too many."""
-        with self._lock:
-            files, self._full_files = self._full_files, []
-            gone, self._to_remove = self._to_remove, []
-            has_new_name, self._has_new_name = self._has_new_name, False
-        sentence = ""
-        try:
-            with self._lock:
-                if self._fd >= 0:
-                    files.append(os.dup(self._fd))
-            for fd in files:
-                disk.sync(fd, "audit")
-            if has_new_name or gone:
-                disk.sync_folder(self.path.parent, "audit")
-            for path in gone:
-                disk.unlink(path, "audit", missing_ok=True)
-        except OSError as error:
-            sentence = f"cannot bring the audit log {self.path} to the device: {error.strerror}"
-        finally:
-            for fd in files:
-                os.close(fd)
-        with self._lock:
-            self._say("sync", sentence)
+        for one in self._chains:
+            one.sync(self._lock)

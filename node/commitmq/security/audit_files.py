@@ -1,6 +1,7 @@
 """The files of the audit log: their names, and their lines.
 
     commitmq/audit/ROLE.jsonl                    the file of a process, which it appends to
+    commitmq/audit/ROLE.refused.jsonl            the same for refusals: they have a chain of their own
     commitmq/audit/ROLE.jsonl.000000000123       an older one, by the number of its first line
 
 ``users.jsonl`` is that of changes of users and policies; who changes them holds their lock (:mod:`.access_file`).
@@ -16,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from commitmq.security.audit_line import digest, parsed
 
 ENDING: Final = ".jsonl"
+REFUSALS: Final = ".refused"
 _DIGITS: Final = 12
 _TAIL_BYTES: Final = 128 * 1024
 
@@ -62,13 +64,18 @@ def older_files(path: Path) -> list[Path]:
 
 
 def roles(folder: Path) -> list[str]:
-    """The processes that have files in ``folder``. Raises OSError."""
+    """The chains that have files in ``folder``. Raises OSError."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
     found = {name.partition(ENDING)[0] for name in names if name.endswith(ENDING) or first_of(Path(name)) is not None}
     return sorted(found)
+
+
+def process_of(role: str) -> str:
+    """The process that writes the chain ``role``."""
+    return role.removesuffix(REFUSALS)
 
 
 def pieces(data: bytes) -> Iterator[Piece]:

@@ -21,8 +21,8 @@ from typing import Any, Final
 import orjson
 
 MAX_LINE_BYTES: Final = 16 * 1024
-_MAX_TEXT: Final = 500
-_MAX_NAME: Final = 300
+_MAX_TEXT: Final = 200
+_MAX_NAME: Final = 144  # "Topic:" and the longest name of a topic
 _MAX_VALUE_BYTES: Final = 2_000
 _KEY_CHARACTERS: Final = 12
 
@@ -69,7 +69,7 @@ class Event:
             "protocol": _text(actor.protocol, _MAX_NAME),
             "address": _text(actor.address, _MAX_NAME),
             "op": _text(self.operation, _MAX_NAME),
-            "resource": _text(self.resource, _MAX_TEXT),
+            "resource": _text(self.resource, _MAX_NAME),
             "decision": str(self.decision),
             "reason": _text(self.reason, _MAX_TEXT),
             "request": _bounded(self.request),

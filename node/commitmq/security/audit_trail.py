@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from commitmq.errors import StoreError
-from commitmq.security.audit import REMOVED
-from commitmq.security.audit_files import ENDING, Piece, older_files, roles
+from commitmq.security.audit_chain import REMOVED
+from commitmq.security.audit_files import ENDING, Piece, older_files, process_of, roles
 from commitmq.security.audit_line import MAX_LINE_BYTES, digest, parsed
 
 _TRIES: Final = 10
@@ -73,7 +73,7 @@ class AuditTrail:
             if piece.members is None:
                 self.unreadable += piece.is_whole
             elif piece.members["time"] >= since:
-                yield {"role": role, **piece.members}
+                yield {"role": process_of(role), **piece.members}
 
     def _pieces(self, role: str) -> Iterator[tuple[str, Piece]]:
         """The pieces of a process's files in their order, with the name of the file."""

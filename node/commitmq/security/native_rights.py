@@ -203,7 +203,7 @@ NEEDS: Final[Mapping[str, Mapping[str, Needs | None]]] = {
     "reader": {
         "pull": _pull,
         "offsets": _fields(topic=SHOWN),
-        "view": _all(ResourceType.TOPIC, SUB_GET),  # a place does not tell its topic
+        "view": _all(ResourceType.TOPIC, SUB_GET),  # the reader asks for that of what it finds
         "query": _fields(topic=SUB_GET),
         "memory": _memory_use,
     },

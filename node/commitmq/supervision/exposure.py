@@ -44,8 +44,9 @@ class Exposure:
 
     @classmethod
     def of_node(cls, config: NodeConfig, store: Path) -> Exposure:
-        """With the listener of the node's own protocol, checked as by :meth:`check`."""
+        """With the listener of the node's own protocol, checked as by :meth:`check`; and a file of users that can be used."""
         found = cls(config, store)
+        found._file.load()
         found.has_keys = load_node_keys(store) is not None
         # Without users nobody gets in over a port with keys.
         remedy = "make node keys (`commitmq keys init`)"

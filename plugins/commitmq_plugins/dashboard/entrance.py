@@ -58,7 +58,7 @@ class Entrance:
     def __init__(self, shared: Shared, folder: Path) -> None:
         """Raises OSError, StoreError: the links' key cannot be written."""
         self._shared, self._audit = shared, shared.context.audit
-        self.sessions = Sessions(shared.settings.max_sessions)
+        self.sessions = Sessions(shared.settings.max_sessions, shared.settings.max_sessions_per_user)
         self._logins = Logins(folder)
         self._attempts = Attempts()
         self._cluster = shared.context.config.network.cluster_name
@@ -115,5 +115,5 @@ class Entrance:
         return self._log_in(Login(name, user.secret), actor, "the secret")
 
     def _log_in(self, login: Login, actor: Actor, by: str) -> str:
-        self._audit.write(Event(actor, "login", reason=f"by {by}"))
+        self._audit.used(Event(actor, "login", reason=f"by {by}"))
         return self.sessions.log_in(login)

@@ -12,6 +12,7 @@ import hmac
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -94,9 +95,10 @@ class Sessions:
     Thread-safe.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_of_one: int) -> None:
+        """``most``: logins at a time; ``most_of_one``: of each user."""
         self._secret = secrets.token_bytes(32)
-        self._most = most
+        self._most, self._most_of_one = most, most_of_one
         self._lock = threading.Lock()
         self._logins: dict[str, tuple[float, Login]] = {}  # until when, the oldest first
 
@@ -115,11 +117,19 @@ class Sessions:
             raise RefusedError(HTTPStatus.FORBIDDEN, "the token is not that of this session: load the page again")
 
     def log_in(self, login: Login) -> str:
-        """A new session for ``login``; the one before stays nobody's. The oldest login ends when there are too many."""
+        """A new session for ``login``; the one before stays nobody's. When its user has too many, the user's oldest one ends;
+        when all have too many, the oldest of whoever has the most.
+        """
         session = self.new()
         with self._lock:
-            while len(self._logins) >= self._most:
-                del self._logins[next(iter(self._logins))]
+            now_s = time.monotonic()
+            self._logins = {one: known for one, known in self._logins.items() if known[0] > now_s}
+            own = [one for one, (_, known) in self._logins.items() if known.user == login.user]
+            for one in own[: max(0, len(own) - self._most_of_one + 1)]:
+                del self._logins[one]
+            if len(self._logins) >= self._most:
+                user, _ = Counter(known.user for _, known in self._logins.values()).most_common(1)[0]
+                del self._logins[next(one for one, (_, known) in self._logins.items() if known.user == user)]
             self._logins[session] = time.monotonic() + SESSION_LIFE_S, login
         return session
 

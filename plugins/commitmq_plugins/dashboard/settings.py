@@ -33,6 +33,7 @@ class DashboardSettings:
     max_request_bytes: int = setting(16_384, 1_024, 1 << 20)
     max_body_bytes: int = setting(262_144, 1_024, 1 << 24)
     max_sessions: int = setting(1_000, 1, 100_000)
+    max_sessions_per_user: int = setting(20, 1, 100_000)
     secret_login: bool = setting(True)
     timeout_ms: int = setting(30_000, 100, 3_600_000)
     threads: int = setting(8, 1, 256)

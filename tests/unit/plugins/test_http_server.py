@@ -16,12 +16,16 @@ BODY = b"x" * 30_000_000
 LIMITS = HttpLimits(max_connections=4, max_request_bytes=1_024, timeout_s=0.4)
 GET = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
 
+CLOSING = b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+
 Talk = Callable[[HttpServer, int], Awaitable[None]]
 
 
 async def answer(request: Request) -> Response:
     if request.path == "/broken":
         raise RuntimeError("broken")
+    if request.path == "/waits":
+        await asyncio.sleep(3)
     return Response(BODY if request.path == "/large" else f"{request.path} {request.query}".encode())
 
 
@@ -111,7 +115,7 @@ def test_a_client_that_never_reads_costs_a_piece_and_ends() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
         writer.write(b"GET /large HTTP/1.1\r\n\r\n")
         await asyncio.sleep(0.15)
-        [held] = [one.transport.get_write_buffer_size() for one in server._writers]
+        [held] = [one.transport.get_write_buffer_size() for one in (each.writer for each in server._connections)]
         assert held <= 1 << 20, "the whole answer waits for a client that does not read"
         began = time.monotonic()
         while len(server) and time.monotonic() - began < 3:
@@ -122,19 +126,59 @@ def test_a_client_that_never_reads_costs_a_piece_and_ends() -> None:
     served(talk)
 
 
-def test_connections_are_bounded() -> None:
+async def opened(port: int, count: int, source: str = "127.0.0.1", data: bytes = b"") -> list[asyncio.StreamWriter]:
+    """Connections of one address, which send ``data``."""
+    found = []
+    for _ in range(count):
+        _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), limit=1)
+        writer.write(data)
+        found.append(writer)
+    await asyncio.sleep(0.1)
+    return found
+
+
+LONG = HttpLimits(max_connections=8, max_request_bytes=1_024, timeout_s=30)
+
+
+@pytest.mark.parametrize("data", [b"", b"GET /metrics HT", b"GET /large HTTP/1.1\r\n\r\n"])
+def test_connections_that_wait_for_their_clients_end_for_others(data: bytes) -> None:
     async def talk(server: HttpServer, port: int) -> None:
-        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
-        await asyncio.sleep(0.1)
-        assert await ask(port, GET) == b""
-        assert server.refused == 1
-        held[0][1].close()
-        await asyncio.sleep(0.1)
-        assert (await ask(port, GET)).startswith(b"HTTP/1.1 200 ")
-        for _, writer in held:
+        held = await opened(port, 80, data=data)
+        assert len(server) <= 8
+        for _ in range(20):
+            assert (await ask(port, CLOSING)).startswith(b"HTTP/1.1 200 ")
+        assert server.refused == 0
+        for writer in held:
             writer.close()
 
-    served(talk, HttpLimits(max_connections=4, max_request_bytes=1_024, timeout_s=5.0))
+    served(talk, LONG)
+
+
+def test_an_address_leaves_some_to_others() -> None:
+    async def talk(server: HttpServer, port: int) -> None:
+        other = await opened(port, 2, "127.0.0.2")
+        held = await opened(port, 40)
+        assert (len(server), server.displaced) == (8, 34)
+        assert sum(one.address == "127.0.0.2" for one in server._connections) == 2, "the crowd pays for itself"
+        more = await opened(port, 2, "127.0.0.3")
+        assert {one.address for one in server._connections} == {"127.0.0.1", "127.0.0.2", "127.0.0.3"}
+        for writer in (*other, *held, *more):
+            writer.close()
+
+    served(talk, LONG)
+
+
+def test_connections_are_bounded_while_all_are_answered() -> None:
+    async def talk(server: HttpServer, port: int) -> None:
+        held = await opened(port, 8, data=b"GET /waits HTTP/1.1\r\n\r\n")
+        assert len(server) == 6
+        assert server.refused == 2
+        assert await ask(port, CLOSING) == b""
+        assert (len(server), server.displaced) == (6, 0)
+        for writer in held:
+            writer.close()
+
+    served(talk, LONG)
 
 
 def test_a_head_is_taken_apart() -> None:

@@ -230,3 +230,31 @@ def test_a_running_process_keeps_its_users_when_the_file_goes(tmp_path: Path, da
     add(file, "bob")
     clock.pass_ms(LOOK_MS)
     assert list(live.table().users) == ["ann", "bob"]
+
+
+EMPTY = '{"version":99999,"users":{},"policies":{}}'
+
+
+def test_a_file_without_users_lets_nobody_in(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path)
+    add(file, "ann")
+    clock = Clock()
+    live = LiveAccess(file, get_log("test"), clock_ns=clock)
+    file.path.write_text(EMPTY)
+    clock.pass_ms(LOOK_MS)
+    assert list(live.table().users) == ["ann"], "the users of before stay"
+    with pytest.raises(StoreError, match="has no user, although there were some"):
+        file.load()
+    with pytest.raises(StoreError, match="has no user"):
+        add(file, "bob")
+    assert file.path.read_text() == EMPTY
+
+
+def test_no_change_takes_the_last_user(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path)
+    file.change(lambda table: None)
+    assert file.load().is_open, "there never was one"
+    add(file, "ann")
+    with pytest.raises(StoreError, match="the last user stays"):
+        file.change(lambda table: table.users.clear())
+    assert names(tmp_path) == ["ann"]

@@ -22,6 +22,7 @@ import pytest
 from commitmq import failpoints
 from commitmq.log import get_log
 from commitmq.security.audit import AuditLimits, AuditLog
+from commitmq.security.audit_bounds import SAVED_S
 from commitmq.security.audit_line import Actor, Event, parsed
 from commitmq.security.audit_trail import AuditTrail, Chain
 from nodes import eventually
@@ -318,6 +319,52 @@ def test_refusals_of_a_second_are_bounded_and_counted(logs: Logs) -> None:
     assert all(one["decision"] == "refused" and one["reason"] == "no entry" for one in told)
     # The thousand take a second or two.
     assert 5 <= len(told) <= 15
+
+
+def test_refusals_never_roll_changes_away(logs: Logs) -> None:
+    """The names are long, and each character takes six bytes in JSON."""
+    log = logs.log(max_file_bytes=4_096, max_files=2, user_bytes_per_second=64, refusals_per_second=100_000)
+    cook = Actor("cook", "native", "10.1.2.4")
+    log.change(Event(cook, "topic.create", "Topic:cooked"))
+    for number in range(2_000):
+        log.refused(SHOP, "topic.describe", "Topic:" + "\x01\x02" * 400, "no entry for " + "\x01" * 800, number)
+    log.refused(cook, "send", "Topic:private", "no entry")
+    log.close()
+    lines = logs.lines()
+    assert [one["resource"] for one in lines if one.get("user") == "cook"] == ["Topic:cooked", "Topic:private"]
+    assert {one["role"] for one in lines} == {"coordinator"}
+    (summed,) = [one for one in lines if one["op"] == "audit.summary"][-1:]
+    assert (summed["user"], summed["decision"]) == ("shop", "refused")
+    chains = AuditTrail(logs.folder).verified()
+    assert [(one.role, one.faults) for one in chains] == [("coordinator", []), ("coordinator.refused", [])]
+    assert sum(one.stat().st_size for one in logs.folder.iterdir()) < 4 * 2 * 4_096
+
+
+def test_what_a_user_causes_is_bounded_in_bytes(logs: Logs) -> None:
+    log = logs.log(user_bytes_per_second=64, changes_per_second=100_000, refusals_per_second=100_000)
+    at_once = 64 * SAVED_S
+    for number in range(1_000):
+        log.change(Event(SHOP, "topic.create", f"Topic:t{number}", after={"x": "y" * 200}))
+        log.used(Event(SHOP, "send", f"t{number}"))
+        log.refused(SHOP, "send", "Topic:" + "\x01" * 800, "\x01" * 800)
+    log.close()
+    for name in ("coordinator", "coordinator.refused"):
+        size = (logs.folder / f"{name}.jsonl").stat().st_size
+        assert at_once < size < at_once + 8_000, name
+    lines = logs.lines()
+    assert sum(one.get("count", 1) for one in lines) == 3_000
+    assert max(len(orjson.dumps(one)) for one in lines) < 4_000
+
+
+def test_claimed_names_share_a_bound(logs: Logs) -> None:
+    log = logs.log(user_bytes_per_second=64)
+    for number in range(5_000):
+        log.refused(Actor(f"claimed {number}", "remoting", "10.1.2.3"), "SEND_MESSAGE", reason="\x01" * 200)
+    log.close()
+    lines = logs.lines()
+    assert (logs.folder / "coordinator.refused.jsonl").stat().st_size < 64 * SAVED_S * 16 + 40_000
+    assert sum(one.get("count", 1) for one in lines) == 5_000
+    assert any("users were refused in a second" in one.get("reason", "") for one in lines)
 
 
 def test_changes_of_a_user_are_bounded_and_others_keep_their_lines(logs: Logs) -> None:

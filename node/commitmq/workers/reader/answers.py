@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import zmq
@@ -11,6 +11,7 @@ from commitmq.errors import CommitMQError, FilterError, ProtocolError
 from commitmq.log import Log
 from commitmq.network.router import Router
 from commitmq.protocol import wire
+from commitmq.security.needs import Actions
 from commitmq.store.queues.queue_reader import VIEW_BYTES
 from commitmq.workers.reader.filters import FAILED
 from commitmq.workers.reader.places import NoSuchQueueError
@@ -34,6 +35,11 @@ class Answers:
     def user_of(self, header: dict[str, Any]) -> str | None:
         """Whose quotas hold for the request that was just taken, see :meth:`Router.user_of`."""
         return self._router.user_of(header)
+
+    def lacks(self, header: dict[str, Any], topics: Iterable[str], actions: Actions) -> str | None:
+        """Why who sent the request that was just taken may not use one of ``topics``; see :meth:`Guard.lacks`."""
+        guard = self._router.guard
+        return None if guard is None else guard.lacks(header, topics, actions)
 
     def guarded(self, client: bytes, request: int, work: Callable[..., None], *arguments: Any) -> None:
         """Do ``work``. Any failure becomes the answer to this one request."""

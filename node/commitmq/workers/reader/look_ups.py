@@ -8,6 +8,8 @@ from commitmq.config import ReaderConfig
 from commitmq.control import ControlBlock, Word
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
+from commitmq.security.needs import SUB_GET
+from commitmq.semantics.stored_topics import topics_of
 from commitmq.store.memory.memory_files import NodeWord, TopicWord
 from commitmq.store.queues.queue_list import queues_on_disk
 from commitmq.workers.reader.answers import Answers
@@ -122,6 +124,9 @@ class LookUps:
         hidden_below = 0 if record is None or place.in_memory else self._places.topics.tombstone(record.topic)
         if record is None or offset + record.total_size > place.bound or offset < hidden_below:
             raise ProtocolError("INVALID_PARAMETER", f"no message begins at physical offset {offset}")
+        # A place does not tell its topic, so that of what is there decides.
+        if (why := self._answers.lacks(header, topics_of(record.topic, record.properties), SUB_GET)) is not None:
+            raise ProtocolError("NO_PERMISSION", why)
         topic = self._places.topics.get(record.topic)
         if topic is not None and not topic.is_readable:
             raise ProtocolError("NO_PERMISSION", f"topic {record.topic!r} may not be read")

@@ -24,6 +24,7 @@ from commitmq.semantics.retry import (
     retry_topic,
     sent_back,
 )
+from commitmq.semantics.stored_topics import WAITING
 from commitmq.store.log.run_check import CheckedRun
 from commitmq.store.metadata.topic_name import validate_group
 from commitmq.workers.runtime.context import WorkerContext
@@ -97,6 +98,10 @@ class SendBacks:
             raise Refusal("MESSAGE_ILLEGAL", f"there is no message at {place} of the log: {error}") from error
         if (record.topic, record.queue_id, record.queue_offset) != (topic, queue, number):
             raise Refusal("MESSAGE_ILLEGAL", f"the message at {place} of the log is not {topic}/{queue}@{number}")
+        if record.topic in WAITING:
+            raise Refusal(
+                "MESSAGE_ILLEGAL", f"the message at {place} of the log waits in {record.topic}; no group has it"
+            )
         if record.sys_flag & SysFlag.INNER_BATCH:
             raise Refusal("MESSAGE_ILLEGAL", "a message of an inner batch cannot be sent back alone")
         return record

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from commitmq.errors import StoreError
 from commitmq.security.audit_backwards import Backwards, Place
-from commitmq.security.audit_files import ENDING, roles
+from commitmq.security.audit_files import ENDING, process_of, roles
 from commitmq_plugins.dashboard.api.node import Node
 from commitmq_plugins.dashboard.api.shell import command
 from commitmq_plugins.dashboard.api.values import BadValueError, moment, value
@@ -195,7 +195,7 @@ def _row(role: str, line: Mapping[str, Any]) -> AuditRow:
 
     return AuditRow(
         str(line["time"])[:40],
-        role,
+        process_of(role),
         text("user"),
         text("protocol"),
         text("address"),

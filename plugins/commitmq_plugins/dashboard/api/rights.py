@@ -106,4 +106,4 @@ class Rights:
         if self.user is None or type(name) is not str or op in CHANGES or fields.get("reset"):
             return
         if self._audit.is_first(self.user, op, name):
-            self._audit.write(Event(self.actor, op, f"{'Group' if topic is None else 'Topic'}:{name}"))
+            self._audit.used(Event(self.actor, op, f"{'Group' if topic is None else 'Topic'}:{name}"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from commitmq.client.admin import Admin
 from commitmq.security.on_behalf import Vouching
+from commitmq.semantics.stored_topics import topics_of
 from commitmq_plugins.dashboard.api.rights import Rights
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class VisitorAdmin(Admin):
     def view(self, where: int | str, topic: str | None = None) -> Message:
         """A place does not tell its topic, so what is there decides."""
         found = super().view(where, topic)
-        if not all(self.rights.reads_topic(name) for name in {found.topic, found.stored_topic}):
+        if not all(self.rights.reads_topic(name) for name in topics_of(found.stored_topic, found.properties)):
             self.rights.refuse("view", f"user {self.rights.user} may not read the topic of this message")
         return found
 

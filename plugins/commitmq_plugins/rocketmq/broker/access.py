@@ -7,6 +7,7 @@ it, so a network that others can read needs TLS too.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from commitmq.log import Log
@@ -84,16 +85,23 @@ class Access:
         user = table.users.get(connection.user)
         return not table.is_open and (user is None or not user.is_super)
 
-    def lacks(self, connection: Connection, topic: str, actions: Actions) -> str | None:
-        """Why the user of ``connection`` may do none of ``actions`` on ``topic``; None when it may.
+    def lacks(
+        self, connection: Connection, command: Command, topics: Iterable[str], actions: Actions
+    ) -> Command | None:
+        """The answer to ``command`` when its user may do none of ``actions`` on one of ``topics``; None when it may.
 
         For messages that a request names by their place: what the client says of their topic proves nothing.
         """
         if not self.asks(connection):
             return None
         table = self._live.table()
-        decision = table.decide(connection.user, *topic_need(topic, actions), connection.peer[0])
-        return None if decision.allowed else f"{decision.reason}; from {connection.peer[0]}"
+        for topic in topics:
+            resource, wanted = topic_need(topic, actions)
+            decision = table.decide(connection.user, resource, wanted, connection.peer[0])
+            if not decision.allowed:
+                reason = f"{decision.reason}; from {connection.peer[0]}"
+                return self._refuse(connection, command, connection.user, reason, str(resource))
+        return None
 
     def _refuse(self, connection: Connection, command: Command, name: str, reason: str, resource: str = "") -> Command:
         if self._auditing is not None:

@@ -13,6 +13,7 @@ from commitmq.errors import ProtocolError
 from commitmq.format.message_id import parse_offset_message_id
 from commitmq.format.record import decode_record
 from commitmq.security.needs import SUB
+from commitmq.semantics.stored_topics import topics_of
 from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.admin_offsets import topics_of_group
 from commitmq_plugins.rocketmq.broker.clients import Clients
@@ -173,9 +174,10 @@ class AdminClients:
             _, offset = parse_offset_message_id(header.msg_id or "")
             line = self._node.line("reader-0")
             _, frames = await self._node.exchange(line, "view", {"physical_offset": offset})
-            stored = decode_record(b"".join(frames), check_crc=False).topic
-            if (reason := self._access.lacks(connection, stored, SUB)) is not None:
-                return command.answer(ResponseCode.NO_PERMISSION, reason)
+            stored = decode_record(b"".join(frames), check_crc=False)
+            topics = topics_of(stored.topic, stored.properties)
+            if (refused := self._access.lacks(connection, command, topics, SUB)) is not None:
+                return refused
         except ValueError as error:
             return command.answer(ResponseCode.SYSTEM_ERROR, f"the message id is wrong: {error}")
         except ProtocolError as error:

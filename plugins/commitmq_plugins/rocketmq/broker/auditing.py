@@ -88,7 +88,7 @@ class Auditing:
         """Write the first use of a resource by a user in an hour."""
         operation = name_of(command.code)
         if self._audit.is_first(user, operation, resource.name) and command.code not in CHANGES:
-            self._audit.write(Event(actor_of(connection, command), operation, str(resource), request=command.opaque))
+            self._audit.used(Event(actor_of(connection, command), operation, str(resource), request=command.opaque))
 
     def of_change(self, handler: Handler) -> Handler:
         """``handler`` of a request in CHANGES, which goes to the audit log first."""

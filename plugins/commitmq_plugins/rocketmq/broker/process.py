@@ -133,7 +133,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         retries,
         LockRequests(locks, network.broker_name),
         transactions,
-        Queries(node, topics, clients),
+        Queries(node, topics, clients, access),
         Recalls(node, topics, enable=settings.recall_message_enable),
         pops,
         Receipts(node, topics, offsets, loop, log, counting),

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from commitmq.errors import ProtocolError
+from commitmq.format.record import decode_record
 from commitmq.format.units import UNIT_STRUCT
+from commitmq.security.needs import SUB_GET
+from commitmq.semantics.stored_topics import topics_of
+from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -36,8 +40,8 @@ _KINDS: Final = {"K": "key", "U": "unique", "T": "tag"}
 class Queries:
     """See the module."""
 
-    def __init__(self, node: Node, topics: Topics, clients: Clients) -> None:
-        self._node, self._topics, self._clients = node, topics, clients
+    def __init__(self, node: Node, topics: Topics, clients: Clients, access: Access) -> None:
+        self._node, self._topics, self._clients, self._access = node, topics, clients, access
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.QUERY_MESSAGE: self.query,
             RequestCode.VIEW_MESSAGE_BY_ID: self.view,
@@ -99,7 +103,13 @@ class Queries:
                 return command.answer(*refusal_of(error))
             remark = f"can not find message by the offset, {header.offset}"
             return command.answer(ResponseCode.SYSTEM_ERROR, remark)
-        return command.answer(body=b"".join(frames))
+        data = b"".join(frames)
+        if self._access.asks(connection):
+            stored = decode_record(data, check_crc=False)
+            topics = topics_of(stored.topic, stored.properties)
+            if (refused := self._access.lacks(connection, command, topics, SUB_GET)) is not None:
+                return refused
+        return command.answer(body=data)
 
     async def units(self, connection: Connection, command: Command) -> Command:
         """Request 321: units of a ConsumeQueue."""

@@ -11,6 +11,7 @@ from commitmq.format.unique_ids import UniqueIds
 from commitmq.security.needs import SUB
 from commitmq.semantics.delay import MAX_LEVEL
 from commitmq.semantics.retry import TO_DEAD_LETTERS, is_last_try
+from commitmq.semantics.stored_topics import topics_of
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.clients import Clients
@@ -105,8 +106,9 @@ class Retries:
                 most = int(settings.get("retryMaxTimes", 16))
             if record is None:
                 return command.answer(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
-            if (reason := self._access.lacks(connection, record.topic, SUB)) is not None:
-                return command.answer(ResponseCode.NO_PERMISSION, reason)
+            topics = topics_of(record.topic, record.properties)
+            if (refused := self._access.lacks(connection, command, topics, SUB)) is not None:
+                return refused
             if is_last_try(record, header.delay_level, most):
                 await self._topics.retry_topics(header.group, dead=True)
             answer, _ = await self._node.exchange(

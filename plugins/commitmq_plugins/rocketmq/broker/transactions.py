@@ -83,8 +83,8 @@ class Transactions:
             if self._access.asks(connection):
                 if named:
                     fields["topic"] = named
-                elif (reason := await self._lacks(connection, header.commit_log_offset)) is not None:
-                    return command.answer(ResponseCode.NO_PERMISSION, reason)
+                elif (refused := await self._lacks(connection, command, header.commit_log_offset)) is not None:
+                    return refused
             await self._node.mover("transaction", "transaction.end", timeout_s=_END_TIMEOUT_S, **fields)
         except ProtocolError as error:
             self._log.info("a transaction is not ended", group=header.producer_group, id=header.msg_id,
@@ -97,11 +97,11 @@ class Transactions:
             self._counting.stored(named, 1, 0)
         return command.answer()
 
-    async def _lacks(self, connection: Connection, physical_offset: int) -> str | None:
-        """Why the user may not end the transaction of the half message there; None also where there is none."""
+    async def _lacks(self, connection: Connection, command: Command, physical_offset: int) -> Command | None:
+        """The answer when the user may not end the transaction of the half message there; None also where there is none."""
         half = await stored_record(self._node, physical_offset)
         topic = None if half is None else half.properties.get(Property.REAL_TOPIC)
-        return None if topic is None else self._access.lacks(connection, topic, PUB)
+        return None if topic is None else self._access.lacks(connection, command, (topic,), PUB)
 
     # ------------------------------------------------------------ checks
 

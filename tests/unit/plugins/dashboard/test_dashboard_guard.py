@@ -83,14 +83,14 @@ def test_an_origin_is_the_servers_own() -> None:
 
 
 def test_a_token_belongs_to_its_session_and_to_its_server() -> None:
-    sessions = Sessions(10)
+    sessions = Sessions(10, 10)
     mine, other = sessions.new(), sessions.new()
     sessions.check_token(mine, sessions.token(mine))
     for session, token in ((mine, sessions.token(other)), (mine, ""), (mine, "é"), ("", sessions.token(""))):
         with pytest.raises(RefusedError):
             sessions.check_token(session, token)
     with pytest.raises(RefusedError):
-        Sessions(10).check_token(mine, sessions.token(mine))
+        Sessions(10, 10).check_token(mine, sessions.token(mine))
 
 
 def test_cookies() -> None:
@@ -110,7 +110,7 @@ def test_cookies() -> None:
 
 
 def test_logins_are_bounded() -> None:
-    sessions = Sessions(3)
+    sessions = Sessions(3, 3)
     logged_in = [sessions.log_in(Login(f"u{number}")) for number in range(5)]
     found = [sessions.login(one) for one in logged_in]
     assert found == [None, None, Login("u2"), Login("u3"), Login("u4")]
@@ -120,8 +120,18 @@ def test_logins_are_bounded() -> None:
     assert [sessions.login(one) for one in (logged_in[3], "", "0" * 32)] == [None] * 3
 
 
+def test_a_user_ends_only_sessions_of_its_own() -> None:
+    sessions = Sessions(6, 3)
+    owner = sessions.log_in(Login())
+    robber = [sessions.log_in(Login("robber")) for _ in range(100)]
+    others = [sessions.log_in(Login(f"u{number}")) for number in range(3)]
+    assert sessions.login(owner) == Login()
+    assert [sessions.login(one) for one in robber[-3:]] == [None, Login("robber"), Login("robber")]
+    assert all(sessions.login(one) for one in others)
+
+
 def test_a_login_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    sessions = Sessions(3)
+    sessions = Sessions(3, 3)
     session = sessions.log_in(Login("ann"))
     assert sessions.login(session) == Login("ann")
     later = time.monotonic() + SESSION_LIFE_S + 1
