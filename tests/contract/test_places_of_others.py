@@ -7,7 +7,6 @@ the group ``thieves``, and knows the places of messages of the topic ``secrets``
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -17,48 +16,18 @@ import commitmq
 from commitmq import ProtocolError, Reader
 from commitmq.protocol.channel import Channel
 from commitmq.protocol.profile import load_profile
-from commitmq.security.user import Secret
-from commitmq_plugins.rocketmq.doctor.peer import Keys
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
-from keyed_node import KeyedNode, keyed
-from nodes import eventually, free_port
-from rocketmq_client import served
+from nodes import eventually
+from robbed import Robbed, robbed_node
 from rocketmq_peer import connected, heartbeat, is_pulled, pull, records, send
 
 HALF = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "7F0000010001"}
 
 
-class Robbed(KeyedNode):
-    """It serves RocketMQ's clients; ``keys`` are those of the thief and of a user with all rights."""
-
-    port: int
-    keys: dict[str, Keys]
-
-
 @pytest.fixture(scope="module")
 def robbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robbed]:
-    port = free_port()
-    settings = (
-        "plugins.rocketmq.enable=true",
-        "plugins.rocketmq.vip_port=false",
-        f"plugins.rocketmq.namesrv_port={free_port()}",
-        f"network.store_port={port}",
-    )
-    with keyed(Robbed(tmp_path_factory.mktemp("robbed"), *settings)) as found:
-        found.port, found.keys = port, {}
-        served(port)
-        found.add("root", "--super")
-        found.add("thief")
-        for name in ("robber", "owner"):
-            told = json.loads(found.store("user", "add", name, "--json", *(("--super",) if name == "owner" else ())))
-            found.keys[name] = Keys(name, Secret(told["secret"]))
-        for name in ("thief", "robber"):
-            found.store("acl", "allow", name, "Topic:mine", "All")
-            found.store("acl", "allow", name, "Group:thieves", "All")
-        with commitmq.Admin(found.ipc) as admin:
-            admin.topic_create("secrets", 1)
-            admin.topic_create("mine", 1)
+    with robbed_node(tmp_path_factory.mktemp("robbed")) as found:
         yield found
 
 
@@ -100,10 +69,7 @@ def test_the_nodes_own_protocol(robbed: Robbed) -> None:
 
 def test_rocketmqs_protocol(robbed: Robbed) -> None:
     handed: list[Command] = []
-
-    def signed(command: Command, name: str = "robber") -> Command:
-        robbed.keys[name].sign(command)
-        return command
+    signed = robbed.signed
 
     def takes(command: Command) -> Command | None:
         handed.append(command)

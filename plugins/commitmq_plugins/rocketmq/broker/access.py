@@ -14,7 +14,7 @@ from commitmq.security.live_access import LiveAccess
 from commitmq.security.needs import Actions, topic_need
 from commitmq.security.signature import ACCESS_KEY, is_signed
 from commitmq_plugins.rocketmq.broker.auditing import Auditing, name_of
-from commitmq_plugins.rocketmq.broker.rights import needs_of
+from commitmq_plugins.rocketmq.broker.rights import needs_of, used_of
 from commitmq_plugins.rocketmq.broker.user_limits import UserLimits
 from commitmq_plugins.rocketmq.remoting.codes import V4_9_3, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
@@ -68,8 +68,8 @@ class Access:
             if not decision.allowed:
                 reason = f"{decision.reason}; from {address}"
                 return self._refuse(connection, command, name, reason, str(resource))
-        if needs and self._auditing is not None:
-            self._auditing.used(connection, command, name, needs[0][0])
+        if self._auditing is not None and (used := used_of(command, needs, self._cluster)) is not None:
+            self._auditing.used(connection, command, name, used)
         if connection.user != name:
             connection.user = name
             connection.memo.clear()  # what is remembered of its sends has the user before
