@@ -7,8 +7,10 @@ the group ``thieves``, and knows the places of messages of the topic ``secrets``
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -16,6 +18,7 @@ import commitmq
 from commitmq import ProtocolError, Reader
 from commitmq.protocol.channel import Channel
 from commitmq.protocol.profile import load_profile
+from commitmq.semantics.recall import RecallHandle
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
 from nodes import eventually
@@ -72,6 +75,8 @@ def test_rocketmqs_protocol(robbed: Robbed) -> None:
     signed = robbed.signed
 
     def takes(command: Command) -> Command | None:
+        if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            return None
         handed.append(command)
         return command.answer(body=b'{"consumeResult":"CR_SUCCESS"}')
 
@@ -121,3 +126,56 @@ def test_rocketmqs_protocol(robbed: Robbed) -> None:
             assert answer.code == 0, answer.remark
 
     asyncio.run(talk())
+
+
+def test_cancellations(robbed: Robbed) -> None:
+    """A cancellation is a message of the thief's own topic. It may name a message of another one."""
+    due = int(time.time() * 1000) + 6_000
+
+    def kept(topic: str) -> str:
+        with commitmq.Producer(robbed.ipc) as producer:
+            sent = producer.send(topic, b"kept", deliver_at=datetime.fromtimestamp(due / 1000, UTC))
+        assert sent.unique_id
+        return sent.unique_id
+
+    forms = ("secrets+{}", "{}")
+    more = ({}, {"REAL_TOPIC": "secrets"}, {"REAL_TOPIC": "secrets", "REAL_QID": "0"})
+    ids = [kept("secrets") for _ in range(2)]
+    own = [kept("mine") for _ in range(2)]
+    channel = Channel(robbed.node.endpoints()["writer"], keys=load_profile("thief"))
+    at = {"TIMER_DELIVER_MS": str(due)}
+    try:
+        for one in ids:
+            for form, real in itertools.product(forms, more):
+                properties = {"TIMER_DEL_UNIQKEY": form.format(one), "UNIQ_KEY": one, **at, **real}
+                channel.request("send", {"topic": "mine", "queue": 0, "properties": properties}, (b"0",), timeout_s=10)
+            handle = RecallHandle("mine", "commitmq", due - due % 1000 + 1, f"secrets+{one}").encode()
+            channel.request("recall", {"topic": "mine", "handle": handle}, (b"0",), timeout_s=10)
+        for one, form in zip(own, ("mine+{}", "{}"), strict=True):
+            properties = {"TIMER_DEL_UNIQKEY": form.format(one), "UNIQ_KEY": one, **at}
+            channel.request("send", {"topic": "mine", "queue": 0, "properties": properties}, (b"0",), timeout_s=10)
+    finally:
+        channel.close()
+
+    async def recall() -> None:
+        async with connected(robbed.port) as robber:
+            for one in ids:
+                handle = RecallHandle("mine", "commitmq", due - due % 1000 + 1, f"secrets+{one}").encode()
+                fields = {"producerGroup": "pg", "topic": "mine", "recallHandle": handle}
+                await robber.until(robbed.signed(request(RequestCode.RECALL_MESSAGE, fields)))
+
+    asyncio.run(recall())
+    with commitmq.Admin(robbed.ipc) as admin:
+        listed = {one.unique_id for one in admin.delayed()}
+    assert listed >= set(ids), "the list judges as the timer does"
+    assert listed.isdisjoint(own)
+    with Reader(("secrets", "mine"), node=robbed.ipc, start="earliest") as reader:
+        seen: set[str] = set()
+
+        def came() -> bool:
+            seen.update(one.unique_id or "" for one in reader.poll(0.5))
+            return seen >= set(ids)
+
+        eventually(came, "the messages of the other topic come", 20)
+        reader.poll(1.0)
+    assert seen.isdisjoint(own), "both forms cancel a message of the own topic"
