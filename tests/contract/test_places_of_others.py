@@ -139,7 +139,7 @@ def test_cancellations(robbed: Robbed) -> None:
         return sent.unique_id
 
     forms = ("secrets+{}", "{}")
-    more = ({}, {"REAL_TOPIC": "secrets"}, {"REAL_TOPIC": "secrets", "REAL_QID": "0"})
+    more: tuple[dict[str, str], ...] = ({}, {"REAL_TOPIC": "secrets"}, {"REAL_TOPIC": "secrets", "REAL_QID": "0"})
     ids = [kept("secrets") for _ in range(2)]
     own = [kept("mine") for _ in range(2)]
     channel = Channel(robbed.node.endpoints()["writer"], keys=load_profile("thief"))

@@ -48,7 +48,7 @@ def robbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robbed]:
         yield found
 
 
-def reply(code: int, topic: str, properties: dict[str, str], body: bytes = b"forged") -> Command:
+def reply(code: RequestCode, topic: str, properties: dict[str, str], body: bytes = b"forged") -> Command:
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
     if code == RequestCode.SEND_REPLY_MESSAGE_V2:
         return request(code, {**SEND, "b": topic, "i": text}, body)
@@ -73,9 +73,13 @@ def test_a_reply_goes_to_the_reply_topic(robbed: Robbed) -> None:
                     for topic in OBEYED:  # whoever sends
                         answer = await robber.ask(signed(reply(code, topic, {"UNIQ_KEY": "F1", **more}), "owner"))
                         assert answer.code == ResponseCode.NO_PERMISSION, (topic, answer.code, answer.remark)
-            answer = await robber.ask(signed(reply(324, "%RETRY%thieves", {"UNIQ_KEY": "F2"})))
+            answer = await robber.ask(
+                signed(reply(RequestCode.SEND_REPLY_MESSAGE, "%RETRY%thieves", {"UNIQ_KEY": "F2"}))
+            )
             assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
-            answer = await robber.ask(signed(reply(325, "mine", {"UNIQ_KEY": "F2"}, b"to mine")))
+            answer = await robber.ask(
+                signed(reply(RequestCode.SEND_REPLY_MESSAGE_V2, "mine", {"UNIQ_KEY": "F2"}, b"to mine"))
+            )
             assert "REPLY_TO_CLIENT] is null" in str(answer.remark), "it may send there"
             for code in (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2):
                 to = {"UNIQ_KEY": "F3", "REPLY_TO_CLIENT": "commitmq@abc@0"}

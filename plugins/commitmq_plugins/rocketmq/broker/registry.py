@@ -6,7 +6,7 @@ connection, and when no heartbeat came for ``expiry_ms``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
@@ -214,14 +214,11 @@ class Registry(Generic[Link]):
         members = [*(one.members[link] for one in consumes), *(self.producers[name][link] for name in produces)]
         return consumes, produces, max(members, key=lambda one: one.heard_ms, default=None)
 
-    def producer(self, group: str) -> Link | None:
-        """A connection of a producer of ``group``, another one each time."""
-        members = self.producers.get(group)
-        if not members:
-            return None
+    def producer(self, group: str, may: Callable[[Link], bool]) -> Link | None:
+        """A connection of a producer of ``group`` that ``may`` be asked, another one each time."""
+        links = [link for link in self.producers.get(group, ()) if may(link)]
         self._turn += 1
-        links = list(members)
-        return links[self._turn % len(links)]
+        return links[self._turn % len(links)] if links else None
 
     def client(self, client_id: str) -> Link | None:
         """The connection of the producer with this client id."""
