@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from commitmq.semantics.reply import reply_topic
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
 from robbed import Robbed, robbed_node
-from rocketmq_peer import SEND, connected, send
+from rocketmq_peer import SEND, connected, heartbeat, send
 
 REPLIES = reply_topic("DefaultCluster")
 REVIVE = "rmq_sys_REVIVE_LOG_DefaultCluster"
@@ -151,3 +151,42 @@ def test_topics_that_the_node_obeys_take_no_sends(robbed: Robbed) -> None:
     asyncio.run(talk())
     with commitmq.Admin(robbed.ipc) as admin:
         assert [(one.min, one.max) for one in admin.offsets(REVIVE)] == [(0, 0)] * 8
+
+
+def test_a_reply_goes_to_the_user_who_asked(robbed: Robbed) -> None:
+    """A thief takes the client id of another user, before it or after it."""
+    signed, pushed = robbed.signed, {name: list[bytes]() for name in ("robber", "owner")}
+
+    def takes(name: str) -> Callable[[Command], Command | None]:
+        def take(command: Command) -> Command | None:
+            if command.code != RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
+                return None
+            pushed[name].append(bytes(command.body))
+            return command.answer()
+
+        return take
+
+    async def talk(client: str, *beats: str) -> None:
+        async with (
+            connected(robbed.port, takes("robber")) as robber,
+            connected(robbed.port, takes("owner")) as owner,
+            connected(robbed.port) as other,
+        ):
+            peers = {"robber": robber, "owner": owner}
+            for name in beats:
+                beat = heartbeat(client, "x", producers=("askers",))
+                answer = await peers[name].ask(signed(beat, name))
+                assert answer.code == 0, answer.remark
+            marks = {"CORRELATION_ID": f"of {client}", "REPLY_TO_CLIENT": client, "TTL": "20000"}
+            await owner.until(signed(send("secrets", b"a request", {"UNIQ_KEY": f"R{client}", **marks}), "owner"))
+            answered = reply(
+                RequestCode.SEND_REPLY_MESSAGE_V2, REPLIES, {"UNIQ_KEY": f"A{client}", **marks}, b"private"
+            )
+            answer = await other.ask(signed(answered, "sender"))
+            assert answer.code == 0, answer.remark
+
+    asyncio.run(talk("10.0.0.1@1", "owner", "robber"))
+    asyncio.run(talk("10.0.0.1@2", "robber", "owner"))
+    assert pushed == {"robber": [], "owner": [b"private", b"private"]}
+    log = robbed.node.store.joinpath("commitmq", "node.log").read_text()
+    assert log.count("a client has the id of another user's") == 2

@@ -104,7 +104,7 @@ class Replies:
         """Code and remark. Raises Refusal."""
         if to is None:
             return ResponseCode.SYSTEM_ERROR, "reply message properties[REPLY_TO_CLIENT] is null"
-        link = self._clients.registry.client(to)
+        link = self._clients.requesters.link_of(properties)
         if link is None:
             return ResponseCode.SYSTEM_ERROR, f"push reply message fail, channel of <{to}> not found."
         now_ms = time.time_ns() // 1_000_000
