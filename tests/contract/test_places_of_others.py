@@ -7,9 +7,10 @@ the group ``thieves``, and knows the places of messages of the topic ``secrets``
 from __future__ import annotations
 
 import asyncio
-import json
+import itertools
+import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -17,56 +18,26 @@ import commitmq
 from commitmq import ProtocolError, Reader
 from commitmq.protocol.channel import Channel
 from commitmq.protocol.profile import load_profile
-from commitmq.security.user import Secret
-from commitmq_plugins.rocketmq.doctor.peer import Keys
+from commitmq.semantics.recall import RecallHandle
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
-from keyed_node import KeyedNode, keyed
-from nodes import eventually, free_port
-from rocketmq_client import served
+from nodes import eventually
+from robbed import Robbed, robbed_node
 from rocketmq_peer import connected, heartbeat, is_pulled, pull, records, send
 
 HALF = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "7F0000010001"}
 
 
-class Robbed(KeyedNode):
-    """It serves RocketMQ's clients; ``keys`` are those of the thief and of a user with all rights."""
-
-    port: int
-    keys: dict[str, Keys]
-
-
 @pytest.fixture(scope="module")
 def robbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robbed]:
-    port = free_port()
-    settings = (
-        "plugins.rocketmq.enable=true",
-        "plugins.rocketmq.vip_port=false",
-        f"plugins.rocketmq.namesrv_port={free_port()}",
-        f"network.store_port={port}",
-    )
-    with keyed(Robbed(tmp_path_factory.mktemp("robbed"), *settings)) as found:
-        found.port, found.keys = port, {}
-        served(port)
-        found.add("root", "--super")
-        found.add("thief")
-        for name in ("robber", "owner"):
-            told = json.loads(found.store("user", "add", name, "--json", *(("--super",) if name == "owner" else ())))
-            found.keys[name] = Keys(name, Secret(told["secret"]))
-        for name in ("thief", "robber"):
-            found.store("acl", "allow", name, "Topic:mine", "All")
-            found.store("acl", "allow", name, "Group:thieves", "All")
+    with robbed_node(tmp_path_factory.mktemp("robbed")) as found:
         # These may read everything but the secrets.
         found.add("looker")
-        told = json.loads(found.store("user", "add", "peeker", "--json"))
-        found.keys["peeker"] = Keys("peeker", Secret(told["secret"]))
+        found.add_signer("peeker")
         for name in ("looker", "peeker"):
             found.store("acl", "allow", name, "Topic:*", "Sub,Get")
             found.store("acl", "allow", name, "Group:*", "All")
             found.store("acl", "deny", name, "Topic:secrets", "All")
-        with commitmq.Admin(found.ipc) as admin:
-            admin.topic_create("secrets", 1)
-            admin.topic_create("mine", 1)
         yield found
 
 
@@ -108,10 +79,7 @@ def test_the_nodes_own_protocol(robbed: Robbed) -> None:
 
 def test_rocketmqs_protocol(robbed: Robbed) -> None:
     handed: list[Command] = []
-
-    def signed(command: Command, name: str = "robber") -> Command:
-        robbed.keys[name].sign(command)
-        return command
+    signed = robbed.signed
 
     def takes(command: Command) -> Command | None:
         if command.code != RequestCode.CONSUME_MESSAGE_DIRECTLY:
@@ -221,3 +189,56 @@ def test_an_entry_that_denies_a_topic_holds_for_places(robbed: Robbed) -> None:
     assert denied.count("view") == 3
     denied = robbed.store("audit", "--user", "peeker", "--refused", "--resource", "Topic:secrets")
     assert [denied.count(one) for one in ("VIEW_MESSAGE_BY_ID", "CONSUME_MESSAGE_DIRECTLY")] == [3, 3]
+
+
+def test_cancellations(robbed: Robbed) -> None:
+    """A cancellation is a message of the thief's own topic. It may name a message of another one."""
+    due = int(time.time() * 1000) + 6_000
+
+    def kept(topic: str) -> str:
+        with commitmq.Producer(robbed.ipc) as producer:
+            sent = producer.send(topic, b"kept", deliver_at=datetime.fromtimestamp(due / 1000, UTC))
+        assert sent.unique_id
+        return sent.unique_id
+
+    forms = ("secrets+{}", "{}")
+    more: tuple[dict[str, str], ...] = ({}, {"REAL_TOPIC": "secrets"}, {"REAL_TOPIC": "secrets", "REAL_QID": "0"})
+    ids = [kept("secrets") for _ in range(2)]
+    own = [kept("mine") for _ in range(2)]
+    channel = Channel(robbed.node.endpoints()["writer"], keys=load_profile("thief"))
+    at = {"TIMER_DELIVER_MS": str(due)}
+    try:
+        for one in ids:
+            for form, real in itertools.product(forms, more):
+                properties = {"TIMER_DEL_UNIQKEY": form.format(one), "UNIQ_KEY": one, **at, **real}
+                channel.request("send", {"topic": "mine", "queue": 0, "properties": properties}, (b"0",), timeout_s=10)
+            handle = RecallHandle("mine", "commitmq", due - due % 1000 + 1, f"secrets+{one}").encode()
+            channel.request("recall", {"topic": "mine", "handle": handle}, (b"0",), timeout_s=10)
+        for one, form in zip(own, ("mine+{}", "{}"), strict=True):
+            properties = {"TIMER_DEL_UNIQKEY": form.format(one), "UNIQ_KEY": one, **at}
+            channel.request("send", {"topic": "mine", "queue": 0, "properties": properties}, (b"0",), timeout_s=10)
+    finally:
+        channel.close()
+
+    async def recall() -> None:
+        async with connected(robbed.port) as robber:
+            for one in ids:
+                handle = RecallHandle("mine", "commitmq", due - due % 1000 + 1, f"secrets+{one}").encode()
+                fields = {"producerGroup": "pg", "topic": "mine", "recallHandle": handle}
+                await robber.until(robbed.signed(request(RequestCode.RECALL_MESSAGE, fields)))
+
+    asyncio.run(recall())
+    with commitmq.Admin(robbed.ipc) as admin:
+        listed = {one.unique_id for one in admin.delayed()}
+    assert listed >= set(ids), "the list judges as the timer does"
+    assert listed.isdisjoint(own)
+    with Reader(("secrets", "mine"), node=robbed.ipc, start="earliest") as reader:
+        seen: set[str] = set()
+
+        def came() -> bool:
+            seen.update(one.unique_id or "" for one in reader.poll(0.5))
+            return seen >= set(ids)
+
+        eventually(came, "the messages of the other topic come", 20)
+        reader.poll(1.0)
+    assert seen.isdisjoint(own), "both forms cancel a message of the own topic"

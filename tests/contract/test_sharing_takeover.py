@@ -16,7 +16,11 @@ import pytest
 
 from commitmq import Admin, Producer, ShareConsumer
 from commitmq.config import NodeConfig
-from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey, revive_topic
+from commitmq.format.constants import Host
+from commitmq.format.record import encode_record
+from commitmq.protocol.channel import Channel
+from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey, check_point_record, revive_topic
+from commitmq.store.layout import StoreLayout
 from golden_stores import unpack
 from nodes import Node, eventually, start_node, started
 
@@ -49,9 +53,21 @@ def test_what_rocketmq_handed_out_comes_back_once(tmp_path: Path, killed: bool) 
             assert found == keys, (group, topic)
 
 
+def put_check_point(node: Node, point: CheckPoint) -> None:
+    """Store a check point as the process ``pop`` does: the revive topic takes no sends of clients."""
+    network = NodeConfig().network
+    cluster, host = network.cluster_name, Host(network.store_host, network.store_port)
+    record = check_point_record(point, cluster, 2, point.key.pop_time, host)
+    writer = Channel(StoreLayout(node.store).ipc("writer"))
+    try:
+        fields = {"topic": revive_topic(cluster), "queue": 2, "count": 1, "moved": 4}
+        writer.request("append", fields, (encode_record(record, buckets=None, properties_crc=True),), timeout_s=10)
+    finally:
+        writer.close()
+
+
 @pytest.mark.slow
 def test_check_points_whose_messages_cannot_come_back_hold_up_no_others(tmp_path: Path) -> None:
-    revive = revive_topic(NodeConfig().network.cluster_name)
     popped_ms = time.time_ns() // 1_000_000 - 600_000
     with start_node(tmp_path) as node, Producer(node.address) as producer, Admin(node.address) as admin:
         admin.topic_create("here", 1)
@@ -68,13 +84,7 @@ def test_check_points_whose_messages_cannot_come_back_hold_up_no_others(tmp_path
                 CheckPointKey("here", "open", 0, 0, popped_ms, "b"),
             ]
             for key in keys:
-                producer.send(
-                    revive,
-                    CheckPoint(key, 60_000, (0,)).body(),
-                    tags="ck",
-                    queue=2,
-                    deliver_at=popped_ms + 59_000,
-                )
+                put_check_point(node, CheckPoint(key, 60_000, (0,)))
             (again,) = consumer.receive(1, 30)
             assert (again.body, again.reconsume_times) == (b"the first", 1)
             assert again.ack()

@@ -184,10 +184,10 @@ class WaitingMessages:
             properties = message.properties
             cancelled = properties.get(Property.TIMER_DELETE_KEY)
             if cancelled is not None:
-                topic, _, unique = cancelled.partition("+")  # the id may have its topic before it (spec 12.2)
-                for key in {(properties.get(Property.REAL_TOPIC, ""), cancelled), (topic, unique)}:
-                    gone.add(key)
-                    found.pop(key, None)
+                topic = properties.get(Property.REAL_TOPIC, "")  # a cancellation means a message of its own topic
+                for unique in {cancelled, cancelled.removeprefix(f"{topic}+")}:  # with its topic before it (spec 12.2)
+                    gone.add((topic, unique))
+                    found.pop((topic, unique), None)
                 continue
             out = properties.get(Property.TIMER_OUT_MS, "")
             if not out.isdigit() or int(out) < read_ms:

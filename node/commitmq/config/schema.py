@@ -185,6 +185,7 @@ class TransactionConfig:
     batch_messages: int = _key(256, 1, 10_000)
     session_timeout_ms: int = _key(15_000, 100)
     max_producers: int = _key(10_000, 1)
+    max_producers_per_user: int = _key(2_500, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from commitmq.security.audit_line import Actor, Event
 from commitmq.security.live_access import LiveAccess
 from commitmq.security.local_users import parse_local_users
 from commitmq.security.native_rights import CHANGES, needs_of
-from commitmq.security.needs import Actions, topic_need
+from commitmq.security.needs import PUB, Actions, topic_need
 from commitmq.security.node_keys import KeyPair, load_node_keys
 from commitmq.store.access import shares_with_group
 
@@ -131,6 +131,15 @@ class Guard:
         except (zmq.ZMQError, KeyError):
             return ""
         return "" if found is None else found.user
+
+    def may_send(self, user: str, address: str | None, topic: str) -> bool:
+        """Whether ``user`` may send to ``topic`` now; with no ``address`` whether it may from any. The node's own account may,
+        whose user is empty.
+        """
+        if not user:
+            return True
+        table, need = self._live.table(), topic_need(topic, PUB)
+        return table.may_somewhere(user, *need) if address is None else table.decide(user, *need, address).allowed
 
     @property
     def actor(self) -> Actor:

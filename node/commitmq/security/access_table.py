@@ -49,6 +49,16 @@ class AccessTable:
             self._decided[key] = known
         return known
 
+    def may_somewhere(self, name: str, resource: Resource, actions: Collection[Action]) -> bool:
+        """Whether any entry allows the user of that name one of ``actions``, from any address; another entry may deny it."""
+        user, policies = self.users.get(name), self.policies.get(name, _NONE)
+        if user is None or not user.is_enabled:
+            return False
+        entries = (*policies.custom, *policies.default)
+        return user.is_super or any(
+            one.allow and one.pattern.matches(resource) and one.does(actions) for one in entries
+        )
+
     def owner_of(self, key: str) -> User | None:
         """The user with that public key."""
         if self._owners is None:

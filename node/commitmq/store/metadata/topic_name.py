@@ -48,6 +48,7 @@ SYSTEM_GROUPS = frozenset(
 _SYSTEM_PREFIX = "rmq_sys_"
 _SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 _TIMER_TOPIC = "rmq_sys_wheel_timer"
+_REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 _POP_RETRY_V2 = re.compile(rf"{RETRY_PREFIX}[^+]+\+[^+]+")
 
@@ -74,8 +75,12 @@ def validate_group(group: str) -> None:
 
 
 def is_send_forbidden(topic: str) -> bool:
-    """True for a system topic that takes no plain sends. (RocketMQ takes sends to its timer topic, and stumbles over them.)"""
-    return topic in FORBIDDEN_TOPICS or topic == _TIMER_TOPIC
+    """True for a system topic that takes no plain sends: the node does what its messages say.
+
+    RocketMQ takes sends to its timer topic, and stumbles over them. It takes them to its revive topic too: who forges a check
+    point there makes the node copy messages of any topic into a retry topic.
+    """
+    return topic in FORBIDDEN_TOPICS or topic == _TIMER_TOPIC or topic.startswith(_REVIVE_PREFIX)
 
 
 def is_nodes_own(topic: str) -> bool:

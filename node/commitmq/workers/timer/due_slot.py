@@ -12,7 +12,7 @@ from commitmq.format.timer_log import MAGIC_DELETE, MAGIC_ROLL
 from commitmq.format.timer_wheel import NO_POSITION
 from commitmq.store.log.readdressing import find
 from commitmq.workers.runtime.run_making import RunMaker, few_enough
-from commitmq.workers.timer.incoming import PRECISION_MS, delete_keys, due_of
+from commitmq.workers.timer.incoming import PRECISION_MS, delete_keys, due_of, message_key
 from commitmq.workers.timer.unit_log import UnitLog
 
 Integers = NDArray[np.int64]
@@ -92,7 +92,7 @@ class DueSlot:
             found = find(data, rows["physical"][which] - base, np.ascontiguousarray(rows["size"][which]), names)
             for place, index in enumerate(which.tolist()):
                 unique = found.value(0, place)
-                key = found.value(1, place) + b"+" + unique
+                key = message_key(found.value(1, place), unique)
                 gone[index] = bool(unique) and not rows["rolls"][index] and key in self._keys
         return gone
 

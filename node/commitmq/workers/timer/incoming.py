@@ -62,13 +62,23 @@ class RollKey(NamedTuple):
     """A cancellation has the unique id and the time of its message, and goes round on its own."""
 
 
-def delete_keys(deletes: bytes, topic: bytes) -> set[bytes]:
-    """What a cancellation means, as ``topic+id``, of its encoded properties TIMER_DEL_UNIQKEY and REAL_TOPIC (spec 12.2).
+def message_key(topic: bytes, unique: bytes) -> bytes:
+    """A message of ``topic`` with the unique id ``unique``, for comparisons. No topic and no id has this separator."""
+    return topic + b"\x01" + unique
 
-    The stored key may be the unique id alone; then the message has the topic of the cancellation. (RocketMQ compares bare
-    ids, or with appendTopicForTimerDeleteKey both, but never one with the other.) It may have the topic before it.
+
+def delete_keys(deletes: bytes, topic: bytes) -> set[bytes]:
+    """The messages (:func:`message_key`) that a cancellation means, of its encoded properties TIMER_DEL_UNIQKEY and REAL_TOPIC
+    (spec 12.2). They are of its own topic: whoever may send to a topic cancels nothing in another one.
+
+    The stored key may be the unique id alone, or have the topic before it. (RocketMQ compares bare ids, or with
+    appendTopicForTimerDeleteKey both, but never one with the other. There the topic in the key counts, whatever the own one.)
     """
-    return {deletes, topic + b"+" + deletes} if deletes else set()
+    if not deletes:
+        return set()
+    before = topic + b"+"
+    ids = {deletes, deletes[len(before) :]} if deletes.startswith(before) else {deletes}
+    return {message_key(topic, one) for one in ids}
 
 
 @dataclass(slots=True)

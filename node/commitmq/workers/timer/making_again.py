@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, RollKey, TimerQueue, delete_keys
+from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, RollKey, TimerQueue, delete_keys, message_key
 from commitmq.workers.timer.progress import Progress
 
 _CHUNK = 32_768
@@ -68,7 +68,7 @@ class MakingAgain:
 
     def _is_cancelled(self, messages: Incoming, index: int) -> bool:
         unique, topic, _ = messages.keys[index]
-        key = _slot(messages, index), topic + b"+" + unique
+        key = _slot(messages, index), message_key(topic, unique)
         return bool(unique) and not messages.cancels[index] and key in self._cancelled
 
 

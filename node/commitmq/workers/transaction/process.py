@@ -24,7 +24,6 @@ import zmq
 from commitmq import failpoints
 from commitmq.control import DispatcherWord, Word
 from commitmq.coordination import requests
-from commitmq.coordination.group_settings import check_name
 from commitmq.errors import CommitMQError, ProtocolError
 from commitmq.format.constants import Property
 from commitmq.format.message_id import offset_message_id
@@ -45,7 +44,14 @@ from commitmq.workers.transaction.half_queues import HalfQueues
 from commitmq.workers.transaction.ledger import Ledger, Place
 from commitmq.workers.transaction.listing import list_open
 from commitmq.workers.transaction.positions import Positions
-from commitmq.workers.transaction.producers import NOBODY_TO_ASK, Producers, UnheardGroups
+from commitmq.workers.transaction.producers import (
+    NOBODY_TO_ASK,
+    Producers,
+    UnheardGroups,
+    groups_of,
+    may_be_asked,
+    registrant_of,
+)
 from commitmq.workers.transaction.transaction_counts import TransactionCounts
 
 ROLE = "transaction"
@@ -77,7 +83,7 @@ class Transactions:
         self._appends = Appends(context)
         self._positions = Positions(context)
         self._topics = TopicViews(context.layout, context.control)
-        self._producers = Producers(timeout_ms=config.session_timeout_ms, most=config.max_producers)
+        self._producers = Producers.of(config)
         hours = context.config.retention.hours
         rules = CheckRules(
             timeout_ms=config.timeout_ms,
@@ -252,10 +258,8 @@ class Transactions:
                 self._waiting.append((peer, identity, end))
                 return None
             if op == "transaction.register":
-                groups = requests.names(header, "groups") if "groups" in header else [requests.text(header, "group")]
-                for group in groups:
-                    check_name(group)
-                    self._producers.register(peer, group, monotonic_ms())
+                who = registrant_of(self._router, peer, header)
+                self._producers.register(who, groups_of(header), monotonic_ms())
                 return wire.ok(identity, session_timeout_ms=self._producers.timeout_ms)
             if op == "transaction.leave":
                 self._producers.leave(peer, requests.optional_text(header, "group"))
@@ -295,13 +299,9 @@ class Transactions:
 
     def _ask(self, half: Record, place: Place) -> None:
         """Ask a live producer of the group of ``half``, which is now at ``place``. Nobody answers: the next round asks."""
-        router = self._router
+        router, (topic, queue) = self._router, real_queue(half)
         group = half.properties.get(Property.PRODUCER_GROUP, "")
-
-        def can_take(peer: bytes) -> bool:
-            return not router.gate.has_left(peer) and not router.unsent.is_over(peer)
-
-        peer = self._producers.pick(group, monotonic_ms(), can_take)
+        peer = self._producers.pick(group, monotonic_ms(), lambda who: may_be_asked(router, who, topic))
         if peer is None:
             if self._unheard.note(group):
                 unique_id = half.properties.get(Property.UNIQUE_KEY, "")
@@ -310,7 +310,6 @@ class Transactions:
             return
         if self._unheard.forget(group):
             self._context.tell(unheard_groups=self._unheard.shown)
-        topic, queue = real_queue(half)
         network = self._context.config.network
         self._check_number += 1
         header = wire.pack(

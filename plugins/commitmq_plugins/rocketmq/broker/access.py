@@ -15,7 +15,7 @@ from commitmq.security.live_access import LiveAccess
 from commitmq.security.needs import Actions, topic_need
 from commitmq.security.signature import ACCESS_KEY, is_signed
 from commitmq_plugins.rocketmq.broker.auditing import Auditing, name_of
-from commitmq_plugins.rocketmq.broker.rights import needs_of
+from commitmq_plugins.rocketmq.broker.rights import needs_of, used_of
 from commitmq_plugins.rocketmq.broker.user_limits import UserLimits
 from commitmq_plugins.rocketmq.remoting.codes import V4_9_3, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
@@ -69,8 +69,8 @@ class Access:
             if not decision.allowed:
                 reason = f"{decision.reason}; from {address}"
                 return self._refuse(connection, command, name, reason, str(resource))
-        if needs and self._auditing is not None:
-            self._auditing.used(connection, command, name, needs[0][0])
+        if self._auditing is not None and (used := used_of(command, needs, self._cluster)) is not None:
+            self._auditing.used(connection, command, name, used)
         if connection.user != name:
             connection.user = name
             connection.memo.clear()  # what is remembered of its sends has the user before
@@ -85,6 +85,10 @@ class Access:
         user = table.users.get(connection.user)
         return not table.is_open and (user is None or not user.is_super)
 
+    def may(self, connection: Connection, topic: str, actions: Actions) -> bool:
+        """Whether the user of ``connection`` may do one of ``actions`` on ``topic``."""
+        return self._denied(connection, (topic,), actions) is None
+
     def lacks(
         self, connection: Connection, command: Command, topics: Iterable[str], actions: Actions
     ) -> Command | None:
@@ -92,15 +96,19 @@ class Access:
 
         For messages that a request names by their place: what the client says of their topic proves nothing.
         """
+        denied = self._denied(connection, topics, actions)
+        return None if denied is None else self._refuse(connection, command, connection.user, *denied)
+
+    def _denied(self, connection: Connection, topics: Iterable[str], actions: Actions) -> tuple[str, str] | None:
+        """The reason and the resource."""
         if not self.asks(connection):
             return None
-        table = self._live.table()
+        table, address = self._live.table(), connection.peer[0]
         for topic in topics:
             resource, wanted = topic_need(topic, actions)
-            decision = table.decide(connection.user, resource, wanted, connection.peer[0])
+            decision = table.decide(connection.user, resource, wanted, address)
             if not decision.allowed:
-                reason = f"{decision.reason}; from {connection.peer[0]}"
-                return self._refuse(connection, command, connection.user, reason, str(resource))
+                return f"{decision.reason}; from {address}", str(resource)
         return None
 
     def _refuse(self, connection: Connection, command: Command, name: str, reason: str, resource: str = "") -> Command:

@@ -21,6 +21,7 @@ from commitmq_plugins.rocketmq.broker.codes import filter_refusal, refusal_of
 from commitmq_plugins.rocketmq.broker.neighbours import Neighbours
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.registry import BROADCASTING, Changes, Registry
+from commitmq_plugins.rocketmq.broker.requesters import Requesters
 from commitmq_plugins.rocketmq.broker.sessions import Session, Sessions
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.bodies.heartbeat import CheckClientRequestBody, HeartbeatData
@@ -45,7 +46,8 @@ class Clients:
     ) -> None:
         self._node, self._topics, self._loop, self._log = node, topics, loop, log
         self._allowances = allowances
-        self.registry: Registry[Connection] = Registry()
+        self.registry: Registry[Connection] = Registry(lambda one, other: one.user == other.user)
+        self.requesters = Requesters(self.registry)
         self.sessions = Sessions(node, loop, log, self.notify)
         self.news = ClientNews(node, self.registry, self.sessions.instance, log)
         self._leaving: dict[tuple[Connection, str], Session] = {}
@@ -99,7 +101,11 @@ class Clients:
             return command.answer()
         known = {one.group_name: self._fingerprint(one.group_name) for one in data.consumers}
         now_ms = time.monotonic_ns() // 1_000_000
-        self._apply(self.registry.heartbeat(connection, data, command.language, command.version, now_ms))
+        changes = self.registry.heartbeat(connection, data, command.language, command.version, now_ms)
+        for client_id, holder in changes.kept:
+            log = self._log.warning
+            log("a client has the id of another user's", id=client_id[:255], user=connection.user, holder=holder.user)
+        self._apply(changes)
         self.news.changed(connection)
         changed = not data.heartbeat_fingerprint or any(one != data.heartbeat_fingerprint for one in known.values())
         return command.answer(
@@ -205,6 +211,7 @@ class Clients:
     def closed(self, connection: Connection) -> None:
         """The connection ended."""
         self._allowances.left(connection)
+        self.requesters.closed(connection)
         self._apply(self.registry.closed(connection))
         self.news.closed(connection)
 

@@ -1,12 +1,12 @@
 """Which clients are connected, with their producer and consumer groups (remoting 2.3 to 2.5). Pure: no socket, no clock.
 
-A client is known by its connection. Its groups end with a heartbeat that leaves them out, with UNREGISTER_CLIENT, with the
-connection, and when no heartbeat came for ``expiry_ms``.
+A client is known by its connection. Its id is its own choice, and stays with the user whose client has it. Its groups end with
+a heartbeat that leaves them out, with UNREGISTER_CLIENT, with the connection, and when no heartbeat came for ``expiry_ms``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
@@ -55,6 +55,8 @@ class Changes(Generic[Link]):
     ended: set[str] = field(default_factory=set)
     producers: set[str] = field(default_factory=set)
     """Producer groups that have their first member, or lost their last one."""
+    kept: list[tuple[str, Link]] = field(default_factory=list)
+    """Client ids that stay with the connections that have them: those of another user asked for them."""
     left: list[tuple[str, str, Link]] = field(default_factory=list)
     """Consumer group, client id and connection of members that are gone."""
 
@@ -62,7 +64,9 @@ class Changes(Generic[Link]):
 class Registry(Generic[Link]):
     """See the module. ``groups`` and ``producers`` may be read."""
 
-    def __init__(self) -> None:
+    def __init__(self, same_user: Callable[[Link, Link], bool] = lambda one, other: True) -> None:
+        """``same_user``: whether two connections are those of one user, who may take a client id from itself."""
+        self._same_user = same_user
         self.groups: dict[str, ConsumerGroup[Link]] = {}
         self.producers: dict[str, dict[Link, Member]] = {}
         self._consumes: dict[Link, set[str]] = {}
@@ -91,7 +95,12 @@ class Registry(Generic[Link]):
                 changes.producers.add(group)
             members[link] = Member(data.client_id, language, version, now_ms)
             self._produces.setdefault(link, set()).add(group)
-            self._clients[data.client_id] = link
+        if data.producer_groups:
+            holder = self._clients.setdefault(data.client_id, link)
+            if holder == link or self._same_user(holder, link):
+                self._clients[data.client_id] = link
+            else:
+                changes.kept.append((data.client_id, holder))
         return changes
 
     def _rename(self, link: Link, client_id: str, changes: Changes[Link]) -> None:
@@ -214,14 +223,11 @@ class Registry(Generic[Link]):
         members = [*(one.members[link] for one in consumes), *(self.producers[name][link] for name in produces)]
         return consumes, produces, max(members, key=lambda one: one.heard_ms, default=None)
 
-    def producer(self, group: str) -> Link | None:
-        """A connection of a producer of ``group``, another one each time."""
-        members = self.producers.get(group)
-        if not members:
-            return None
+    def producer(self, group: str, may: Callable[[Link], bool]) -> Link | None:
+        """A connection of a producer of ``group`` that ``may`` be asked, another one each time."""
+        links = [link for link in self.producers.get(group, ()) if may(link)]
         self._turn += 1
-        links = list(members)
-        return links[self._turn % len(links)]
+        return links[self._turn % len(links)] if links else None
 
     def client(self, client_id: str) -> Link | None:
         """The connection of the producer with this client id."""

@@ -2,6 +2,9 @@
 
 A requester of RocketMQ gets its reply over its connection. A requester of the node reads the reply topic, where its id names a
 queue: a reply for one is stored there with the id as its tag, and nothing is pushed.
+
+RocketMQ stores a reply in any topic that the request names, and asks for no right. Here that is so for the cluster's reply
+topic alone; another one is sent to, under the rules of a send (:mod:`.rights`).
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ import time
 from typing import Final
 
 from commitmq.errors import InvalidMessageError, ProtocolError
-from commitmq.format.constants import Property
+from commitmq.format.constants import RETRY_PREFIX, Property
 from commitmq.format.properties import decode_properties, encode_properties
 from commitmq.semantics.reply import PUSH_REPLY_TIME, queue_of_requester, reply_topic
+from commitmq.store.metadata.topic_name import is_send_forbidden
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -54,6 +58,8 @@ class Replies:
         properties = decode_properties((header.properties or "").encode("utf-8", "replace"))
         to = properties.get(Property.REPLY_TO_CLIENT)
         try:
+            if is_send_forbidden(header.topic) or header.topic.startswith(RETRY_PREFIX):
+                raise Refusal(ResponseCode.NO_PERMISSION, f"Sending message to topic[{header.topic}] is forbidden.")
             if header.topic == self._topic and self._topics.get(self._topic) is None:
                 await self._node.ask("coordinator", "topic.reply")
             topic = self._topics.must_get(header.topic)
@@ -98,7 +104,7 @@ class Replies:
         """Code and remark. Raises Refusal."""
         if to is None:
             return ResponseCode.SYSTEM_ERROR, "reply message properties[REPLY_TO_CLIENT] is null"
-        link = self._clients.registry.client(to)
+        link = self._clients.requesters.link_of(properties)
         if link is None:
             return ResponseCode.SYSTEM_ERROR, f"push reply message fail, channel of <{to}> not found."
         now_ms = time.time_ns() // 1_000_000

@@ -28,6 +28,7 @@ from commitmq.security.needs import (
     topic_need,
 )
 from commitmq.security.resource import Resource, ResourceType
+from commitmq.semantics.reply import reply_topic
 from commitmq_plugins.rocketmq.remoting.bodies.heartbeat import HeartbeatData
 from commitmq_plugins.rocketmq.remoting.bodies.locks import LockBatchRequestBody
 from commitmq_plugins.rocketmq.remoting.bodies.pop import QueryAssignmentRequestBody, decode_batch_acks
@@ -45,6 +46,13 @@ def needs_of(command: Command, cluster: str) -> list[Need] | None:
     """
     found = _TABLE.get(command.code)
     return None if found is None else list(found(command, cluster))
+
+
+def used_of(command: Command, needs: list[Need], cluster: str) -> Resource | None:
+    """What the audit log names for a request with ``needs``. A reply uses the reply topic, which asks for no right."""
+    if needs:
+        return needs[0][0]
+    return Resource(ResourceType.TOPIC, reply_topic(cluster)) if command.code in _REPLIES else None
 
 
 def topic_needs(name: str, actions: Actions) -> Iterator[Need]:
@@ -67,6 +75,19 @@ def _fields(topic: tuple[str, Actions] | None = None, group: tuple[str, Actions]
 
 
 _SHARED: Final = _fields(("topic", SUB), ("consumerGroup", SUB))
+
+
+def _send(command: Command, cluster: str) -> Iterator[Need]:
+    """A send has short or long names of its fields, whatever its code is. One with both needs both."""
+    for field in ("topic", "b"):
+        if name := command.ext_fields.get(field, ""):
+            yield from topic_needs(name, PUB)
+
+
+def _reply(command: Command, cluster: str) -> Iterator[Need]:
+    """Who may receive a request may reply: RocketMQ asks for nothing. Another topic than that of the replies is sent to."""
+    free = topic_need(reply_topic(cluster), PUB)
+    yield from (need for need in _send(command, cluster) if need != free)
 
 
 def _popped(command: Command, cluster: str) -> Iterator[Need]:
@@ -131,15 +152,16 @@ def _all(kind: ResourceType, actions: Actions) -> Needs:
 
 _READING: Final = _fields(("topic", SUB_GET))
 _RC = RequestCode
+_REPLIES: Final = frozenset((_RC.SEND_REPLY_MESSAGE, _RC.SEND_REPLY_MESSAGE_V2))
 _TABLE: Final[dict[int, Needs]] = {
     # producers
-    _RC.SEND_MESSAGE: _fields(("topic", PUB)),
-    _RC.SEND_MESSAGE_V2: _fields(("b", PUB)),
-    _RC.SEND_BATCH_MESSAGE: _fields(("b", PUB)),
+    _RC.SEND_MESSAGE: _send,
+    _RC.SEND_MESSAGE_V2: _send,
+    _RC.SEND_BATCH_MESSAGE: _send,
     _RC.RECALL_MESSAGE: _fields(("topic", PUB)),
     _RC.END_TRANSACTION: _fields(("topic", PUB)),
-    _RC.SEND_REPLY_MESSAGE: _nothing,
-    _RC.SEND_REPLY_MESSAGE_V2: _nothing,
+    _RC.SEND_REPLY_MESSAGE: _reply,
+    _RC.SEND_REPLY_MESSAGE_V2: _reply,
     # consumers
     _RC.HEART_BEAT: _heartbeat,
     _RC.UNREGISTER_CLIENT: _fields(group=("consumerGroup", SUB)),

@@ -71,8 +71,8 @@ class Sends:
             rates=lambda: _rates(node),
         )
         self._runs = Runs(config, AppendLanes(node), loop, counting, SEND_FIELDS)
-        self.expects_reply: Callable[[dict[str, str]], None] = lambda properties: None
-        """Is called with the properties of each request whose sender waits for a reply."""
+        self.expects_reply: Callable[[Connection, dict[str, str]], None] = lambda connection, properties: None
+        """Is called with connection and properties of each request whose sender waits for a reply."""
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.SEND_MESSAGE: self.handle,
             RequestCode.SEND_MESSAGE_V2: self.handle,
@@ -197,7 +197,7 @@ class Sends:
         done = self._properties.completed(text)
         counted: tuple[str, ...] = ()
         if done is None:
-            done, counted = self._completed(text, target.topic)
+            done, counted = self._completed(connection, text, target.topic)
         try:
             record = target.form.record(command.body, done.encoded, born_ms)
         except MessageIllegalError as error:
@@ -209,13 +209,13 @@ class Sends:
         else:
             self._runs.add(key, record, waiting)
 
-    def _completed(self, text: str, topic: str) -> tuple[Completed, tuple[str, ...]]:
+    def _completed(self, connection: Connection, text: str, topic: str) -> tuple[Completed, tuple[str, ...]]:
         """The properties of any single message with what a broker adds (spec 5.4). If it waits somewhere first: the topics in
         whose statistics it counts. Raises Refusal.
         """
         properties = _decoded(text, topic)
         if Property.REPLY_TO_CLIENT in properties:
-            self.expects_reply(properties)
+            self.expects_reply(connection, properties)
         counted = () if _SPECIAL.isdisjoint(properties) else counted_topics(topic, properties)
         waits = properties.get("WAIT") != "false"
         for name in DROPPED:

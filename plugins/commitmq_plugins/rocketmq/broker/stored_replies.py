@@ -27,6 +27,7 @@ from commitmq_plugins.rocketmq.remoting.codes import RequestCode
 from commitmq_plugins.rocketmq.remoting.command import request
 from commitmq_plugins.rocketmq.remoting.errors import RemotingError
 from commitmq_plugins.rocketmq.remoting.headers.sending import ReplyMessageRequestHeader
+from commitmq_plugins.rocketmq.remoting.server import Connection
 
 _MOST_TTL_S: Final = 300.0
 _USUAL_TTL_S: Final = 3.0
@@ -52,12 +53,15 @@ class StoredReplies:
         self._watching: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def expect(self, properties: dict[str, str]) -> None:
+    def expect(self, connection: Connection, properties: dict[str, str]) -> None:
         """A client sends a message with these properties; the property REPLY_TO_CLIENT is among them."""
         to = properties[Property.REPLY_TO_CLIENT]
         if properties.get(Property.MESSAGE_TYPE) == REPLY_TYPE:  # it goes the other way
             return
-        if queue_of_requester(to) is not None or self._clients.registry.client(to) is None:
+        if queue_of_requester(to) is not None:
+            return
+        self._clients.requesters.sent(connection, properties)
+        if self._clients.requesters.link_of(properties) is None:
             return
         text = properties.get(Property.TTL, "")
         ttl_s = int(text) / 1_000 if text.isascii() and text.isdigit() and len(text) < 10 else _USUAL_TTL_S
@@ -119,7 +123,7 @@ class StoredReplies:
             self._spawn(self._push(to, record))
 
     async def _push(self, to: str, record: Record) -> None:
-        link = self._clients.registry.client(to)
+        link = self._clients.requesters.link_of(record.properties)
         if link is None:
             return
         properties = {**record.properties, PUSH_REPLY_TIME: str(time.time_ns() // 1_000_000)}

@@ -1,7 +1,11 @@
 """Transactions: END_TRANSACTION of producers, and the checks of transactions without an end (remoting 3.9, 8.4).
 
 The transaction process of the node keeps all state. While it runs, this server tells it every few seconds which producer
-groups are connected; its checks go to one producer of the group each. A death on either side costs a check, which comes again.
+groups are connected, user by user; its checks go to one producer of the group each. A death on either side costs a check,
+which comes again.
+
+A check shows a half message. Nobody asks for a right to a producer group, as at RocketMQ: so a check goes to a connection
+whose user may send to the topic of the message.
 """
 
 from __future__ import annotations
@@ -10,8 +14,9 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
 
-from commitmq.errors import ProtocolError
+from commitmq.errors import CorruptRecordError, ProtocolError
 from commitmq.format.constants import Property
+from commitmq.format.record import decode_record
 from commitmq.log import Log
 from commitmq.security.needs import PUB
 from commitmq.semantics.transaction import HALF_TOPIC
@@ -19,7 +24,7 @@ from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import response_code
 from commitmq_plugins.rocketmq.broker.counting import Counting
-from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, Node
 from commitmq_plugins.rocketmq.broker.stored_record import stored_record
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command, request
@@ -126,21 +131,42 @@ class Transactions:
             else:
                 groups = self._new & producers.keys()
             self._new = set()
-            await self._tell(sorted(groups))
+            for user, names in self._by_user(groups).items():
+                if not await self._tell(user, sorted(names)):
+                    break
 
-    async def _tell(self, groups: list[str]) -> None:
+    def _by_user(self, groups: Iterable[str]) -> dict[str, set[str]]:
+        """The users whose connections produce in ``groups``, and in which of them."""
+        found: dict[str, set[str]] = {}
+        for group in groups:
+            for link in self._clients.registry.producers[group]:
+                found.setdefault(link.user, set()).add(group)
+        return found
+
+    async def _tell(self, user: str, groups: list[str]) -> bool:
+        """Register the groups of a user. What is refused stands in nobody's way. False when the process does not answer."""
+        op = "transaction.register"
+        behalf = self._node.on_behalf_of(op, user)
         for at in range(0, len(groups), _GROUPS_A_REQUEST):
             try:
-                await self._node.ask("transaction", "transaction.register", groups=groups[at : at + _GROUPS_A_REQUEST])
+                await self._node.ask("transaction", op, groups=groups[at : at + _GROUPS_A_REQUEST], **behalf)
             except ProtocolError as error:
-                self._log.debug("producer groups are not registered", code=error.code, error=error.message)
-                return
+                self._log.debug("producer groups are not registered", user=user, code=error.code, error=error.message)
+                if error.code == SERVICE_NOT_AVAILABLE:
+                    return False
+        return True
 
     def _check(self, check: dict[str, Any], frames: list[bytes]) -> None:
         """Pass a check on to one producer of its group. Without one, a later check asks again."""
         group = str(check["group"])
-        link = self._clients.registry.producer(group)
-        if link is None or not frames:
+        if not frames or (topic := _topic_of(frames[0])) is None:
+            return
+        link = self._clients.registry.producer(group, lambda one: self._access.may(one, topic, PUB))
+        if link is None:
+            if group in self._clients.registry.producers:
+                self._log.info(
+                    "no producer of the group may send to the topic of its half message", group=group, topic=topic
+                )
             return
         unique = str(check["unique_id"])
         header = CheckTransactionStateRequestHeader(
@@ -153,3 +179,11 @@ class Transactions:
             broker_name=self._broker_name,
         )
         link.send(request(RequestCode.CHECK_TRANSACTION_STATE, header.encode(), frames[0], oneway=True))
+
+
+def _topic_of(record: bytes) -> str | None:
+    """The topic of the message of a check; None for no message."""
+    try:
+        return decode_record(record, with_body=False).topic
+    except (CorruptRecordError, ValueError):
+        return None

@@ -212,7 +212,7 @@ def test_where_clients_have_rates_each_has_its_own_runs(rate: int, runs: list[tu
 def test_what_is_not_plain_gets_all_that_a_broker_does() -> None:
     async def main(stage: Stage) -> None:
         asked: list[str] = []
-        stage.sends.expects_reply = lambda properties: asked.append(properties["CORRELATION_ID"])
+        stage.sends.expects_reply = lambda connection, properties: asked.append(properties["CORRELATION_ID"])
         stage.put(frames(1, i="UNIQ_KEY\x01K\x02REPLY_TO_CLIENT\x01c\x02CORRELATION_ID\x01one\x02"))
         stage.put(
             frames(1, i="UNIQ_KEY\x01K\x02TIMER_OUT_MS\x01oh\x02__PSEQ__\x011\x02POP_CK\x01p\x02__CRC32#\x01c\x02")
