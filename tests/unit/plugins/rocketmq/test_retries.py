@@ -41,8 +41,7 @@ class Stage:
         topics = SimpleNamespace(retry_topics=self._retry_topics, must_get=lambda name: TopicConfig(name, 1, 1))
         clients = SimpleNamespace(charge=lambda *_: None)
         counting = SimpleNamespace(sent_back=lambda *_: None)
-        access = SimpleNamespace(lacks=lambda connection, topic, actions: self.lacks.get(topic))
-        self.lacks: dict[str, str] = {}
+        access = SimpleNamespace(lacks=lambda *_: None)
         self.retries = Retries(node, topics, clients, self.locks, counting, access)  # type: ignore[arg-type]
 
     async def _ask(self, role: str, op: str, **fields: Any) -> dict[str, Any]:
