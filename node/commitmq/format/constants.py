@@ -147,6 +147,10 @@ V1_TOPIC_UNITS: Final = 127
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
+WAITING_TOPICS: Final = frozenset(
+    ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC")
+)
+"""Topics of the node whose messages are meant for another one: delayed, timed, in a transaction, and given up in one."""
 DEAD_LETTER_GROUP: Final = "CMQ_DEAD_LETTERS"
 """The group whose committed offset in ``%DLQ%group`` says which dead letters were resent or purged; the node's own."""
 DEAD_LETTER_PASSES: Final = "CMQ_DEAD_LETTER_PASSES"

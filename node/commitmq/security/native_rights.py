@@ -25,6 +25,7 @@ from commitmq.security.needs import (
     UPDATE,
     Actions,
     Need,
+    read_need,
     topic_need,
 )
 from commitmq.security.on_behalf import FIELD
@@ -111,8 +112,23 @@ def _memory_use(header: Header, cluster: str) -> Iterator[Need]:
 
 def _pull(header: Header, cluster: str) -> Iterator[Need]:
     grouped = header.get("group")
-    yield from topic_needs(header.get("topic"), SUB if grouped else SUB_GET)
+    yield from _read(header.get("topic"), SUB if grouped else SUB_GET)
     yield from _group(grouped, SUB)
+
+
+def _query(header: Header, cluster: str) -> Iterator[Need]:
+    yield from _read(header.get("topic"), SUB_GET)
+
+
+def _read(name: object, actions: Actions) -> Iterator[Need]:
+    if isinstance(name, str) and name:
+        yield read_need(name, actions)
+
+
+def _pop(header: Header, cluster: str) -> Iterator[Need]:
+    yield from _group(header.get("group"), SUB)
+    for one in dict.fromkeys(_firsts(header.get("topics"))):
+        yield from _read(one, SUB)
 
 
 def _create(header: Header, cluster: str) -> Iterator[Need]:
@@ -204,7 +220,7 @@ NEEDS: Final[Mapping[str, Mapping[str, Needs | None]]] = {
         "pull": _pull,
         "offsets": _fields(topic=SHOWN),
         "view": _all(ResourceType.TOPIC, SUB_GET),  # the reader asks for that of what it finds
-        "query": _fields(topic=SUB_GET),
+        "query": _query,
         "memory": _memory_use,
     },
     "coordinator": {
@@ -236,7 +252,7 @@ NEEDS: Final[Mapping[str, Mapping[str, Needs | None]]] = {
         "offset.forget": _fields(group=DELETE | UPDATE),
     },
     "pop": {
-        "pop": _join,
+        "pop": _pop,
         "ack": _settle,
         "nack": _settle,
         "extend": _settle,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from commitmq.format.constants import RETRY_PREFIX
+from commitmq.format.constants import RETRY_PREFIX, WAITING_TOPICS
 from commitmq.security.policy import Action
 from commitmq.security.resource import Resource, ResourceType
 
@@ -29,8 +29,6 @@ LIST: Final = frozenset((Action.LIST, Action.GET))
 SEEN: Final = PUB | SUB | GET
 SHOWN: Final = SUB_GET | CREATE | UPDATE | DELETE
 """Who may make, change or delete something may look at it too: the verbs look first."""
-
-
 _CHANGES: Final = CREATE | UPDATE | DELETE
 
 
@@ -44,3 +42,10 @@ def topic_need(name: str, actions: Actions) -> Need:
         wanted = changes if changes == actions else changes | SUB
         return Resource(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX)), wanted
     return Resource(ResourceType.TOPIC, name), actions
+
+
+def read_need(name: str, actions: Actions) -> Need:
+    """The need of the messages of a topic. Those of all topics wait in a few of the node, which no entry of topics opens."""
+    if name in WAITING_TOPICS:
+        return Resource(ResourceType.CLUSTER, ALL_NAMES), UPDATE
+    return topic_need(name, actions)

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from commitmq.format.constants import Property
-from commitmq.semantics.delay import SCHEDULE_TOPIC
+from commitmq.format.constants import WAITING_TOPICS, Property
 from commitmq.semantics.retry import UNDELIVERED_GROUP, dead_letter_topic
-from commitmq.semantics.timer import TIMER_TOPIC
-from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC
 
-WAITING: Final = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, DISCARD_TOPIC))
-"""Topics of the node whose messages are meant for another one."""
-_OF_OTHERS: Final = WAITING | {dead_letter_topic(UNDELIVERED_GROUP)}
+_OF_OTHERS: Final = WAITING_TOPICS | {dead_letter_topic(UNDELIVERED_GROUP)}
 
 
 def topics_of(topic: str, properties: Mapping[str, str]) -> tuple[str, ...]:

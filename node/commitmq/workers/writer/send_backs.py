@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError
-from commitmq.format.constants import Host, SysFlag
+from commitmq.format.constants import WAITING_TOPICS, Host, SysFlag
 from commitmq.format.record import Record, encode_record
 from commitmq.semantics import delay
 from commitmq.semantics.retry import (
@@ -24,7 +24,6 @@ from commitmq.semantics.retry import (
     retry_topic,
     sent_back,
 )
-from commitmq.semantics.stored_topics import WAITING
 from commitmq.store.log.run_check import CheckedRun
 from commitmq.store.metadata.topic_name import validate_group
 from commitmq.workers.runtime.context import WorkerContext
@@ -98,7 +97,7 @@ class SendBacks:
             raise Refusal("MESSAGE_ILLEGAL", f"there is no message at {place} of the log: {error}") from error
         if (record.topic, record.queue_id, record.queue_offset) != (topic, queue, number):
             raise Refusal("MESSAGE_ILLEGAL", f"the message at {place} of the log is not {topic}/{queue}@{number}")
-        if record.topic in WAITING:
+        if record.topic in WAITING_TOPICS:
             raise Refusal(
                 "MESSAGE_ILLEGAL", f"the message at {place} of the log waits in {record.topic}; no group has it"
             )

@@ -25,6 +25,7 @@ from commitmq.security.needs import (
     UPDATE,
     Actions,
     Need,
+    read_need,
     topic_need,
 )
 from commitmq.security.resource import Resource, ResourceType
@@ -74,7 +75,16 @@ def _fields(topic: tuple[str, Actions] | None = None, group: tuple[str, Actions]
     return needs
 
 
-_SHARED: Final = _fields(("topic", SUB), ("consumerGroup", SUB))
+def _read(command: Command, cluster: str) -> Iterator[Need]:
+    if topic := command.ext_fields.get("topic", ""):
+        yield read_need(topic, SUB)
+    if group := command.ext_fields.get("consumerGroup", ""):
+        yield Resource(ResourceType.GROUP, group), SUB
+
+
+def _query(command: Command, cluster: str) -> Iterator[Need]:
+    if topic := command.ext_fields.get("topic", ""):
+        yield read_need(topic, SUB_GET)
 
 
 def _send(command: Command, cluster: str) -> Iterator[Need]:
@@ -167,8 +177,8 @@ _TABLE: Final[dict[int, Needs]] = {
     _RC.UNREGISTER_CLIENT: _fields(group=("consumerGroup", SUB)),
     _RC.CHECK_CLIENT_CONFIG: _nothing,
     _RC.GET_ROUTEINFO_BY_TOPIC: _fields(("topic", PUB | SUB | GET)),
-    _RC.PULL_MESSAGE: _fields(("topic", SUB), ("consumerGroup", SUB)),
-    _RC.LITE_PULL_MESSAGE: _fields(("topic", SUB), ("consumerGroup", SUB)),
+    _RC.PULL_MESSAGE: _read,
+    _RC.LITE_PULL_MESSAGE: _read,
     _RC.CONSUMER_SEND_MSG_BACK: _fields(group=("group", SUB)),
     _RC.GET_CONSUMER_LIST_BY_GROUP: _fields(group=("consumerGroup", SUB_GET)),
     _RC.QUERY_CONSUMER_OFFSET: _fields(("topic", SUB_GET), ("consumerGroup", SUB_GET)),
@@ -179,15 +189,15 @@ _TABLE: Final[dict[int, Needs]] = {
     _RC.GET_MIN_OFFSET: _READING,
     _RC.SEARCH_OFFSET_BY_TIMESTAMP: _READING,
     _RC.GET_EARLIEST_MSG_STORETIME: _READING,
-    _RC.QUERY_MESSAGE: _READING,
+    _RC.QUERY_MESSAGE: _query,
     _RC.VIEW_MESSAGE_BY_ID: _all(ResourceType.TOPIC, SUB_GET),
-    _RC.POP_MESSAGE: _SHARED,
-    _RC.PEEK_MESSAGE: _SHARED,
+    _RC.POP_MESSAGE: _read,
+    _RC.PEEK_MESSAGE: _read,
     _RC.ACK_MESSAGE: _popped,
     _RC.BATCH_ACK_MESSAGE: _acks,
     _RC.CHANGE_MESSAGE_INVISIBLETIME: _popped,
-    _RC.NOTIFICATION: _SHARED,
-    _RC.POLLING_INFO: _SHARED,
+    _RC.NOTIFICATION: _read,
+    _RC.POLLING_INFO: _read,
     _RC.QUERY_ASSIGNMENT: _assignment,
     # topics
     _RC.UPDATE_AND_CREATE_TOPIC: _fields(("topic", CREATE)),

@@ -69,6 +69,8 @@ def needs(code: RequestCode, fields: dict[str, str] | None = None, body: Any = N
         (RequestCode.SEND_MESSAGE_V2, {"b": "t", "a": "pg"}, None, ["Topic:t Pub"]),
         (RequestCode.SEND_BATCH_MESSAGE, {"b": "%RETRY%g"}, None, ["Group:g Sub"]),
         (RequestCode.PULL_MESSAGE, {"topic": "t", "consumerGroup": "g"}, None, ["Topic:t Sub", "Group:g Sub"]),
+        (RequestCode.PULL_MESSAGE, {"topic": "SCHEDULE_TOPIC_XXXX"}, None, ["Cluster:* Update"]),
+        (RequestCode.QUERY_MESSAGE, {"topic": "rmq_sys_wheel_timer"}, None, ["Cluster:* Update"]),
         (RequestCode.PULL_MESSAGE, {"topic": "%RETRY%x", "consumerGroup": "g"}, None, ["Group:x Sub", "Group:g Sub"]),
         (
             RequestCode.PULL_MESSAGE,

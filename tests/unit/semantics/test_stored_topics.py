@@ -1,0 +1,21 @@
+"""Goal: whose a stored message is: of its topic, and where it waits in a topic of the node, also of the one it was sent to."""
+
+from __future__ import annotations
+
+from commitmq.format.constants import WAITING_TOPICS
+from commitmq.semantics.delay import SCHEDULE_TOPIC
+from commitmq.semantics.stored_topics import topics_of
+from commitmq.semantics.timer import TIMER_TOPIC
+from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC
+
+
+def test_messages_of_others_wait_in_these_topics() -> None:
+    assert {SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, DISCARD_TOPIC} == WAITING_TOPICS
+
+
+def test_a_message_that_waits_is_of_both_topics() -> None:
+    real = {"REAL_TOPIC": "orders"}
+    for topic in (*WAITING_TOPICS, "%DLQ%CMQ_UNDELIVERED"):
+        assert topics_of(topic, real) == (topic, "orders")
+        assert topics_of(topic, {}) == (topic,)
+    assert topics_of("mine", real) == ("mine",), "a client may write that property"
