@@ -115,10 +115,10 @@ def _show(messages: list[Message], result: QueryResult | None, as_json: bool) ->
         )
         for one in messages
     ]
-    if not messages:
-        complain("no message was found")
     headers = ("STORED (UTC)", "QUEUE", "OFFSET", "MESSAGE ID", "TAG", "KEYS", "BODY")
     print_table(headers, rows, left=(0, 3, 4, 5, 6))
+    if not messages:
+        complain("no message was found")
     if result is None:
         return
     if not result.complete:
