@@ -121,7 +121,7 @@ OTHER_RENAMES = {
     "node/commitmq/offline/rebuild_index.py": "moves a finished index file to its place, where none is",
     "node/commitmq/offline/rebuild_parallel.py": "moves folders of rebuilt queues to their place, where none is",
     "node/commitmq/offline/rebuild_pieces.py": "moves folders of rebuilt queues to their place, where none is",
-    "node/commitmq/security/audit.py": "a full file of the audit log gets the number of its first line",
+    "node/commitmq/security/audit_chain.py": "a full file of the audit log gets the number of its first line",
     "node/commitmq/plugin/project.py": "a folder that was made whole gets its name",
     "node/commitmq/store/index/index_file.py": "a new index file gets a name that must be free",
     "node/commitmq/store/metadata/json_config.py": "RocketMQ's .bak: the former file is kept (spec 1.4)",
