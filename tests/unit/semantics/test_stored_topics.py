@@ -1,4 +1,7 @@
-"""Goal: whose a stored message is: of its topic, and where it waits in a topic of the node, also of the one it was sent to."""
+"""Goal: a stored message is its topic's, and where it waits in a topic of the node, also that of the one it was sent to.
+
+Method: examples of each topic in which messages wait, and of one that a client wrote.
+"""
 
 from __future__ import annotations
 
