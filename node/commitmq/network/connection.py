@@ -161,6 +161,14 @@ class Connection:
         """Whether it came over the node's own Unix socket, which only the node's account reaches."""
         return self._is_unix
 
+    def is_on(self, descriptor: int) -> bool:
+        """False when ``descriptor`` belongs to another connection by now: this one has ended, and the gate has not heard."""
+        own = self._socket
+        try:
+            return own is None or os.path.sameopenfile(descriptor, own.fileno())
+        except OSError:  # one of both is closed
+            return True
+
     def account_over_loopback(self) -> int:
         """The uid of the peer's end of a TCP connection within this host, or NO_ACCOUNT."""
         try:

@@ -161,6 +161,8 @@ class Gate:
         fault = routing_ids.fault(identity, self._first_number, self._accepted + _UNHEARD)
         with self._meeting:
             found = self._connections.get(descriptor)
+            if found is not None and not found.is_on(descriptor):
+                found = None
             leaving = self._leaving.get(identity)
             # A client may have chosen its earlier id again; libzmq never gives an automatic id twice.
             if leaving is not None and identity[:1] == b"\0":

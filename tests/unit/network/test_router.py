@@ -110,6 +110,29 @@ def test_what_is_no_request_of_zmtp_3_is_dropped(tmp_path: Path, text: bytes) ->
                 assert identity_of(router)
 
 
+def test_a_peer_on_the_descriptor_of_one_that_left_has_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libzmq gives a descriptor out again before the gate has heard that its connection ended."""
+    with opened(tmp_path, only_answers=True) as (router, endpoints):
+        with RawPeer(endpoints[0]):
+            assert eventually(lambda: len(router.gate) == 1, "the gate has heard of the first peer")
+            [first] = router.gate._connections.values()
+            monkeypatch.setattr(router.gate, "_hear", lambda: False)
+        assert eventually(lambda: first.gone, "the gate has seen that it closed")
+        with RawPeer(endpoints[0]) as second:
+            second.send(wire.pack({"op": "status", "id": 1}))
+            assert router.poll(5_000)
+            identity, header = router.recv_multipart(zmq.NOBLOCK)
+            assert b'"id":1' in header
+            assert not router.gate.has_left(identity)
+            monkeypatch.undo()
+            second.send(wire.pack({"op": "status", "id": 2}))
+            assert router.poll(5_000)
+            assert eventually(lambda: router.gate.peers.get(identity) is not first, "the gate has heard of the second")
+            assert not router.gate.has_left(identity)
+
+
 def test_a_peer_that_stays_has_not_left(tmp_path: Path) -> None:
     with opened(tmp_path, only_answers=True) as (router, endpoints), RawPeer(endpoints[0]) as peer:
         peer.send(wire.pack({"op": "status", "id": 1}))
