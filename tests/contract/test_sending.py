@@ -362,6 +362,17 @@ def test_asynchronous_sends_to_a_new_topic_hold_up_no_others(node: Node) -> None
             stuck.cancel()
 
 
+def test_a_question_that_begins_while_the_producer_closes_opens_no_connection(node: Node) -> None:
+    routes = Routes(node.address)
+    count = routes.queues("plain", time.monotonic() + 10)
+    known = routes._known["plain"]
+    routes.close()
+    assert routes._look_up("plain", known, time.monotonic() + 5) == count
+    with pytest.raises(SendError, match="the producer is closed"):
+        routes._look_up("plain", None, time.monotonic() + 5)
+    assert routes._coordinator is None
+
+
 def test_a_topic_in_use_is_asked_for_in_the_background(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known is used while it is asked again; a stopped coordinator costs no send anything then."""
     coordinator = node.pids()["coordinator"]

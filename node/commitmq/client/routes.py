@@ -251,6 +251,8 @@ class Routes:
             line.wake()
 
     def _ask(self, op: str, fields: dict[str, Any], deadline: float) -> dict[str, Any]:
+        if self._closed:  # nobody would close another connection
+            raise NodeUnavailableError("the producer is closed")
         while True:
             if self._coordinator is None or self._coordinator.lost_while_idle():
                 self._drop()
