@@ -20,7 +20,7 @@ import pytest
 
 from commitmq import Admin, AsyncConsumer, Consumer, ConsumeResult, Message, Producer, ProtocolError, StoreError
 from commitmq.client.receiving.position_file import parsed
-from nodes import Node, environment, eventually, start_node
+from nodes import Node, environment, eventually, start_node, wait_until_dispatched
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -131,6 +131,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning(node: Node, tmp_p
 
 def test_a_file_of_rocketmq_is_taken_over(node: Node, tmp_path: Path) -> None:
     send(node, "taken", 0, 10)
+    wait_until_dispatched(node.address)
     folder = tmp_path / "DEFAULT" / "all-taken"
     folder.mkdir(parents=True)
     entries = ",".join(f'{{"brokerName":"x","queueId":{queue},"topic":"taken"}}:4' for queue in range(2))

@@ -332,6 +332,12 @@ def test_groups_and_limits_have_findings_too() -> None:
     for own in ("CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_REVIVE_GROUP", "TOOLS_CONSUMER", "CMQ_DEAD_LETTERS"):
         assert findings.of_group({"name": own, "members": []}, [lag]) == [], "no program of a user belongs to it"
     assert [one.level for one in findings.of_group({"name": "g", "members": members[:1]}, [lag])] == ["error"]
+    retries = ["b_c", "c", "d", "%RETRY%a_b_c", "%RETRY%a_d", "%RETRY%a+c"]
+    assert findings.of_retry_topics(retries, ["a", "e"]) == []
+    (shared,) = findings.of_retry_topics(retries, ["a", "a_b"])
+    assert (shared.what, "groups a, a_b have" in shared.says) == ("%RETRY%a_b_c", True)
+    (shared,) = findings.of_retry_topics(retries, ["a", "a_b_c"])
+    assert "groups a_b_c, a have" in shared.says
     assert findings.of_limits({"writer": 1 << 20}) == []
     (low,) = findings.of_limits({"writer": 1 << 20, "reader-0": 1_024})
     assert low.says == "reader-0 may open 1024 descriptors"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from commitmq import Admin, Producer, Reader, SendResult
-from nodes import Node, eventually
+from nodes import Node, eventually, wait_until_dispatched
 
 SEGMENT_BYTES = 1 << 16
 FILE_BYTES = 400  # 20 units, so that queues have many files
@@ -48,6 +48,7 @@ class Stored:
 
     def check(self, address: str, least_min: int = 0) -> int:
         """Everything at or above the log's minimum is there, as sent, at its place, and nothing below; the minimum."""
+        wait_until_dispatched(address)
         with Admin(address) as admin:
             minimum = int(admin.status()["positions"]["min_offset"])
             bounds = {queue: (low, high) for queue, low, high, _ in admin.offsets(TOPIC)}

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from commitmq import Admin
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.testing import node_process
 from commitmq.testing.node_process import DEADLINE_S, SEGMENT_BYTES, NodeProcess, alive, eventually, run_commitmq
@@ -33,6 +34,7 @@ __all__ = [
     "free_ports",
     "start_node",
     "started",
+    "wait_until_dispatched",
 ]
 
 _given_ports: set[int] = set()
@@ -120,6 +122,13 @@ def started(node: Node, **extra: str) -> Iterator[Node]:
         raise
     finally:
         node.end()
+
+
+def wait_until_dispatched(node: str) -> None:
+    """Wait until the queues of ``node`` (its address) lead to all messages that it has acknowledged before this call."""
+    with Admin(node) as admin:
+        end = admin.status()["positions"]["written"]
+        eventually(lambda: admin.status()["positions"]["dispatched"] >= end, f"the log is dispatched up to {end}")
 
 
 def free_port() -> int:

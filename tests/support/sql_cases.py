@@ -270,7 +270,15 @@ def java_double(text: str) -> float:
         found = re.fullmatch(r"0[xX]([0-9a-fA-F]*)\.?([0-9a-fA-F]*)[pP]([+-]?[0-9]+)", digits)
         if found is None or not found[1] + found[2]:
             raise Failed
-        return sign * float(Fraction(int(found[1] + found[2], 16)) * Fraction(2) ** (int(found[3]) - 4 * len(found[2])))
-    if not re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", digits):
+        return sign * float(
+            Fraction(int(found[1] + found[2], 16)) * Fraction(2) ** (_bounded(found[3]) - 4 * len(found[2]))
+        )
+    found = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE]([+-]?[0-9]+))?", digits)
+    if found is None:
         raise Failed
-    return sign * float(Decimal(digits))
+    return sign * float(Decimal(f"{found[1]}e{_bounded(found[3] or '0')}"))
+
+
+def _bounded(exponent: str) -> int:
+    """The exponent, or one that does the same to every number of a few thousand digits: Decimal takes no greater ones."""
+    return max(-100_000, min(int(exponent), 100_000))

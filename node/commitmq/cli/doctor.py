@@ -83,6 +83,8 @@ def examine(address: str, most_groups: int, timeout_s: float) -> dict[str, Any]:
                     )
                 looked += 1
             found += _of_dead_letters(admin, most_groups)
+            if report["node"]["security"]["users"]:
+                found += findings.of_retry_topics((one.name for one in admin.topics()), names)
     return {
         "node": report["node"]["admin"][0],
         **{part: report["node"][part] for part in ("security", "listeners", "refuses_sends")},

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from commitmq.semantics.retry import RETRY_PREFIX, is_retry_topic
 from commitmq.store.metadata.topic_name import is_system_group
 
 ERROR: Final = "error"
@@ -240,6 +241,24 @@ def of_dead_letters(counts: Iterable[tuple[str, int]]) -> list[Finding]:
         )
         for group, dead in counts
     ]
+
+
+def of_retry_topics(topics: Iterable[str], groups: Iterable[str]) -> list[Finding]:
+    """The findings of retry topics that several groups have, because ``%RETRY%a_b`` can be made in more than one way.
+
+    Groups that share the queues of a topic have one retry topic for it (:mod:`commitmq.semantics.pop_names`). Who may read one
+    of the groups reads what failed in the others. ``topics`` and ``groups`` are all of the node.
+    """
+    topics, groups, found = set(topics), set(groups), []
+    for topic in sorted(filter(is_retry_topic, topics)):
+        name = topic.removeprefix(RETRY_PREFIX)
+        places = [at for at, char in enumerate(name) if char == "_"]
+        owners = [name] if name in groups else []
+        owners += [name[:at] for at in places if name[:at] in groups and name[at + 1 :] in topics]
+        if len(owners) > 1:
+            says = f"the groups {', '.join(owners)} have this retry topic together, whatever their users' rights are"
+            found.append(Finding(WARNING, topic, says, "set pop.retry_topics_v2, or rename a group; docs/security.md"))
+    return found
 
 
 def _of_queue(group: str, row: Any) -> Finding:

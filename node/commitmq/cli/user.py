@@ -133,7 +133,11 @@ def _add(
 
     table = access_file(store).change(apply)
     if profile_for is not None:
-        tell_profile(give_profile(store, checked, profile_for, output), checked, output)
+        made = give_profile(store, checked, profile_for, output)
+        if as_json:
+            print_json({**_shown(table.users[checked]), **made.to_json(output)})
+        else:
+            tell_profile(made, checked, output)
         return
     _tell(table.users[checked], None if secret_stdin else secret, as_json)
     complain_without_keys(store)
@@ -302,10 +306,13 @@ def _quotas(one: User) -> str:
     return " ".join(f"{name}={number}" for name, number in one.quotas)
 
 
+def _shown(one: User) -> dict[str, Any]:
+    return {"name": one.name, **one.shown(), **one.shown_quotas()}
+
+
 def _tell(one: User, secret: Secret | None, as_json: bool) -> None:
     if as_json:
-        shown = {"name": one.name, **one.shown(), **one.shown_quotas()}
-        print_json(shown if secret is None else {**shown, "secret": secret.reveal()})
+        print_json(_shown(one) if secret is None else {**_shown(one), "secret": secret.reveal()})
         return
     click.echo(f"user {one.name}: {', '.join(one.shown().values())}d")
     if one.quotas:

@@ -68,8 +68,7 @@ def rotate(name: str, node: str, output: Path | None, store: Path, as_json: bool
         raise click.UsageError(f"user {name} has no key to change over from; `commitmq user key new {name}` makes one")
     made = give_profile(store, name, node, output)
     if as_json:
-        profile = {"profile": made.text} if output is None else {"output": str(output)}
-        print_json({"name": name, "key": made.key, "old_keys": made.old_keys, **profile})
+        print_json({"name": name, "old_keys": made.old_keys, **made.to_json(output)})
         return
     tell_profile(made, name, output)
     for one in made.old_keys:
@@ -146,6 +145,10 @@ class Made(NamedTuple):
     key: str
     old_keys: list[str]
     text: str
+
+    def to_json(self, output: Path | None) -> dict[str, str]:
+        """``key``, and the ``profile``, or the file of it in ``output``."""
+        return {"key": self.key, **({"profile": self.text} if output is None else {"output": str(output)})}
 
 
 def give_profile(store: Path, name: str, node: str, output: Path | None) -> Made:

@@ -142,3 +142,12 @@ def test_verbs_of_a_node_ask_before_they_reach_it(
     with pytest.raises(SystemExit):
         main([*words, "--node", "tcp://127.0.0.1:1"])
     assert asked == [question]
+
+
+def test_the_profile_of_a_new_user_can_be_json(run: Run, tmp_path: Path) -> None:
+    run("keys", "init")
+    words = ("--profile-for", "db.example:7310", "--json")
+    shown = json.loads(run("user", "add", "shop", *words))
+    assert (shown["name"], shown["type"], shown["key"] in shown["profile"]) == ("shop", "Normal", True)
+    copied = json.loads(run("user", "copy", "shop", "kiosk", *words, "--output", str(tmp_path / "kiosk.toml")))
+    assert (copied["name"], copied["key"] in Path(copied["output"]).read_text()) == ("kiosk", True)

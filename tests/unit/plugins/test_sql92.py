@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from commitmq.errors import FilterError
@@ -154,6 +154,7 @@ def test_random_expressions_against_the_plain_evaluator(seed: int) -> None:
         st.one_of(st.sampled_from(VALUES), st.text("0123456789+-.eE", min_size=1), st.text(min_size=1)), min_size=1
     )
 )
+@example(["0E1000000000000000000", "1E1000000000000000000", "-1E-1000000000000000000", "0x1p-1000000000000000000"])
 @settings(max_examples=400, deadline=None)
 def test_numbers_are_read_as_java_reads_them(values: list[str]) -> None:
     values = [one for one in values if not {"\x00", "\x01", "\x02"} & set(one) and one.isprintable()] or ["0"]
