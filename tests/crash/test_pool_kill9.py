@@ -78,7 +78,7 @@ def test_killed_at_the_places_of_the_pool(tmp_path: Path) -> None:
     die_at_each(tmp_path, sorted(UNDER_LOAD), "kill", "async")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_killed_at_the_places_of_the_pool_in_sync_mode(tmp_path: Path) -> None:
     die_at_each(tmp_path, sorted(UNDER_LOAD), "kill", "sync")

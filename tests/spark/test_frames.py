@@ -165,6 +165,6 @@ def test_random_questions_to_one_frame(spark: SparkSession, golden_stores: dict[
     ask_at_random(spark, golden_stores["clean"], 12, random.randrange(1 << 32))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_random_questions(spark: SparkSession, golden: GoldenStore) -> None:
     ask_at_random(spark, golden, 25, random.randrange(1 << 32))

@@ -27,12 +27,12 @@ from topic_contents import bodies
 from commitmq import ExactlyOnce, Producer
 from commitmq.testing.node import CommitMQNode, start_node
 from nodes import free_ports
+from shares import shared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DRIVER = Path(__file__).with_name("two_streams.py")
-ROUNDS = 4
 ROLES = ("writer", "reader-0", "flush", "reput", "dispatcher-consume_queue", "coordinator")
 
 
@@ -130,10 +130,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommitMQNode]:
         yield found
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(2400)
+@pytest.mark.parametrize("rounds", shared([2, 4], 1))
 def test_source_topic_and_files_agree_after_many_deaths(
-    spark: SparkSession, node: CommitMQNode, tmp_path: Path
+    spark: SparkSession, node: CommitMQNode, tmp_path: Path, rounds: int
 ) -> None:
     seed = random.randrange(1 << 32)
     sys.stderr.write(f"seed {seed}\n")
@@ -143,11 +143,10 @@ def test_source_topic_and_files_agree_after_many_deaths(
     sender, driver = Sender(node.address), Driver(node.address, tmp_path)
     sender.start()
     try:
-        for number in range(ROUNDS):
+        for number in range(rounds):
             driver.ensure()
             time.sleep(choose.uniform(2, 8))
-            # Each kind comes at least once.
-            kind = ("driver", "worker", "role", "node")[number % 4]
+            kind = ("driver", "node", "worker", "role")[number % 4]
             sys.stderr.write(f"round {number}: {kind}\n")
             if kind == "driver":
                 driver.kill()
