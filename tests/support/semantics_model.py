@@ -115,7 +115,7 @@ class Sender(threading.Thread):
 
     def __init__(self, node: Node, ledger: Ledger, kinds: Iterable[str], number: int, seed: int, steps: int) -> None:
         super().__init__()
-        self._node, self._ledger, self._kinds, self._steps = node, ledger, list(kinds), steps
+        self._address, self._ledger, self._kinds, self._steps = node.address, ledger, list(kinds), steps
         self._chance = random.Random(f"{seed}-{number}")
         self._name = f"p{number}"
         self._numbers: Counter[str] = Counter()
@@ -123,7 +123,7 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         try:
-            with Producer(self._node.address, timeout_s=30, **self._options()) as producer:
+            with Producer(self._address, timeout_s=30, **self._options()) as producer:
                 for _ in range(self._steps):
                     getattr(self, f"_{self._chance.choice(self._kinds)}")(producer)
                     time.sleep(self._chance.random() * 0.05)
@@ -207,7 +207,8 @@ class Fleet:
     """The consumers. ``stir`` kills one, ends one, or starts one."""
 
     def __init__(self, node: Node, folder: Path, topics: Iterable[str], seed: int) -> None:
-        self._node, self._folder = node, folder
+        # The node keeps its address; while its supervisor is dead nobody says it.
+        self._address, self._folder = node.address, folder
         self._chance = random.Random(f"fleet-{seed}")
         self._wanted = [topic for topic in topics for _ in range(MEMBERS[topic])]
         self._living: list[tuple[str, subprocess.Popen[bytes]]] = []
@@ -221,7 +222,7 @@ class Fleet:
             (self._folder / f"{topic}-{self._count}.out").open("wb") as out,
             (self._folder / f"{topic}-{self._count}.err").open("wb") as errors,
         ):
-            command = [sys.executable, "-c", PROGRAM, self._node.address, topic, GROUPS[topic], str(MAX_RETRIES)]
+            command = [sys.executable, "-c", PROGRAM, self._address, topic, GROUPS[topic], str(MAX_RETRIES)]
             self._living.append((topic, subprocess.Popen(command, stdout=out, stderr=errors)))
 
     def stir(self) -> None:
