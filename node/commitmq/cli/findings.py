@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from commitmq.semantics.retry import RETRY_PREFIX, is_retry_topic
+from commitmq.format.constants import RETRY_PREFIX
+from commitmq.semantics.retry import is_retry_topic
 from commitmq.store.metadata.topic_name import is_system_group
 
 ERROR: Final = "error"
