@@ -14,7 +14,8 @@ import click
 
 from commitmq.cli.output import ask_before, complain, fail, json_option, print_json, yes_option
 from commitmq.cli.secret_input import usage
-from commitmq.cli.users import UserNotFoundError, access_file, known_user, store_option
+from commitmq.cli.users import access_file, known_user, store_option
+from commitmq.errors import StoreError
 
 if TYPE_CHECKING:
     from commitmq.security.access_table import AccessTable
@@ -170,11 +171,20 @@ def give_profile(store: Path, name: str, node: str, output: Path | None) -> Made
 
     try:
         _change(store, name, with_key)
-    except (click.UsageError, UserNotFoundError):
-        if output is not None:
-            output.unlink(missing_ok=True)  # the profile of a key that nobody knows
+    except Exception:
+        if output is not None and not _may_be_known(store, name, pair.public):
+            output.unlink(missing_ok=True)  # the profile of a key that nobody knows, which would stop the next try
         raise
     return Made(pair.public, old_keys, text)
+
+
+def _may_be_known(store: Path, name: str, public_key: str) -> bool:
+    """Whether the user may have the key, as it may when the folder's sync failed: then its profile is worth something."""
+    try:
+        user = access_file(store).load().users.get(name)
+    except StoreError:
+        return True
+    return user is not None and public_key in user.keys
 
 
 def tell_profile(made: Made, name: str, output: Path | None) -> None:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from commitmq.coordination import requests, topic_rules
 from commitmq.coordination.allocation_table import MAX_STRATEGY_CHARACTERS, AllocationTable
 from commitmq.coordination.answers import Answer, Fields, Operations
@@ -44,6 +46,8 @@ class GroupOperations:
         self._shares = shares
         self._broker_name = broker_name
         self._log = get_log("coordinator")
+        self.who: Callable[[], str | None] = lambda: None
+        """The user of the request that is handled at the moment; None for nobody."""
         self.operations: Operations = {
             "group.join": self._join,
             "group.heartbeat": self._heartbeat,
@@ -72,7 +76,19 @@ class GroupOperations:
         named = requests.optional_text(header, "strategy", MAX_STRATEGY_CHARACTERS)
         strategy = None if named is None else AllocationTable(named, self._broker_name)
         self._shares.check_assigned(group, now_ms)
+        user = self.who() or ""
+        membership = self._groups.membership(group)
+        known = None if membership is None else membership.members.get(member)
+        if (
+            known is not None and user and known.user != user
+        ):  # (the node's own account, and its processes, have no user)
+            raise ProtocolError(
+                "FENCED", f"group {group}: {member!r} is the name of another user's consumer: choose another"
+            )
         view = self._groups.join(group, member, wanted, owned, timeout_ms, now_ms, generation, instance, strategy)
+        joined = self._groups.membership(group)
+        assert joined is not None
+        joined.members[member].user = user
         # The retry topic is read without a filter: its messages have passed one, or come from an ordered consumer.
         filtered = [name for name in wanted if name != RETRY_PREFIX + group]
         self._subscriptions.join(group, filtered, expression if kind == SQL else None)

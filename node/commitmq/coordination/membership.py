@@ -85,8 +85,8 @@ class Member:
     owned: frozenset[Queue] = frozenset()  # as in its last request
     anew: dict[Queue, int] = field(default_factory=dict)  # see :mod:`commitmq.coordination.resets`
     instance: str = ""  # the instance of this name that joined last
-    # The generation of the session's first answer. Until the member has read it, its claims are of an earlier time.
-    since: int = 0
+    user: str = ""  # whose consumer it is
+    since: int = 0  # the generation of the session's first answer; until the member has read it, its claims are older
     size_bytes: int = 0  # its approximate memory
     told: View | None = None  # its last answer
     told_at: int = -1  # the group's count of changes at that answer, which holds while the count is the same

@@ -130,6 +130,7 @@ class Service:
         group_operations = GroupOperations(
             self.groups, self.topics, self.subscriptions, self.listing, shares, config.network.broker_name
         )
+        group_operations.who = lambda: self.makers.who()
         offset_operations = OffsetOperations(self.offsets, self.groups, self.topics, self._ends, shares)
         self.clients = ClientOperations(self.groups)
         self._operations: Operations = {

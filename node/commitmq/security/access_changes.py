@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.security.access_table import AccessTable
 from commitmq.security.audit import AuditLimits, AuditLog
@@ -26,8 +27,14 @@ def this_account() -> Actor:
 
 
 @contextlib.contextmanager
-def written_down(root: Path, actor: Actor, before: AccessTable, after: AccessTable) -> Iterator[None]:
-    """Write to the audit log of the store in ``root`` what the block is going to change; needs the lock of the users."""
+def written_down(
+    root: Path, actor: Actor, before: AccessTable, after: AccessTable, is_made: Callable[[], bool]
+) -> Iterator[None]:
+    """Write to the audit log of the store in ``root`` what the block is going to change; needs the lock of the users.
+
+    ``is_made``: whether the change is there, although the block raised. Raises StoreError where the audit log cannot be
+    written: nobody would see that there was a change.
+    """
     events = [*_users(actor, before, after), *_policies(actor, before, after)]
     # Only the store's owner changes users, with a sync for each change, and every line counts.
     limits = AuditLimits(changes_per_second=len(events), user_bytes_per_second=_MOST_BYTES)
@@ -36,10 +43,15 @@ def written_down(root: Path, actor: Actor, before: AccessTable, after: AccessTab
         for one in events:
             log.write(one)
         try:
+            if log.lost:
+                raise StoreError(f"users stay as they are, because the change cannot be written down: {log.fault}")
             yield
         except Exception as error:
             for one in events:
-                log.failed(one, str(error))
+                if is_made():
+                    log.write(replace(one, reason=f"made, but a power cut may take it back: {error}"))
+                else:
+                    log.failed(one, str(error))
             raise
     finally:
         log.close()

@@ -94,7 +94,7 @@ class AccessFile:
                 if table.is_open and not former.is_open:
                     raise StoreError("the last user stays: without users everybody would be let in", path=self.path)
                 data = orjson.dumps(table.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-                with written_down(self._root, by or this_account(), former, table):
+                with written_down(self._root, by or this_account(), former, table, lambda: self._holds(data)):
                     atomic_file.replace(self.path, data, "acl", mode=_MODE)
                 if not table.is_open and not self._configured.exists():
                     with disk.opened(self._configured, os.O_WRONLY | os.O_CREAT, "acl_configured", _MODE):
@@ -103,6 +103,12 @@ class AccessFile:
                 return table
         except OSError as error:
             raise kind_of(error)(f"cannot change the file of users: {error.strerror}", path=self.path) from error
+
+    def _holds(self, data: bytes) -> bool:
+        try:
+            return self.path.read_bytes() == data
+        except OSError:
+            return False
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -97,6 +97,11 @@ class AuditLog:
         """Why lines cannot be written at present; empty when they can."""
         return next(iter(self._faults.values()), "")
 
+    @property
+    def lost(self) -> int:
+        """Lines that could not be written; the next one that can says so."""
+        return sum(one.lost for one in self._chains)
+
     # ------------------------------------------------------------ what is written
 
     def write(self, event: Event) -> None:

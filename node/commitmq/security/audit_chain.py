@@ -41,7 +41,7 @@ class AuditChain:
         self._size = self._number = self._first = self._junk = 0
         self._previous = ""
         self._is_resumed = self._ends_open = False
-        self._lost = 0
+        self.lost = 0
         self._full_files: list[int] = []  # descriptors, for their last sync
         self._to_remove: list[Path] = []
         self._has_new_name = self._is_new = False
@@ -54,10 +54,10 @@ class AuditChain:
                 self._turn_over()
             written = self._put(members)
         except OSError as error:
-            self._lost += 1
+            self.lost += 1
             self._say("write", f"cannot write the audit log {self.path}: {error.strerror}")
             return 0
-        self._lost = 0
+        self.lost = 0
         self._is_new = True
         self._say("write", "")
         return written
@@ -99,7 +99,7 @@ class AuditChain:
     def _put(self, members: dict[str, Any]) -> int:
         begin = b"\n" if self._ends_open else b""
         junk = self._junk + len(begin) if self._junk else 0
-        marks = {name: value for name, value in (("torn", junk), ("lost", self._lost)) if value}
+        marks = {name: value for name, value in (("torn", junk), ("lost", self.lost)) if value}
         line = encoded({**members, **marks}, self._number + 1, self._previous, time.time_ns())
         data = begin + line
         written = os.write(self._fd, failpoints.clip("audit.write", data) if failpoints.ACTIVE else data)

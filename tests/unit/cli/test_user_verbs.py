@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from commitmq import failpoints
 from commitmq.cli import output
 from commitmq.cli.main import main
 
@@ -142,6 +143,23 @@ def test_verbs_of_a_node_ask_before_they_reach_it(
     with pytest.raises(SystemExit):
         main([*words, "--node", "tcp://127.0.0.1:1"])
     assert asked == [question]
+
+
+def test_a_rotation_that_failed_can_be_repeated(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("keys", "init")
+    node, out = ("--node", "db.example:7310"), ("--output", str(tmp_path / "new.toml"))
+    run("user", "key", "new", "clerk", *node)
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "ACTIVE", True)
+        patch.setattr(failpoints, "_points", failpoints.parse("disk.replace.acl:before=errno:ENOSPC"))
+        run("user", "key", "rotate", "clerk", *node, *out, code=74)
+    assert not (tmp_path / "new.toml").exists(), "the profile of a key that the node does not know"
+    run("user", "key", "rotate", "clerk", *node, *out)
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "ACTIVE", True)
+        patch.setattr(failpoints, "_points", failpoints.parse("disk.sync_folder.acl:before=errno:ENOSPC"))
+        run("user", "key", "rotate", "clerk", *node, "--output", str(tmp_path / "newer.toml"), code=74)
+    assert (tmp_path / "newer.toml").exists(), "the node knows this key"
 
 
 def test_the_profile_of_a_new_user_can_be_json(run: Run, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 
 from commitmq import failpoints
@@ -94,6 +95,35 @@ def test_an_error_leaves_the_old_users_or_the_new(tmp_path: Path, point: str) ->
     assert names(tmp_path) in (["ann"], ["ann", "bob"])
     add(file, "bob")
     assert names(tmp_path) == ["ann", "bob"]
+
+
+def audited(root: Path) -> list[tuple[str, str, str]]:
+    lines = (root / "commitmq" / "audit" / "users.jsonl").read_bytes().splitlines()
+    return [(one["resource"], one["decision"], one.get("reason", "")) for one in map(orjson.loads, lines)]
+
+
+def test_the_audit_log_says_whether_a_change_that_failed_is_there(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path)
+    add(file, "ann")
+    with active("disk.replace.acl:before=errno:EIO"), pytest.raises(StoreError):
+        add(file, "bob")
+    with active("disk.sync_folder.acl:before=errno:EIO"), pytest.raises(StoreError):
+        add(file, "eve")
+    assert names(tmp_path) == ["ann", "eve"]
+    bob, failed, eve, made = audited(tmp_path)[1:]
+    assert (bob[:2], failed[:2]) == (("User:bob", "allowed"), ("User:bob", "failed"))
+    assert (eve[:2], made[:2]) == (("User:eve", "allowed"), ("User:eve", "allowed"))
+    assert "a power cut may take it back" in made[2]
+
+
+def test_a_change_that_nobody_would_see_is_not_made(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path)
+    add(file, "ann")
+    with active("disk.open.audit:before=errno:ENOSPC"), pytest.raises(StoreError, match="cannot be written down"):
+        add(file, "ghost")
+    assert names(tmp_path) == ["ann"]
+    add(file, "bob")
+    assert [one[0] for one in audited(tmp_path)] == ["User:ann", "User:bob"]
 
 
 def _die(root: Path, point: str) -> None:

@@ -58,6 +58,10 @@ class Access:
             return self._refuse(connection, command, name, _WRONG if name else "the request has no AccessKey")
         if not user.is_enabled:
             return self._refuse(connection, command, name, f"user {name} is disabled")
+        if connection.user not in ("", name):
+            # Its groups, and requests that still wait, would be judged by the rights of whoever signed last.
+            reason = "this connection is another user's; a user needs a connection of its own"
+            return self._refuse(connection, command, name, reason)
         needs = needs_of(command, self._cluster)
         if user.is_super:
             needs = needs or []
@@ -80,10 +84,10 @@ class Access:
         return None
 
     def asks(self, connection: Connection) -> bool:
-        """Whether rights count for the user of ``connection``: there are users, and it is no super user."""
+        """Whether rights count for the user of ``connection``: there are users, and it is no super user that is enabled."""
         table = self._live.table()
         user = table.users.get(connection.user)
-        return not table.is_open and (user is None or not user.is_super)
+        return not table.is_open and (user is None or not (user.is_super and user.is_enabled))
 
     def may(self, connection: Connection, topic: str, actions: Actions) -> bool:
         """Whether the user of ``connection`` may do one of ``actions`` on ``topic``."""

@@ -40,6 +40,7 @@ from commitmq_plugins.rocketmq.remoting.headers.groups import (
     GroupTopicRequestHeader,
     ProducerGroupRequestHeader,
 )
+from commitmq_plugins.rocketmq.remoting.headers.header import Header
 from commitmq_plugins.rocketmq.remoting.headers.reading import GetConsumerStatusRequestHeader
 from commitmq_plugins.rocketmq.remoting.headers.topics import TopicRequestHeader
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
@@ -159,18 +160,18 @@ class AdminClients:
     async def running_info(self, connection: Connection, command: Command) -> Command:
         """Request 307."""
         header = GetConsumerRunningInfoRequestHeader.decode(command.ext_fields)
-        return await self._relay(command, header.consumer_group, header.client_id, dict(command.ext_fields), b"")
+        return await self._relay(command, header.consumer_group, header.client_id, header, b"")
 
     async def consume_directly(self, connection: Connection, command: Command) -> Command:
         """Request 309: a client handles one message now."""
         header = ConsumeMessageDirectlyResultRequestHeader.decode(command.ext_fields)
-        fields = {**command.ext_fields, "brokerName": self._node.config.network.broker_name}
+        header.broker_name = self._node.config.network.broker_name
         topic = self._topics.get(header.topic) if header.topic else None
         if topic is not None:
-            fields["topicSysFlag"] = str(topic.sys_flag)
+            header.topic_sys_flag = topic.sys_flag
         try:
             answer = await self._node.ask("coordinator", "group.config", group=header.consumer_group)
-            fields["groupSysFlag"] = str(answer["config"].get("groupSysFlag", 0))
+            header.group_sys_flag = int(answer["config"].get("groupSysFlag", 0))
             _, offset = parse_offset_message_id(header.msg_id or "")
             line = self._node.line("reader-0")
             _, frames = await self._node.exchange(line, "view", {"physical_offset": offset})
@@ -184,16 +185,17 @@ class AdminClients:
             if error.code != "GROUP_NOT_EXIST":
                 return command.answer(ResponseCode.SYSTEM_ERROR, error.message)
             frames = []
-        return await self._relay(command, header.consumer_group, header.client_id or "", fields, b"".join(frames))
+        return await self._relay(command, header.consumer_group, header.client_id or "", header, b"".join(frames))
 
-    async def _relay(
-        self, command: Command, group: str, client_id: str, fields: dict[str, str], body: bytes
-    ) -> Command:
+    async def _relay(self, command: Command, group: str, client_id: str, header: Header, body: bytes) -> Command:
+        """Ask the client, with the fields of ``header`` and no other field of the request: with its signature the client could
+        act as the one who asks. (RocketMQ's broker passes all of them on.)
+        """
         link = self._clients.registry.member(group, client_id)
         if link is None:
             return command.answer(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
         try:
-            answer = await link.request(request(RequestCode(command.code), fields, body), _RELAY_S)
+            answer = await link.request(request(RequestCode(command.code), header.encode(), body), _RELAY_S)
         except (PeerGoneError, PeerSilentError) as error:
             remark = f"consumer <{group}> <{client_id}> Timeout: {error}"
             return command.answer(ResponseCode.CONSUME_MSG_TIMEOUT, remark)

@@ -118,7 +118,9 @@ class AdminGroups:
     async def one(self, connection: Connection, command: Command) -> Command:
         """Request 352. Where groups are made by themselves, an unknown one is made."""
         group = GroupRequestHeader.decode(command.ext_fields).group
-        fields: dict[str, Any] = {"set": {}} if self._node.config.groups.auto_create else {}
+        fields: dict[str, Any] = {}
+        if self._node.config.groups.auto_create:
+            fields = {"set": {}, **self._node.on_behalf_of("group.config", connection.user, connection.peer[0])}
         try:
             answer = await self._node.ask("coordinator", "group.config", group=group, **fields)
         except ProtocolError as error:

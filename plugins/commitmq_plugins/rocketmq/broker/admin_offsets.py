@@ -7,6 +7,9 @@ import time
 from typing import Any
 
 from commitmq.errors import ProtocolError
+from commitmq.format.constants import RETRY_PREFIX
+from commitmq.security.needs import SUB_GET, SUB_UPDATE
+from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.admin_queues import Queues
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
@@ -31,11 +34,11 @@ class AdminOffsets:
 
     def __init__(
         self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, pulls: Pulls, queues: Queues,
-        counting: Counting, address: str
+        counting: Counting, access: Access, address: str
     ) -> None:  # fmt: skip
         self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
         self._pulls, self._queues, self._counting = pulls, queues, counting
-        self._address = address
+        self._access, self._address = access, address
         self._broker_name = node.config.network.broker_name
         self._stats: dict[bool, asyncio.Future[bytes]] = {}
         self.handlers: dict[RequestCode, Handler] = {
@@ -88,13 +91,17 @@ class AdminOffsets:
                 wanted = [topic for topic in wanted if self._subscribes(group, topic)]
             for topic in dict.fromkeys(wanted):
                 config = self._topics.get(topic)
-                if config is not None:
+                if config is not None and self._may_see(connection, group, topic):
                     progress = await self._progress(group, topic, config.read_queues)
                     found.offset_table |= progress.offset_table
                     found.consume_tps += progress.consume_tps
         except ProtocolError as error:
             return command.answer(*refusal_of(error))
         return command.answer(body=found.encode())
+
+    def _may_see(self, connection: Connection, group: str, topic: str) -> bool:
+        """Whether a user that may see ``group`` may see where it is in ``topic``; the group's own retries belong to it."""
+        return topic == RETRY_PREFIX + group or self._access.may(connection, topic, SUB_GET)
 
     async def broker_stats(self, connection: Connection, command: Command) -> Command:
         """Request 317: the progress of all groups. All who ask meanwhile get one answer: it has a question for each group."""
@@ -201,12 +208,15 @@ class AdminOffsets:
         only = (header.topic or "").strip()
         try:
             await self._offsets.settle(header.src_group)
-            entries = []
+            entries: list[tuple[str, int, int]] = []
             for topic, queue, offset in await offsets_of_group(self._node, header.src_group):
                 if (only and topic != only) or self._topics.get(topic) is None:
                     continue
                 if header.offline or self._subscribes(header.src_group, topic):
-                    entries.append([topic, queue, offset])
+                    entries.append((topic, queue, offset))
+            topics = dict.fromkeys(topic for topic, _, _ in entries)
+            if (refused := self._access.lacks(connection, command, topics, SUB_UPDATE)) is not None:
+                return refused
             if entries:
                 await self._node.ask("coordinator", "offset.commit", group=header.dest_group, offsets=entries,
                                      reset=True, running=True, partial=True)  # fmt: skip

@@ -6,6 +6,8 @@ import time
 from typing import Any, Final
 
 from commitmq.errors import ProtocolError
+from commitmq.format.constants import RETRY_PREFIX
+from commitmq.semantics.retry import pop_retry_topic
 from commitmq.store.metadata.topic_name import is_send_forbidden
 from commitmq_plugins.rocketmq.broker.admin_queues import Queues
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
@@ -137,8 +139,12 @@ class AdminTopics:
             return command.answer(ResponseCode.INVALID_PARAMETER, refused)
         try:
             described = await self._node.ask("coordinator", "topic.describe", topic=name)
-            groups = described["topic"]["groups"]
-            for one in [name, *(f"%RETRY%{group}{mark}{name}" for group in groups for mark in "+_")]:
+            names = [name]
+            for group in described["topic"]["groups"]:
+                names += [pop_retry_topic(name, group, v2=True)]
+                if not await self._is_group(f"{group}_{name}"):  # whose own retry topic has the name of the other form
+                    names += [pop_retry_topic(name, group)]
+            for one in names:
                 if self._topics.get(one) is not None:
                     await self._node.ask("coordinator", "topic.delete", topic=one, timeout_s=_DELETE_S)
         except ProtocolError as error:
@@ -146,6 +152,18 @@ class AdminTopics:
                 return command.answer(*refusal_of(error))
         await self._registration.settle()
         return command.answer()
+
+    async def _is_group(self, name: str) -> bool:
+        """Raises ProtocolError."""
+        if self._topics.get(RETRY_PREFIX + name) is None:
+            return False
+        try:
+            await self._node.ask("coordinator", "group.config", group=name)
+        except ProtocolError as error:
+            if error.code != "GROUP_NOT_EXIST":
+                raise
+            return False
+        return True
 
     # ------------------------------------------------------------ questions
 

@@ -28,11 +28,13 @@ class LockRequests:
         body = LockBatchRequestBody.decode(command.body)
         wanted = [(one.topic, one.queue_id) for one in body.queues]
         now_ms = time.monotonic_ns() // 1_000_000
-        taken = self._locks.lock(body.consumer_group, body.client_id, wanted, now_ms, place_of(connection.peer[0]))
+        owner = connection.user, body.client_id
+        taken = self._locks.lock(body.consumer_group, owner, wanted, now_ms, place_of(connection.peer[0]))
         return command.answer(body=lock_answer(MessageQueue(topic, self._broker_name, queue) for topic, queue in taken))
 
     def unlock(self, connection: Connection, command: Command) -> Command:
         """Request 42."""
         body = LockBatchRequestBody.decode(command.body)
-        self._locks.unlock(body.consumer_group, body.client_id, [(one.topic, one.queue_id) for one in body.queues])
+        owner = connection.user, body.client_id
+        self._locks.unlock(body.consumer_group, owner, [(one.topic, one.queue_id) for one in body.queues])
         return command.answer()

@@ -1,8 +1,8 @@
 """Locks of ordered queues (remoting 6.4). Pure: no socket, no clock.
 
-A lock belongs to a client of a group and lasts ``lease_ms`` after its last renewal. Locks are memory only, as in RocketMQ:
-after a restart the first client that asks has the lock. No place, as an address, holds more than ``max_of_place``: one client
-cannot keep all others from locking.
+A lock belongs to a client of a group, which is its user and its id, and lasts ``lease_ms`` after its last renewal. Locks are
+memory only, as in RocketMQ: after a restart the first client that asks has the lock. No place, as an address, holds more than
+``max_of_place``: one client cannot keep all others from locking.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ _PAUSE_MS: Final = 1_000
 """Between two looks at all locks: a client that has all it may have can ask as often as it wants."""
 
 Queue = tuple[str, int]
+Owner = tuple[str, str]
+"""User, empty where the node asks for none, and client id, which is the client's own choice."""
+_NOBODY: Final[Owner] = ("", "")
 
 
 class QueueLocks:
@@ -23,7 +26,7 @@ class QueueLocks:
 
     def __init__(self, lease_ms: int = LEASE_MS, max_locks: int = 200_000, max_of_place: int = 200_000) -> None:
         self._lease_ms, self._max, self._max_of_place = lease_ms, max_locks, max_of_place
-        self._groups: dict[str, dict[Queue, tuple[str, int, str]]] = {}
+        self._groups: dict[str, dict[Queue, tuple[Owner, int, str]]] = {}
         self._places: Counter[str] = Counter()
         self._count = 0
         self._expired_ms = -_PAUSE_MS
@@ -31,15 +34,15 @@ class QueueLocks:
     def __len__(self) -> int:
         return self._count
 
-    def lock(self, group: str, client_id: str, queues: Iterable[Queue], now_ms: int, place: str = "") -> list[Queue]:
-        """The queues of ``queues`` that ``client_id`` has now. No more than ``max_locks`` are kept in all."""
+    def lock(self, group: str, owner: Owner, queues: Iterable[Queue], now_ms: int, place: str = "") -> list[Queue]:
+        """The queues of ``queues`` that ``owner`` has now. No more than ``max_locks`` are kept in all."""
         table = self._groups.setdefault(group, {})
         taken = []
         for queue in queues:
-            owner, at, made_at = table.get(queue, ("", -self._lease_ms - 1, place))
-            if owner and owner != client_id and now_ms - at <= self._lease_ms:
+            holder, at, made_at = table.get(queue, (_NOBODY, -self._lease_ms - 1, place))
+            if holder not in (_NOBODY, owner) and now_ms - at <= self._lease_ms:
                 continue
-            if not owner:
+            if queue not in table:
                 if self._is_full(place) and now_ms - self._expired_ms >= _PAUSE_MS:
                     self.expire(now_ms)
                     table = self._groups.setdefault(group, table)
@@ -47,17 +50,17 @@ class QueueLocks:
                     break
                 self._count += 1
                 self._places[place] += 1
-            table[queue] = client_id, now_ms, made_at
+            table[queue] = owner, now_ms, made_at
             taken.append(queue)
         if not table:
             self._groups.pop(group, None)
         return taken
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[Queue]) -> None:
-        """Remove the locks of ``client_id``; those of others stay."""
+    def unlock(self, group: str, owner: Owner, queues: Iterable[Queue]) -> None:
+        """Remove the locks of ``owner``; those of others stay."""
         table = self._groups.get(group, {})
         for queue in queues:
-            if table.get(queue, ("",))[0] == client_id:
+            if table.get(queue, (_NOBODY,))[0] == owner:
                 self._drop(table, queue)
         if not table:
             self._groups.pop(group, None)
@@ -78,7 +81,7 @@ class QueueLocks:
     def _is_full(self, place: str) -> bool:
         return self._count >= self._max or self._places[place] >= self._max_of_place
 
-    def _drop(self, table: dict[Queue, tuple[str, int, str]], queue: Queue) -> None:
+    def _drop(self, table: dict[Queue, tuple[Owner, int, str]], queue: Queue) -> None:
         place = table.pop(queue)[2]
         self._count -= 1
         self._places[place] -= 1

@@ -125,7 +125,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         groups,
         AdminTopics(node, topics, queues, registration, counting),
         AdminClients(node, topics, clients, access, address),
-        AdminOffsets(node, topics, clients, offsets, pulls, queues, counting, address),
+        AdminOffsets(node, topics, clients, offsets, pulls, queues, counting, access, address),
         AdminBroker(node, broker_config, counting, queues),
         AdminUsers(users),
         clients,

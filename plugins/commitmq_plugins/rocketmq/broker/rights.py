@@ -35,7 +35,7 @@ from commitmq_plugins.rocketmq.remoting.bodies.locks import LockBatchRequestBody
 from commitmq_plugins.rocketmq.remoting.bodies.pop import QueryAssignmentRequestBody, decode_batch_acks
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
 from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.fastjson import as_text, load_object
+from commitmq_plugins.rocketmq.remoting.fastjson import as_list, as_object, as_text, load_object
 
 Needs: TypeAlias = Callable[[Command, str], Iterator[Need]]
 
@@ -142,6 +142,22 @@ def _group_config(command: Command, cluster: str) -> Iterator[Need]:
     yield Resource(ResourceType.GROUP, name), CREATE | UPDATE
 
 
+def _topic_list(command: Command, cluster: str) -> Iterator[Need]:
+    """All topics, and each that is named: an entry may except one of them."""
+    yield Resource(ResourceType.TOPIC, ALL_NAMES), CREATE
+    for one in as_list(load_object(command.body).get("topicConfigList"), "topicConfigList"):
+        yield from topic_needs(as_text(as_object(one, "a topic").get("topicName"), "topicName"), CREATE)
+
+
+def _group_list(command: Command, cluster: str) -> Iterator[Need]:
+    yield Resource(ResourceType.GROUP, ALL_NAMES), CREATE | UPDATE
+    for one in as_list(load_object(command.body).get("groupConfigList"), "groupConfigList"):
+        yield (
+            Resource(ResourceType.GROUP, as_text(as_object(one, "a group").get("groupName"), "groupName")),
+            CREATE | UPDATE,
+        )
+
+
 def _clone(command: Command, cluster: str) -> Iterator[Need]:
     fields = command.ext_fields
     yield Resource(ResourceType.GROUP, fields.get("srcGroup", "")), SUB_GET
@@ -201,7 +217,7 @@ _TABLE: Final[dict[int, Needs]] = {
     _RC.QUERY_ASSIGNMENT: _assignment,
     # topics
     _RC.UPDATE_AND_CREATE_TOPIC: _fields(("topic", CREATE)),
-    _RC.UPDATE_AND_CREATE_TOPIC_LIST: _all(ResourceType.TOPIC, CREATE),
+    _RC.UPDATE_AND_CREATE_TOPIC_LIST: _topic_list,
     _RC.DELETE_TOPIC_IN_BROKER: _fields(("topic", DELETE)),
     _RC.GET_TOPIC_CONFIG: _fields(("topic", GET)),
     _RC.GET_TOPIC_STATS_INFO: _fields(("topic", GET)),
@@ -212,7 +228,7 @@ _TABLE: Final[dict[int, Needs]] = {
     _RC.RESUME_CHECK_HALF_MESSAGE: _all(ResourceType.TOPIC, UPDATE),
     # groups
     _RC.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _group_config,
-    _RC.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _all(ResourceType.GROUP, CREATE | UPDATE),
+    _RC.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _group_list,
     _RC.DELETE_SUBSCRIPTIONGROUP: _fields(group=("groupName", DELETE)),
     _RC.GET_SUBSCRIPTIONGROUP_CONFIG: _fields(group=("group", GET)),
     _RC.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _all(ResourceType.GROUP, LIST),

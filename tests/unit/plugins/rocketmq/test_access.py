@@ -16,6 +16,7 @@ from commitmq.log import get_log
 from commitmq.security.access_file import AccessFile
 from commitmq.security.access_table import AccessTable
 from commitmq.security.live_access import LiveAccess
+from commitmq.security.needs import PUB
 from commitmq.security.policy import Entry, Policies
 from commitmq.security.resource import Resource, ResourceType
 from commitmq.security.signature import ACCESS_KEY, SIGNATURE, sign
@@ -120,6 +121,18 @@ def needs(code: RequestCode, fields: dict[str, str] | None = None, body: Any = N
             ["Group:g Sub", "Topic:t Sub"],
         ),
         (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, {"groupName": "g"}, ["Group:g Create|Update"]),
+        (
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+            {},
+            {"topicConfigList": [{"topicName": "t"}, {"topicName": "%RETRY%g"}]},
+            ["Topic:* Create", "Topic:t Create", "Group:g Create"],
+        ),
+        (
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+            {},
+            {"groupConfigList": [{"groupName": "g"}]},
+            ["Group:* Create|Update", "Group:g Create|Update"],
+        ),
         (RequestCode.GET_BROKER_CONFIG, {}, None, ["Cluster:DefaultCluster Get"]),
         (RequestCode.UPDATE_BROKER_CONFIG, {}, None, ["Cluster:DefaultCluster Update"]),
     ],
@@ -204,6 +217,35 @@ def test_super_users_may_send_everything_and_disabled_ones_nothing(tmp_path: Pat
     found = access(tmp_path / "b", "* All", is_super=True, is_enabled=False)
     assert refused(found, signed(RequestCode.SEND_MESSAGE_V2, SEND)) == "user ann is disabled"
     assert refused(found, signed(RequestCode.SEND_MESSAGE_V2, SEND, "another-secret")) == "check signature failed"
+
+
+def test_a_connection_has_one_user(tmp_path: Path) -> None:
+    """What waits on a connection, or is pushed over it, is judged by its user: the rights of another must not come to it."""
+    found = access(tmp_path, "Topic:orders Pub", is_super=True)
+
+    def bob(table: AccessTable) -> None:
+        table.users["bob"] = User("bob", Secret(SECRET))
+        table.policies["bob"] = table.policies["ann"]
+
+    AccessFile(tmp_path).change(bob)
+    found = Access(LiveAccess(AccessFile(tmp_path), get_log("test")), CLUSTER, get_log("test"))
+    peer = cast("Any", Peer())
+    send = signed(RequestCode.SEND_MESSAGE_V2, SEND, name="bob")
+    assert found.refusal(peer, send) is None
+    answer = found.refusal(peer, signed(RequestCode.SEND_MESSAGE_V2, SEND))
+    assert answer is not None
+    assert (answer.code, peer.user) == (ResponseCode.NO_PERMISSION, "bob")
+    assert "another user's" in str(answer.remark)
+    assert found.refusal(peer, send) is None
+
+
+def test_a_disabled_super_user_has_no_rights_to_what_is_pushed(tmp_path: Path) -> None:
+    peer = cast("Any", Peer())
+    peer.user = "ann"
+    assert access(tmp_path / "a", is_super=True).may(peer, "orders", PUB)
+    found = access(tmp_path / "b", "* All", is_super=True, is_enabled=False)
+    assert found.asks(peer)
+    assert not found.may(peer, "orders", PUB)
 
 
 def test_clients_up_to_4_9_3_add_a_field_after_they_have_signed(tmp_path: Path) -> None:

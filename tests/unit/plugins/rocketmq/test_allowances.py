@@ -129,13 +129,13 @@ def test_a_connection_and_an_address_are_in_so_many_groups() -> None:
 def test_no_place_has_more_than_its_share_of_the_locks() -> None:
     locks = QueueLocks(lease_ms=1_000, max_locks=10, max_of_place=4)
     queues = [("t", queue) for queue in range(20)]
-    assert len(locks.lock("g", "greedy", queues, 0, "here")) == 4
-    assert len(locks.lock("g2", "greedy@2", queues, 0, "here")) == 0
-    assert len(locks.lock("other", "good", queues[:4], 0, "there")) == 4
-    assert len(locks.lock("g", "greedy", queues[:4], 900, "here")) == 4  # it renews what it has
-    locks.unlock("g", "greedy", queues[:1])
-    assert len(locks.lock("g2", "greedy@2", queues, 900, "here")) == 1
-    assert len(locks.lock("g3", "greedy@3", queues, 2_000, "here")) == 4, "locks that are over make room"
+    assert len(locks.lock("g", ("", "greedy"), queues, 0, "here")) == 4
+    assert len(locks.lock("g2", ("", "greedy@2"), queues, 0, "here")) == 0
+    assert len(locks.lock("other", ("", "good"), queues[:4], 0, "there")) == 4
+    assert len(locks.lock("g", ("", "greedy"), queues[:4], 900, "here")) == 4  # it renews what it has
+    locks.unlock("g", ("", "greedy"), queues[:1])
+    assert len(locks.lock("g2", ("", "greedy@2"), queues, 900, "here")) == 1
+    assert len(locks.lock("g3", ("", "greedy@3"), queues, 2_000, "here")) == 4, "locks that are over make room"
     assert len(locks) == 4
 
 

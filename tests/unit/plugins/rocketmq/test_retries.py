@@ -171,7 +171,7 @@ def test_a_plain_send_of_a_group_that_holds_a_lock_is_redirected_at_once() -> No
     """Its consumers receive in order; a lock that is over does not count."""
     stage = Stage()
     now_ms = time.monotonic_ns() // 1_000_000
-    stage.locks.lock("g", "client", [("orders", 0)], now_ms - 61_000)
+    stage.locks.lock("g", ("", "client"), [("orders", 0)], now_ms - 61_000)
     assert stage.send(0).topic == "%RETRY%g"
-    stage.locks.lock("g", "client", [("orders", 0)], now_ms)
+    stage.locks.lock("g", ("", "client"), [("orders", 0)], now_ms)
     assert stage.send(0).topic == "%DLQ%g"
