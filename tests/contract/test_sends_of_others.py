@@ -64,14 +64,14 @@ def test_a_reply_goes_to_the_reply_topic(robbed: Robbed) -> None:
     signed = robbed.signed
 
     async def talk() -> None:
-        async with connected(robbed.port) as robber:
+        async with connected(robbed.port) as robber, connected(robbed.port) as owner:
             for code in (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2):
                 for more in ({}, {"REPLY_TO_CLIENT": "commitmq@abc@0"}):
                     for topic in ("secrets", "%RETRY%others", "%DLQ%others", *OBEYED):
                         answer = await robber.ask(signed(reply(code, topic, {"UNIQ_KEY": "F1", **more})))
                         assert answer.code == ResponseCode.NO_PERMISSION, (topic, answer.code, answer.remark)
                     for topic in OBEYED:  # whoever sends
-                        answer = await robber.ask(signed(reply(code, topic, {"UNIQ_KEY": "F1", **more}), "owner"))
+                        answer = await owner.ask(signed(reply(code, topic, {"UNIQ_KEY": "F1", **more}), "owner"))
                         assert answer.code == ResponseCode.NO_PERMISSION, (topic, answer.code, answer.remark)
             answer = await robber.ask(
                 signed(reply(RequestCode.SEND_REPLY_MESSAGE, "%RETRY%thieves", {"UNIQ_KEY": "F2"}))
