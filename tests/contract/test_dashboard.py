@@ -343,6 +343,19 @@ def test_a_killed_writer_is_seen(node: Node, visitor: Visitor) -> None:
     assert "SIGKILL" in rows["writer"]["last_exit"]
 
 
+def test_a_drained_node_says_so(node: Node, visitor: Visitor) -> None:
+    def warned() -> bool:
+        return any("drained" in one for one in visitor.read("/overview")["warnings"])
+
+    assert not warned()
+    assert commitmq("drain", "on", "--node", node.address).returncode == 0
+    try:
+        eventually(warned, "the overview says that the node is drained")
+    finally:
+        assert commitmq("drain", "off", "--node", node.address).returncode == 0
+    eventually(lambda: not warned(), "it is no longer")
+
+
 def test_every_page_has_its_landmarks_and_nothing_from_elsewhere(visitor: Visitor) -> None:
     values = {
         "{topic}": "orders",

@@ -64,6 +64,8 @@ def overview(node: Node, _: Nothing) -> Overview:
         status = node.status()
         rows = [row for row in process_rows(status) if not row.is_well]
         warnings += [*status["disk_warnings"], *status["node"]["insecure"]]
+        if status["node"].get("refuses_sends"):
+            warnings.append("the node is drained, and refuses all sends: `commitmq drain off` ends that")
     except CommitMQError as error:
         unknown.append(f"the supervisor did not say how the processes are: {error}")
     behind = [row for row in group_rows(figures) if row.lag_messages]
