@@ -79,12 +79,10 @@ class GroupOperations:
         user = self.who() or ""
         membership = self._groups.membership(group)
         known = None if membership is None else membership.members.get(member)
-        if (
-            known is not None and user and known.user != user
-        ):  # (the node's own account, and its processes, have no user)
-            raise ProtocolError(
-                "FENCED", f"group {group}: {member!r} is the name of another user's consumer: choose another"
-            )
+        # The node's own account, and its processes, have no user.
+        if user and known is not None and known.user != user:
+            sentence = f"group {group}: {member!r} is the name of another user's consumer: choose another"
+            raise ProtocolError("FENCED", sentence)
         view = self._groups.join(group, member, wanted, owned, timeout_ms, now_ms, generation, instance, strategy)
         joined = self._groups.membership(group)
         assert joined is not None
