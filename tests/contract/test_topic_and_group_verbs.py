@@ -17,7 +17,7 @@ import pytest
 from commitmq import Admin, Consumer, GroupNotFoundError, Producer, ProtocolError, ShareConsumer
 from commitmq.cli.main import main
 from commitmq.supervision.exit_codes import CliExit
-from nodes import Node, eventually, start_node
+from nodes import Node, eventually, start_node, wait_until_dispatched
 
 pytestmark = pytest.mark.timeout(120)
 Run = Callable[..., str]
@@ -69,6 +69,7 @@ def test_topics_are_listed_by_kind_and_idle_ones_are_pruned(node: Node, admin: A
         between = time.time()
         time.sleep(1.1)
         producer.send("busy", b"x", queue=1)
+        wait_until_dispatched(node.address)
 
         def idle_since() -> str:
             return f"{int((time.time() - between) * 1000)}ms"
