@@ -35,7 +35,7 @@ from commitmq import (
     Sql,
 )
 from commitmq.client.handling.send_back import DEAD_LEVEL, Answer, Request, SendBack
-from nodes import Node, eventually, start_node
+from nodes import Node, eventually, start_node, wait_until_dispatched
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -88,6 +88,7 @@ def fill(node: Node, topic: str, count: int, **options: Any) -> list[bytes]:
     bodies = [b"%06d" % number for number in range(count)]
     with Producer(node.address) as producer:
         producer.send_batch(topic, bodies, **options)
+    wait_until_dispatched(node.address)  # a group that begins at the end, or asks for its lag, would not know of them
     return bodies
 
 
