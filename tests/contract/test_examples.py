@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from commitmq import Admin, Producer, Reader
-from nodes import Node, environment, start_node
+from nodes import Node, environment, start_node, wait_until_dispatched
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
@@ -49,6 +49,7 @@ def run(node: Node, program: str, *arguments: str) -> list[str]:
 
 def bodies(node: Node, topic: str) -> list[bytes]:
     """The bodies of a topic, in the order of its queues."""
+    wait_until_dispatched(node.address)
     with Admin(node.address) as admin:
         count = sum(high - low for _, low, high, _ in admin.offsets(topic))
     found: list[tuple[int, int, bytes]] = []

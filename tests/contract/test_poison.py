@@ -20,7 +20,7 @@ import pytest
 
 from commitmq import Admin, AsyncConsumer, Consumer, Message, MessageBatch, Producer, Reader, UndecodableBodyError
 from commitmq.protocol.directory import Directory
-from nodes import Node, start_node
+from nodes import Node, start_node, wait_until_dispatched
 
 GARBAGE = b"this is no zlib data"
 CUT_SHORT = zlib.compress(b"only the first half of this arrives" * 10)[:-9]
@@ -55,6 +55,7 @@ def fill(node: Node, topic: str, poisons: dict[int, bytes], count: int = 30) -> 
     finally:
         channel.close()
         directory.close()
+    wait_until_dispatched(node.address)  # so that what is pulled is not divided before the poison, but by it
     return good
 
 
