@@ -40,11 +40,11 @@ def written_down(
     limits = AuditLimits(changes_per_second=len(events), user_bytes_per_second=_MOST_BYTES)
     log = AuditLog(root / "commitmq" / "audit", ROLE, get_log(ROLE), limits, syncs_at_once=True)
     try:
-        for one in events:
-            log.write(one)
         try:
-            if log.lost:
-                raise StoreError(f"users stay as they are, because the change cannot be written down: {log.fault}")
+            for one in events:
+                log.write(one)
+                if log.lost:
+                    raise StoreError(f"users stay as they are, because the change cannot be written down: {log.fault}")
             yield
         except Exception as error:
             for one in events:

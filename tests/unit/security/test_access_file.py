@@ -121,9 +121,16 @@ def test_a_change_that_nobody_would_see_is_not_made(tmp_path: Path) -> None:
     add(file, "ann")
     with active("disk.open.audit:before=errno:ENOSPC"), pytest.raises(StoreError, match="cannot be written down"):
         add(file, "ghost")
+
+    def two(table: AccessTable) -> None:
+        table.users.update({name: User(name, Secret(SECRET)) for name in ("one", "other")})
+
+    with active("disk.open.audit:before=errno:ENOSPC@1"), pytest.raises(StoreError, match="cannot be written down"):
+        file.change(two)  # the second line could be written
     assert names(tmp_path) == ["ann"]
     add(file, "bob")
-    assert [one[0] for one in audited(tmp_path)] == ["User:ann", "User:bob"]
+    found = audited(tmp_path)
+    assert [one[:2] for one in found if one[1] != "failed"] == [("User:ann", "allowed"), ("User:bob", "allowed")]
 
 
 def _die(root: Path, point: str) -> None:
