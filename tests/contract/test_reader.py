@@ -333,6 +333,36 @@ def test_a_consumer_is_not_sent_back_while_the_dispatcher_catches_up(start: Star
     assert (header["status"], header["next_offset"]) == ("OFFSET_OVERFLOW_BADLY", 10)
 
 
+def test_a_seek_to_a_message_that_is_not_dispatched_waits_for_it(start: Start) -> None:
+    """What is acknowledged may be sought at once: the consumer was sent back to the end of what was dispatched."""
+    node, store = start(ten)
+    client = node.client()
+    for body in (b"10", b"11", b"12"):
+        store.put("t", 0, body)
+    node.control.put(Word.WRITTEN, store.end)
+    client.send("pull", topic="t", queue=0, offset=12, wait_ms=20_000)
+    assert client.is_silent(0.3)
+    node.show(store.end)
+    assert bodies(client.receive()) == [b"12"]
+    assert client.pull("t", 0, 15, wait_ms=20_000)[0]["status"] == "OFFSET_OVERFLOW_BADLY"
+
+
+def test_an_offset_behind_the_log_is_told_so_once_the_dispatcher_is_there(start: Start) -> None:
+    node, store = start(ten)
+    client = node.client()
+    store.put("t", 0, b"10")
+    node.control.put(Word.WRITTEN, store.end)
+    header, _ = client.pull("t", 0, 50, wait_ms=300)
+    assert (header["status"], header["next_offset"]) == ("OFFSET_OVERFLOW_ONE", 50)
+    assert client.pull("t", 0, 50)[0]["status"] == "OFFSET_OVERFLOW_BADLY"  # without a wait at once
+    client.send("pull", topic="t", queue=0, offset=50, wait_ms=20_000)
+    assert client.is_silent(0.3)
+    node.show(store.end)
+    node.control.put(Word.WRITTEN, store.end + 1_000)  # whoever keeps sending does not make the answer later
+    header, _ = client.receive()
+    assert (header["status"], header["next_offset"]) == ("OFFSET_OVERFLOW_BADLY", 11)
+
+
 # ---------------------------------------------------------------- long polls
 
 

@@ -51,6 +51,7 @@ class Pull:
     ranges: bool
     wanted: RecordFilter | None
     in_memory: bool = False  # the last read found a memory topic
+    log_end: int = 0  # of the log, when the pull came; known once its offset was beyond its queue's end
     group: str | None = None
     incarnation: int | None = None  # of the wanted topic; None: any incarnation
     deadline_ms: int = 0

@@ -112,12 +112,24 @@ class Pulls:
                 # Only a node that was started anew has fewer messages than a consumer has seen: begin with the first
                 # message.
                 result.next_offset = result.min_offset
-        elif pull.offset > result.max_offset and place.bound < self._ctx.control.get(Word.RECOVERED_END):
-            # After a crash the dispatcher catches up with the log. Messages above this queue's end may have been shown
-            # before: sending the consumer back to that end would make it read them twice.
+        elif pull.offset > result.max_offset and place.bound < self._end_of_log(pull):
+            # The dispatcher has to catch up with the log: after a crash, or behind a message that was just acknowledged.
+            # The queue may grow to this offset. Sending the consumer back to the queue's end would make it read messages
+            # twice, or messages that it has passed over.
             result.status = PullStatus.OFFSET_OVERFLOW_ONE
             result.next_offset = pull.offset
         return result
+
+    def _end_of_log(self, pull: Pull) -> int:
+        """The end of the log when the pull came: beyond it no message can be that its client knows of.
+
+        A pull that does not wait is judged by what recovery found, so that it gets its verdict at once.
+        """
+        if not pull.log_end:
+            control = self._ctx.control
+            written = control.get(Word.WRITTEN) if pull.wait_ms else 0
+            pull.log_end = max(written, control.get(Word.RECOVERED_END))
+        return pull.log_end
 
     def _wanted(self, pull: Pull) -> RecordFilter | None:
         """The pull's filter, with bit maps if its group is known for exactly this expression.
