@@ -18,6 +18,9 @@ from pathlib import Path
 import pytest
 
 from commitmq import Admin, Consumer, Producer
+from commitmq.security.access_file import AccessFile
+from commitmq.security.access_table import AccessTable
+from commitmq.security.user import Secret, User
 from commitmq.supervision.exit_codes import CliExit
 from delays import everything
 from expiring import (
@@ -224,6 +227,10 @@ def test_expiry_meanwhile_harms_neither_side(tmp_path: Path) -> None:
         assert stored.check(again.address) == bases[3], "it was taken again, without what expired"
 
 
+def _add_user(table: AccessTable) -> None:
+    table.users["ann"] = User("ann", Secret.make())
+
+
 @pytest.mark.slow
 def test_what_cannot_be_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with start_node(tmp_path) as node:
@@ -237,7 +244,17 @@ def test_what_cannot_be_is_refused_with_a_sentence(tmp_path: Path) -> None:
         refused(tmp_path / "file", "exists already")
         (tmp_path / "empty").mkdir()
         assert taken(node, tmp_path / "empty")["records"] == 0, "a store without a message"
+        users = node.store / "config/security/acl.json"
+        AccessFile(node.store).change(_add_user)
+        whole = users.read_text()
+        users.write_text("{")
+        refused(tmp_path / "copy", "the file of users is damaged")
+        users.unlink()
+        refused(tmp_path / "copy", "the file of users is missing")
+        assert not (tmp_path / "copy").exists()
+        users.write_text(whole)
+        assert taken(node, tmp_path / "copy")["records"] == 0
         assert node.stop().returncode == 0
-        assert "no node runs" in str(taken(node, tmp_path / "copy", code=CliExit.NODE_UNAVAILABLE)["error"])
+        assert "no node runs" in str(taken(node, tmp_path / "other", code=CliExit.NODE_UNAVAILABLE)["error"])
     with started(Node(tmp_path / "empty")) as again, Producer(again.address) as producer:
         producer.send("t", b"x")

@@ -133,6 +133,8 @@ EXCEPTIONS = {
     ("workers", "supervision.admin_socket"): "how long the supervisor listens at the end",
     ("client", "files.atomic_file"): "a consumer that broadcasts keeps its positions in a file",
     ("client", "files.no_space"): "the same file, on a full disk",
+    ("offline", "security.access_file"): "a snapshot whose users a start would refuse",
+    ("offline", "security.node_keys"): "the same of its keys",
     ("supervision", "semantics.movers"): "which processes start on demand",
     ("plugin", "supervision.roster"): "names that a plugin's process cannot have",
     ("plugin", "workers.runtime.context"): "the context of a plugin's worker, by its public name",

@@ -131,14 +131,14 @@ def _add(
             raise click.UsageError(f"there is a user {checked} already; `commitmq user alter` changes it")
         table.users[checked] = make(table, checked, secret)
 
-    table = access_file(store).change(apply)
     if profile_for is not None:
-        made = give_profile(store, checked, profile_for, output)
+        made = give_profile(store, checked, profile_for, output, apply)
         if as_json:
-            print_json({**_shown(table.users[checked]), **made.to_json(output)})
+            print_json({**_shown(access_file(store).load().users[checked]), **made.to_json(output)})
         else:
             tell_profile(made, checked, output)
         return
+    table = access_file(store).change(apply)
     _tell(table.users[checked], None if secret_stdin else secret, as_json)
     complain_without_keys(store)
 

@@ -152,14 +152,20 @@ class Made(NamedTuple):
         return {"key": self.key, **({"profile": self.text} if output is None else {"output": str(output)})}
 
 
-def give_profile(store: Path, name: str, node: str, output: Path | None) -> Made:
-    """Give user ``name`` a new key beside those it has; the profile is in ``output`` before the node knows the key."""
+def give_profile(
+    store: Path, name: str, node: str, output: Path | None, make: Callable[[AccessTable], None] | None = None
+) -> Made:
+    """Give user ``name`` a new key beside those it has; the profile is in ``output`` before the node knows the key.
+
+    ``make`` adds the user in the same change: a profile that cannot be written leaves no user without one.
+    """
     from commitmq.protocol.profile import Profile
     from commitmq.security.node_keys import KeyPair, load_node_keys
 
     address, of_node, pair = check_profile_for(store, node), load_node_keys(store), KeyPair.make()
     assert of_node is not None
-    known_user(access_file(store).load(), name)
+    if make is None:
+        known_user(access_file(store).load(), name)
     text = Profile(name, address, of_node.public, pair.public, pair.secret.reveal()).text(name)
     if output is not None:
         _write_private(output, text)
@@ -170,7 +176,7 @@ def give_profile(store: Path, name: str, node: str, output: Path | None) -> Made
         return replace(user, keys=(*user.keys, pair.public))
 
     try:
-        _change(store, name, with_key)
+        _change(store, name, with_key, make)
     except Exception:
         if output is not None and not _may_be_known(store, name, pair.public):
             output.unlink(missing_ok=True)  # the profile of a key that nobody knows, which would stop the next try
@@ -195,10 +201,14 @@ def tell_profile(made: Made, name: str, output: Path | None) -> None:
         click.echo(f"profile of user {name}: {output}")
 
 
-def _change(store: Path, name: str, apply: Callable[[User], User]) -> None:
+def _change(
+    store: Path, name: str, apply: Callable[[User], User], make: Callable[[AccessTable], None] | None = None
+) -> None:
     from commitmq.security.user import MAX_KEYS
 
     def changed(table: AccessTable) -> None:
+        if make is not None:
+            make(table)
         user = apply(known_user(table, name))
         if len(user.keys) > MAX_KEYS:
             raise click.UsageError(f"a user has at most {MAX_KEYS} keys; `commitmq user key remove` takes one away")

@@ -32,7 +32,7 @@ from commitmq.security.live_access import LiveAccess
 from commitmq.security.local_users import parse_local_users
 from commitmq.security.native_rights import CHANGES, needs_of
 from commitmq.security.needs import PUB, Actions, topic_need
-from commitmq.security.node_keys import KeyPair, load_node_keys
+from commitmq.security.node_keys import KeyPair, load_node_keys, node_key_path
 from commitmq.store.access import shares_with_group
 
 PROTOCOL: Final = "native"
@@ -260,18 +260,25 @@ def make_guard(
     role: str,
     log: Log,
     *,
-    has_keys: bool,
+    node_key: str,
     audit: AuditLog | None = None,
 ) -> Guard | None:
     """The guard of a process; None where the node has started without keys.
 
-    ``has_keys``: whether it has started with them, so that a file that came or went since changes nothing. Raises StoreError.
+    ``node_key``: the public key that the node has started with, or none, so that a file that came, went or was replaced since
+    changes nothing. Raises StoreError.
     """
-    if not has_keys:
+    if not node_key:
         return None
     keys = load_node_keys(store)
     if keys is None:
         raise StoreError(
             "the node's keys are gone, and without them everybody would be let in: put back a copy", path=store
+        )
+    if keys.public != node_key:
+        raise StoreError(
+            f"the node's keys are not those of its start, and no client expects them: put back the file with the public key"
+            f" {node_key}; or stop the node and start it, and give its clients new profiles",
+            path=node_key_path(store),
         )
     return Guard(context, config, store, keys, role, log, audit)

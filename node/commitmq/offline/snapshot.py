@@ -43,6 +43,8 @@ from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import KINDS, rebuild
 from commitmq.offline.rebuild_check import checked
 from commitmq.offline.snapshot_state import Snapshot, clear, hit, take_state
+from commitmq.security.access_file import AccessFile
+from commitmq.security.node_keys import load_node_keys
 from commitmq.store.access import require_store, umask_of
 from commitmq.store.layout import StoreLayout
 from commitmq.store.queues.queue_ends import QueueEnds
@@ -69,6 +71,7 @@ def snapshot(
     lock = _hold(partial)
     try:
         made = take_state(layout, partial, config, link=link)
+        _check_security(partial)
         hit("snapshot.taken")
         _derive(partial, made, config, progress)
         hit("snapshot.derived")
@@ -104,11 +107,18 @@ def _check(layout: StoreLayout, target: Path) -> None:
         raise StoreError(
             "no node runs on this store: start it, or copy the folder of a stopped one with `cp -a`", path=layout.root
         )
+    _check_security(layout.root)
     if target.is_relative_to(layout.root):
         raise StoreError("a snapshot cannot be in the store itself", path=target)
     if not target.parent.is_dir():
         raise StoreError("there is no such folder", path=target.parent)
     _refuse_existing(target)
+
+
+def _check_security(root: Path) -> None:
+    """A start refuses a file of users or of keys that is gone or damaged: a backup must not wait for its restore to say so."""
+    AccessFile(root).load()
+    load_node_keys(root)
 
 
 def _refuse_existing(target: Path) -> None:

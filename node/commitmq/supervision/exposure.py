@@ -25,8 +25,8 @@ from commitmq.supervision.start_failed import StartFailed
 
 
 class Exposure:
-    """``has_keys``: whether the native protocol's tcp ports ask for keys. ``listeners``, ``warnings``: name and
-    sentence of each listener that a network reaches without authentication or encryption. ``audit``: the supervisor's.
+    """``node_key``: the public key with which the native protocol's tcp ports ask for keys; none if they do not.
+    ``listeners``, ``warnings``: name and sentence of each listener that a network reaches without authentication or encryption. ``audit``: the supervisor's.
     ``vouching_key``: of this start, for the node's processes.
     ``users``: the path of the file of users.
     """
@@ -36,7 +36,7 @@ class Exposure:
         self._allowed = start_rule.allowed_names(config.security.insecure_listeners)
         self.users = self._file.path
         self.audit = audit_log(StoreLayout(store).audit, "supervisor", config, get_log("supervisor"))
-        self.has_keys = False
+        self.node_key = ""
         self.vouching_key = Vouching.draw()
         self.listeners: list[str] = []
         self.warnings: list[str] = []
@@ -47,10 +47,12 @@ class Exposure:
         """With the listener of the node's own protocol, checked as by :meth:`check`; and a file of users that can be used."""
         found = cls(config, store)
         found._file.load()
-        found.has_keys = load_node_keys(store) is not None
+        keys = load_node_keys(store)
+        found.node_key = keys.public if keys is not None else ""
         # Without users nobody gets in over a port with keys.
         remedy = "make node keys (`commitmq keys init`)"
-        found.check([Listener(start_rule.NATIVE, config.network.host, found.has_keys, found.has_keys, remedy=remedy)])
+        has_keys = keys is not None
+        found.check([Listener(start_rule.NATIVE, config.network.host, has_keys, has_keys, remedy=remedy)])
         return found
 
     def security(self) -> dict[str, Any]:
@@ -64,21 +66,26 @@ class Exposure:
         except StoreError as error:
             faults.append(str(error))
         try:
-            now_keys = load_node_keys(self._store) is not None
+            keys = load_node_keys(self._store)
         except StoreError as error:
             faults.append(str(error))
         else:
-            if self.has_keys and not now_keys:
+            if self.node_key and keys is None:
                 faults.append("the node's keys were removed while it runs: from its next start it has none")
-            elif now_keys and not self.has_keys:
+            elif keys is not None and not self.node_key:
                 faults.append("the store has node keys, and the node was started before: stop and start it")
-        return {"users": users, "node_keys": self.has_keys, "faults": faults}
+            elif keys is not None and keys.public != self.node_key:
+                faults.append(
+                    f"the file of the node's keys is another one since its start: put back the one with the public key"
+                    f" {self.node_key}, because a process that starts anew refuses this one"
+                )
+        return {"users": users, "node_keys": bool(self.node_key), "faults": faults}
 
     def _has_users(self) -> bool:
         """Reads the file only when it has changed. Raises StoreError."""
         try:
             found = os.stat(self.users)
-            state = found.st_ino, found.st_mtime_ns, found.st_size
+            state = found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
         except OSError:
             return not self._file.load().is_open
         if self._users_of[0] != state:
@@ -88,9 +95,9 @@ class Exposure:
     def guard_of(self, context: zmq.Context[zmq.Socket[bytes]], role: str, log: Log) -> Guard | None:
         """The guard of a process of the node that binds a port. Raises StoreError."""
         config, store = self._config, self._store
-        if self.has_keys:
+        if self.node_key:
             keep_node_keys(store)  # those of an earlier version, or of a `keys init` that died
-        return make_guard(context, config, store, role, log, has_keys=self.has_keys, audit=self.audit)
+        return make_guard(context, config, store, role, log, node_key=self.node_key, audit=self.audit)
 
     def check(self, listeners: Iterable[Listener]) -> None:
         """Call it before ``listeners`` are bound. Raises StartFailed, and StoreError when the file of users cannot be used."""

@@ -41,7 +41,7 @@ def _is_ours(plugin: object) -> bool:
 
 
 class ProcessTable:
-    """All processes that the supervisor starts. The supervisor reads their state, and sets ``judging``, ``has_keys``,
+    """All processes that the supervisor starts. The supervisor reads their state, and sets ``judging``, ``node_key``,
     ``vouching_key`` and a worker's ``wanted``.
     """
 
@@ -80,7 +80,7 @@ class ProcessTable:
         self.settings = 0  # the version of the live settings: how often they were changed
         self.filters: list[dict[str, Any]] = []  # the plugins' filters, for the readers
         self.vouching_key = ""
-        self.has_keys = False  # whether the node's ports ask for keys
+        self.node_key = ""  # the public key with which the node's ports ask for keys
         self.left_out: dict[str, str] = {}  # plugins that ended the discovery process, and how it ended
         self.judging = True  # while the node starts: a death that a restart cannot cure raises StartFailed
         self.forkserver = ForkServerWatch(layout, config, loop, log, is_judging=lambda: self.judging, on_news=on_news)
@@ -176,7 +176,7 @@ class ProcessTable:
             self._log.warning("killed a stray worker", role=worker.role, pid=stray)
         port = ports.port_of(worker.role, self._config, self._ports, worker.spec.dispatcher_slot)
         params: dict[str, Any] = {**worker.spec.params, "port": port, "slot": worker.slot, "clean": self._was_clean}
-        params["has_keys"], params["vouching"] = self.has_keys, self.vouching_key
+        params["node_key"], params["vouching"] = self.node_key, self.vouching_key
         if worker.role == "reput":
             params["dispatchers"] = [one.spec.dispatcher for one in self.workers.values() if one.spec.takes_batches]
         elif worker.role == "cleanup":

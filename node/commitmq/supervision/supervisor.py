@@ -209,7 +209,7 @@ class Supervisor:
             on_news=lambda sentence: self._report({"event": "info", "message": sentence}),
             log=self._log,
         )
-        self._table.has_keys = self._exposure.has_keys
+        self._table.node_key = self._exposure.node_key
         self._table.vouching_key = self._exposure.vouching_key
         self._movers = MoverWatch(self._table, self._control, self._log)
         self._answers = AdminAnswers(store, self._table, self._keeper, self._admin, self._exposure)

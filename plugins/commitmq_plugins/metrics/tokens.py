@@ -2,7 +2,8 @@
 
 The file has a token a line, so that a new one can come before the old one goes; blank lines and lines that begin with
 ``#`` are left out. It is read again when it has changed. A later file that is missing or wrong changes nothing: the tokens
-of before stay, and the log tells. ``/health`` needs no token: a probe has none, and learns only whether the node serves.
+of before stay, the log tells once, and each look tries again. ``/health`` needs no token: a probe has none, and learns only
+whether the node serves.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Tokens:
 
     def __init__(self, path: Path, log: Log) -> None:
         self._path, self._log = path, log
+        self._told = ""
         self._seen = self._state()
         self._digests = self._read()
 
@@ -44,20 +46,22 @@ class Tokens:
     def _look(self) -> None:
         if (state := self._state()) == self._seen:
             return
-        self._seen = state
         try:
             self._digests = self._read()
         except StoreError as error:
-            self._log.error("the tokens of metrics cannot be read; those of before stay", error=str(error))
-        else:
-            self._log.info("the tokens of metrics were read", count=len(self._digests))
+            if (reason := str(error)) != self._told:
+                self._told = reason
+                self._log.error("the tokens of metrics cannot be read; those of before stay", error=reason)
+            return
+        self._seen, self._told = state, ""
+        self._log.info("the tokens of metrics were read", count=len(self._digests))
 
-    def _state(self) -> tuple[int, int, int] | None:
+    def _state(self) -> tuple[int, int, int, int] | None:
         try:
             found = os.stat(self._path)
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
     def _read(self) -> list[bytes]:
         try:

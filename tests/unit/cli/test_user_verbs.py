@@ -169,3 +169,23 @@ def test_the_profile_of_a_new_user_can_be_json(run: Run, tmp_path: Path) -> None
     assert (shown["name"], shown["type"], shown["key"] in shown["profile"]) == ("shop", "Normal", True)
     copied = json.loads(run("user", "copy", "shop", "kiosk", *words, "--output", str(tmp_path / "kiosk.toml")))
     assert (copied["name"], copied["key"] in Path(copied["output"]).read_text()) == ("kiosk", True)
+
+
+@pytest.mark.parametrize("verb", [("add", "shop"), ("copy", "clerk", "shop")])
+def test_a_user_whose_profile_cannot_be_written_is_not_added(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...]
+) -> None:
+    # The user was there, without a key and with a secret that nobody had seen, and the next try was refused.
+    run("keys", "init")
+    (tmp_path / "taken.toml").write_text("another's")
+    words = ("user", *verb, "--profile-for", "db.example:7310", "--output")
+    run(*words, str(tmp_path / "taken.toml"), code=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "ACTIVE", True)
+        patch.setattr(failpoints, "_points", failpoints.parse("disk.replace.acl:before=errno:ENOSPC"))
+        run(*words, str(tmp_path / "new.toml"), code=74)
+    assert not (tmp_path / "new.toml").exists()
+    assert (tmp_path / "taken.toml").read_text() == "another's"
+    assert "shop" not in run("user", "list")
+    run(*words, str(tmp_path / "new.toml"))
+    assert "shop" in run("user", "list")

@@ -43,7 +43,7 @@ class Served:
         AccessFile(folder).change(self._make_user)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         log, config = get_log("test"), NodeConfig()
-        guard = make_guard(self.context, config, folder, "coordinator", log, has_keys=True)
+        guard = make_guard(self.context, config, folder, "coordinator", log, node_key=keys.public)
         self.router, self.endpoints = open_router(
             self.context, config.network, log, f"ipc://{folder}/r.ipc", 0, guard=guard
         )
@@ -163,7 +163,20 @@ def test_keys_are_private_and_never_replaced(served: Served, tmp_path: Path) -> 
     with pytest.raises(StoreError, match="keys are gone"):
         load_node_keys(served.folder)
     with pytest.raises(StoreError, match="keys are gone"):
-        make_guard(served.context, load(), served.folder, "reader-0", get_log("test"), has_keys=True)
+        make_guard(served.context, load(), served.folder, "reader-0", get_log("test"), node_key=found.public)
+
+
+def test_a_process_does_not_take_another_key_than_the_nodes(served: Served) -> None:
+    # A writer that was started anew took it: the node said that it was ready, and no client got in.
+    found = load_node_keys(served.folder)
+    assert found is not None
+    path = served.folder / "config/security/node.key"
+    path.rename(path.with_name("kept"))
+    path.with_name("node.key.configured").unlink()
+    other = make_node_keys(served.folder)
+    assert other.public != found.public
+    with pytest.raises(StoreError, match="not those of its start"):
+        make_guard(served.context, load(), served.folder, "reader-0", get_log("test"), node_key=found.public)
 
 
 def test_no_key_belongs_to_two_users() -> None:

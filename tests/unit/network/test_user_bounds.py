@@ -51,7 +51,7 @@ class Bounded:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         log, config = get_log("test"), NodeConfig()
         self.refused = 0
-        guard = make_guard(self.context, config, folder, "coordinator", log, has_keys=True)
+        guard = make_guard(self.context, config, folder, "coordinator", log, node_key=self.node_key)
         self.users = UserBounds(UserQuotas(folder, config.flow, log), self._count)
         self.router, self.endpoints = open_router(
             self.context, config.network, log, f"ipc://{folder}/r.ipc", 0, guard=guard, users=self.users

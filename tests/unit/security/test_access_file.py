@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,10 @@ def add(file: AccessFile, name: str) -> AccessTable:
         table.users[name] = User(name, Secret(SECRET))
 
     return file.change(apply)
+
+
+def without_bob(table: AccessTable) -> None:
+    del table.users["bob"]
 
 
 def names(root: Path) -> list[str]:
@@ -267,6 +272,61 @@ def test_a_running_process_keeps_its_users_when_the_file_goes(tmp_path: Path, da
     add(file, "bob")
     clock.pass_ms(LOOK_MS)
     assert list(live.table().users) == ["ann", "bob"]
+
+
+def test_a_read_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A user who was deleted while the process had no descriptor left stayed in until the next change.
+    clock, file = Clock(), AccessFile(tmp_path)
+    add(file, "ann")
+    add(file, "bob")
+    read = AccessFile(tmp_path)
+    live = LiveAccess(read, get_log("test"), clock_ns=clock)
+    file.change(without_bob)
+
+    def fails() -> AccessTable:
+        raise StoreError("cannot read the file of users: Too many open files", path=file.path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(read, "load", fails)
+        clock.pass_ms(LOOK_MS)
+        assert list(live.table().users) == ["ann", "bob"]
+    clock.pass_ms(LOOK_MS)
+    assert list(live.table().users) == ["ann"]
+
+
+def test_a_file_that_gets_its_rights_back_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, file = Clock(), AccessFile(tmp_path)
+    add(file, "ann")
+    live = LiveAccess(file, get_log("test"), clock_ns=clock)
+    before = live._state()
+    file.path.chmod(0o640)
+    assert live._state() != before, "chmod and chown change neither inode, time of change nor size"
+
+
+def test_of_two_reads_at_once_the_newer_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, read = AccessFile(tmp_path), AccessFile(tmp_path)
+    add(file, "ann")
+    add(file, "bob")
+    live = LiveAccess(read, get_log("test"))
+    file.path.touch()
+    goes_on, has_read, load = threading.Event(), threading.Event(), read.load
+
+    def slowly() -> AccessTable:
+        table = load()
+        if threading.current_thread() is other:
+            has_read.set()
+            assert goes_on.wait(10)
+        return table
+
+    monkeypatch.setattr(read, "load", slowly)
+    other = threading.Thread(target=live.newest)
+    other.start()
+    assert has_read.wait(10)
+    file.change(without_bob)
+    threading.Timer(0.2, goes_on.set).start()
+    assert list(live.newest().users) == ["ann"]
+    other.join()
+    assert list(live.newest().users) == ["ann"]
 
 
 EMPTY = '{"version":99999,"users":{},"policies":{}}'

@@ -109,7 +109,7 @@ class WorkerContext:
 
     def __post_init__(self) -> None:
         self.slot = int(self.params["slot"]) if "slot" in self.params else role_slot(self.role)
-        self.has_keys = bool(self.params.get("has_keys"))
+        self.node_key = str(self.params.get("node_key", ""))
         self.vouching = Vouching(str(self.params.pop("vouching", "")))
         self.audit = audit_log(self.layout.audit, self.role, self.config, self.log, lambda why: self.tell(audit=why))
         self.quotas = UserQuotas(self.layout.root, self.config.flow, self.log)
@@ -126,6 +126,11 @@ class WorkerContext:
         """The process's ZeroMQ context, created at first use (never before the fork)."""
         self._zmq = self._zmq or zmq.Context(io_threads=1)
         return self._zmq
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the node's ports ask for keys."""
+        return bool(self.node_key)
 
     @property
     def counts(self) -> CountTable | None:
@@ -171,7 +176,7 @@ class WorkerContext:
         ``params["port"]`` is the tcp port: 0 takes a free one, which the supervisor passes to every later incarnation.
         """
         config, store, log = self.config, self.layout.root, self.log
-        guard = make_guard(self.zmq, config, store, self.role, log, has_keys=self.has_keys, audit=self.audit)
+        guard = make_guard(self.zmq, config, store, self.role, log, node_key=self.node_key, audit=self.audit)
         kind: dict[str, Any] = {"takes_payload": takes_payload, "only_answers": only_answers, "guard": guard}
         if guard is not None:
             kind["users"] = UserBounds(self.quotas, Refusals(self.control, self.slot).count)

@@ -55,6 +55,16 @@ def test_a_changed_file_counts_and_a_wrong_one_does_not(tmp_path: Path) -> None:
     assert tokens.allows(f"Bearer {NEW}")
 
 
+def test_a_file_that_could_not_be_read_is_read_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "tokens", OLD)
+    tokens = Tokens(path, get_log("test"))
+    write(path, NEW, mode=0o604)
+    assert tokens.allows(f"Bearer {OLD}"), "everybody could read the new ones"
+    path.chmod(0o600)
+    assert tokens.allows(f"Bearer {NEW}")
+    assert not tokens.allows(f"Bearer {OLD}")
+
+
 @pytest.mark.parametrize("lines", [(), ("# nothing",), ("short",), ("with blanks in the middle",), (OLD,) * 17])
 def test_a_file_without_tokens_stops_the_start(tmp_path: Path, lines: tuple[str, ...]) -> None:
     with pytest.raises(StoreError, match="token"):
