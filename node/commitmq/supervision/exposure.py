@@ -26,9 +26,10 @@ from commitmq.supervision.start_failed import StartFailed
 
 class Exposure:
     """``node_key``: the public key with which the native protocol's tcp ports ask for keys; none if they do not.
-    ``listeners``, ``warnings``: name and sentence of each listener that a network reaches without authentication or encryption. ``audit``: the supervisor's.
-    ``vouching_key``: of this start, for the node's processes.
-    ``users``: the path of the file of users.
+
+    ``listeners``, ``warnings``: name and sentence of each listener that a network reaches without authentication or
+    encryption. ``audit``: the supervisor's. ``vouching_key``: of this start, for the node's processes. ``users``: the path of
+    the file of users.
     """
 
     def __init__(self, config: NodeConfig, store: Path) -> None:
