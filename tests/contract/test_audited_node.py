@@ -19,7 +19,7 @@ import orjson
 import pytest
 
 import commitmq
-from commitmq import ProtocolError, SendError
+from commitmq import NodeUnavailableError, ProtocolError, SendError
 from commitmq.protocol.profile import Profile
 from commitmq.security.signature import ACCESS_KEY, SIGNATURE, sign
 from commitmq.supervision.exit_codes import CliExit
@@ -275,3 +275,17 @@ def test_only_changes_open_the_log(tmp_path: Path) -> None:
     with start_node(tmp_path, "audit.enable=false") as node, commitmq.Admin(node.address) as admin:
         admin.topic_create("orders")
     assert not (node.store / "commitmq" / "audit").exists()
+
+
+def test_a_disabled_user_is_refused_by_name(audited: Audited) -> None:
+    # The line said that no user has the key, and an operator looked for a wrong profile.
+    audited.add("lazy")
+    audited.store("user", "alter", "lazy", "--disable")
+    with pytest.raises(NodeUnavailableError), commitmq.connect(profile="lazy") as connection:
+        connection.admin().status()
+
+    def line() -> dict[str, Any] | None:
+        found = only(audited.lines(), op="connect", user="lazy", decision="refused")
+        return found[0] if found else None
+
+    assert eventually(line, "its line")["reason"] == "the user is disabled"

@@ -118,13 +118,15 @@ class ZapHandler:
         self.refused += 1
         key = z85.encode(credentials[0]).decode() if len(credentials) == 1 and len(credentials[0]) == 32 else ""
         where = address.decode(errors="replace")[:100]
+        owner = self._live.table().owner_of(key)
+        reason = "no user has this key" if owner is None else "the user is disabled"
         if self._audit is not None:
-            self._audit.refused(Actor("", _PROTOCOL, where, key), _CONNECT, reason="no user has this key")
+            self._audit.refused(
+                Actor("" if owner is None else owner.name, _PROTOCOL, where, key), _CONNECT, reason=reason
+            )
         second = time.monotonic_ns() // 1_000_000_000
         if second != self._second:
             self._second, self._told = second, 0
         if self._told < _MOST_TOLD:
             self._told += 1
-            self._log.warning(
-                "a connection was refused: no user has its key", address=where, key=key, in_all=self.refused
-            )
+            self._log.warning("a connection was refused", reason=reason, address=where, key=key, in_all=self.refused)
