@@ -7,14 +7,18 @@ chosen by hand, among them those that a RocketMQ with another precision leaves.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from commitmq.errors import StoreError
 from commitmq.format.record import Record
 from commitmq.semantics.timer import TIMER_TOPIC, TimerRules
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.workers.timer.incoming import Incoming, TimerQueue, slots_of
+from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.making_again import MakingAgain
 from commitmq.workers.timer.progress import Progress
 from log_builder import HOST, build_log
@@ -115,6 +119,35 @@ def taken(tmp_path: Path, record: Record) -> Incoming:
     found = queue_of(tmp_path, [record]).take(0, 10, bound=0, floor=0)
     assert found is not None
     return found
+
+
+def put(index: TimerIndex, messages: Incoming) -> Progress:
+    slots, rolls = slots_of(messages.out_ms, NOW_MS, TimerRules())
+    index.add(messages, slots, rolls, NOW_MS)
+    index.flush()
+    return Progress(NOW_MS, len(messages), log_end=index.log.end, is_whole=True)
+
+
+@pytest.mark.parametrize("damage", ["zeros", "older"])
+def test_a_wheel_that_lacks_messages_is_made_again(tmp_path: Path, damage: str) -> None:
+    # No slot of such a wheel is wrong. Its messages would have waited for ever.
+    records = [timed(b"x", NOW_MS + 60_000 + 1_000 * (number // 2), str(number), NOW_MS) for number in range(6)]
+    queue, layout = queue_of(tmp_path / "log", records), StoreLayout(tmp_path)
+    index = TimerIndex.make_empty(layout, 1_040)
+    first = queue.take(0, 3, bound=0, floor=0)
+    assert first is not None
+    put(index, first)
+    older = (tmp_path / "timerwheel").read_bytes()
+    later = queue.take(3, 3, bound=0, floor=0)
+    assert later is not None
+    progress = put(index, later)
+    assert TimerIndex.open(layout, 1_040, progress).wheel.count(0) == 6
+    (tmp_path / "timerwheel").write_bytes(older if damage == "older" else bytes(len(older)))
+    with pytest.raises(StoreError, match="lacks units"):
+        TimerIndex.open(layout, 1_040, progress)
+    # What is delivered needs no slot any more.
+    behind = replace(progress, read_ms=NOW_MS + 3_600_000)
+    assert TimerIndex.open(layout, 1_040, behind).wheel.count(behind.read_ms // 1_000) == 0
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from commitmq.errors import StoreError
 from commitmq.files import disk
 from commitmq.format.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES
-from commitmq.format.timer_wheel import NO_POSITION
+from commitmq.format.timer_wheel import NO_POSITION, SLOTS
 from commitmq.store.layout import StoreLayout
 from commitmq.workers.timer.incoming import PRECISION_MS, Incoming
 from commitmq.workers.timer.progress import Progress
@@ -39,6 +40,12 @@ class TimerIndex:
         slots = index.wheel.slots
         waiting = slots[slots["time"] >= progress.read_ms // PRECISION_MS]
         index.log.check(waiting["last"].astype(np.int64), waiting["time"].astype(np.int64) * PRECISION_MS)
+        # A wheel that was zeroed, or is an older copy, has no slot that is wrong. It lacks units, whose messages would wait
+        # for ever.
+        slots_ms, newest = index.log.newest(progress.read_ms)
+        known = slots[slots_ms // PRECISION_MS % SLOTS]
+        if not ((known["time"] == slots_ms // PRECISION_MS) & (known["last"] == newest)).all():
+            raise StoreError("the timer wheel lacks units of the timer log", path=layout.root / "timerwheel")
         return index
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -158,7 +159,19 @@ class UnitLog:
 
     def waiting(self, from_ms: int) -> Units:
         """All units of slots from ``from_ms`` on, of the whole log."""
-        found = [np.empty(0, UNIT)]
+        return np.concatenate([np.empty(0, UNIT), *(units for _, units in self._waiting(from_ms))])
+
+    def newest(self, from_ms: int) -> tuple[Integers, Integers]:
+        """The slots (ms) from ``from_ms`` on that have units in the log, and the position of the newest unit of each."""
+        slots_ms, positions = np.empty(0, np.int64), np.empty(0, np.int64)
+        for at, units in self._waiting(from_ms):
+            slots_ms = np.concatenate([slots_ms, units["write_ms"] + units["delay_ms"]])
+            positions = np.concatenate([positions, at])
+        found, last = np.unique(slots_ms[::-1], return_index=True)
+        return found, positions[::-1][last]
+
+    def _waiting(self, from_ms: int) -> Iterator[tuple[Integers, Units]]:
+        """The units of slots from ``from_ms`` on, a file at a time, and their positions, which ascend."""
         for base in self._bases:
             data = self._mapped(base)
             assert data is not None
@@ -166,8 +179,7 @@ class UnitLog:
             units = data[:size].view(UNIT)
             good = (units["size"] == UNIT_BYTES) & (units["magic"] & MAGIC_DEFAULT != 0)
             good &= units["write_ms"] + units["delay_ms"] >= from_ms
-            found.append(units[good])
-        return np.concatenate(found)
+            yield base + UNIT_BYTES * np.flatnonzero(good), units[good]
 
     def check(self, positions: Integers, slots_ms: Integers) -> None:
         """Raise DamagedTimerLogError unless a unit of the slot ``slots_ms[i]`` lies at each of ``positions``."""
