@@ -165,6 +165,7 @@ class Finder:
         # (A retry topic is looked into as a whole.)
         numbers = range(topic.read_queues) if pop.queue < 0 or is_retry_topic(name) else [pop.queue]
         queues = [(name, queue) for queue in numbers]
+        self.shares.see(found.share, name, topic.incarnation)
         asked_ms = monotonic_ms()
         self.shares.load(found.share, queues, self.begin(pop, found.share, place, queues))
         found.until_ms += monotonic_ms() - asked_ms  # the coordinator's time is none of the reads

@@ -72,6 +72,7 @@ class OrderedFinder:
             return
         numbers = range(topic.read_queues) if pop.queue < 0 else [pop.queue]
         queues = [(name, queue) for queue in numbers]
+        self._shares.see(share, name, topic.incarnation)
         new = [key for key in queues if key not in share.next]
         self._shares.load(share, queues, Finder.begin(pop, share, place, queues))
         for key in new:

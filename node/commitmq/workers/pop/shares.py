@@ -144,6 +144,11 @@ class Shares:
 
     # ------------------------------------------------------------ offsets
 
+    def see(self, share: Share, name: str, incarnation: int) -> None:
+        """The topic ``name`` is of this ``incarnation`` now: the queues of an earlier one begin anew, before the next read."""
+        if incarnation > share.incarnations.get(name, incarnation):
+            self._made_anew(share, {"incarnations": {name: incarnation}})
+
     def load(self, share: Share, queues: list[QueueKey], begin: dict[QueueKey, int]) -> None:
         """Learn where ``share`` goes on in ``queues``; in one without an offset at ``begin``. Raises ProtocolError."""
         new = [key for key in queues if key not in share.next]

@@ -1,0 +1,63 @@
+"""Goal: a group that shares queues goes on at the first message of a topic that was deleted and made again under its name.
+
+Method: a real node; consumers that live on while the topic is deleted and made again. Each new message must be acknowledged
+once, in a queue with an order in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from commitmq import Admin, Producer, ShareConsumer
+from nodes import Node, eventually, start_node
+
+NEW = [b"new %d" % number for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with start_node(tmp_path_factory.mktemp("anew")) as made:
+        yield made
+
+
+def deleted_and_made_again(address: str, topic: str, *, ordered: bool) -> list[bytes]:
+    """The new messages in the order in which the consumer acknowledged them."""
+    seen: list[bytes] = []
+
+    def take(most: int) -> int:
+        for message in consumer.receive(most, 0.2):
+            assert message.ack()
+            seen.append(bytes(message.body))
+        return len(seen)
+
+    with (
+        Admin(address) as admin,
+        Producer(address) as producer,
+        ShareConsumer(
+            topic, group=f"of-{topic}", node=address, invisible_s=30, start="earliest", ordered=ordered
+        ) as consumer,
+    ):
+        admin.topic_create(topic, queues=1)
+        for number in range(3):
+            producer.send(topic, b"old %d" % number, queue=0)
+        eventually(lambda: take(3) == 3, "the old messages")
+        admin.topic_delete(topic)
+        admin.topic_create(topic, queues=1)
+        for body in NEW:
+            producer.send(topic, body, queue=0)
+        eventually(lambda: admin.offsets(topic)[0].max == len(NEW), "they can be read")
+        seen.clear()
+        eventually(lambda: take(2) >= len(NEW), "the new messages")
+        for _ in range(3):
+            take(2)  # the coordinator has told of the new topic by now
+    return seen
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+def test_a_share_that_lives_on_begins_the_new_topic_at_its_beginning(node: Node, ordered: bool) -> None:
+    # It went on at the offset of the old topic until the coordinator had told of the new one, and then began again.
+    for number in range(4):
+        seen = deleted_and_made_again(node.address, f"{'o' if ordered else 'u'}-{number}", ordered=ordered)
+        assert (seen if ordered else sorted(seen)) == NEW
