@@ -138,7 +138,7 @@ class HttpServer:
         assert task is not None
         self._tasks.add(task)
         self._connections.add(connection)
-        writer.transport.set_write_buffer_limits(high=_PIECE_BYTES)
+        writer.transport.set_write_buffer_limits(high=0)  # an answer is done when the system has all of it
         try:
             while await self._one(reader, connection):
                 pass
@@ -148,7 +148,7 @@ class HttpServer:
             self._tasks.discard(task)
             self._connections.discard(connection)
             if writer.transport.get_write_buffer_size():
-                writer.transport.abort()  # it does not read
+                writer.transport.abort()  # it does not read, or has gone
             else:
                 writer.close()
 

@@ -389,6 +389,7 @@ def test_health(node: Node) -> None:
         lambda: (found := get(address, "/health/ready"))[0] == 503 and found, "a killed writer is seen"
     )
     assert "writer" in json.loads(text)["reasons"][0]
+    assert json.loads(text)["takes_sends"] is False
     assert get(address, "/health/live")[0] == 200
     eventually(lambda: get(address, "/health/ready")[0] == 200, "the node is ready again")
     assert get(address, "/other")[0] == 404

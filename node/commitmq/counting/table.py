@@ -26,7 +26,7 @@ import contextlib
 import mmap
 import os
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -167,6 +167,19 @@ class CountTable:
         for (name, _), row in self._rows.items():
             if name == family.name:
                 self._words[row * _WORDS + _COUNT] = 0
+
+    def has_row(self, family: Family, *labels: str) -> bool:
+        """Whether these labels have a row of their own; if not, what they count goes to one that others share."""
+        return (family.name, labels) in self._rows
+
+    def set_all(self, family: Family, values: Mapping[tuple[str, ...], int]) -> None:
+        """Set the gauge ``family``: ``values`` by labels, those that share a row added up, and 0 for all others."""
+        sums = {row: 0 for (name, _), row in self._rows.items() if name == family.name}
+        for labels, value in values.items():
+            row = self._row(family, labels)
+            sums[row] = sums.get(row, 0) + value
+        for row, value in sums.items():
+            self._words[row * _WORDS + _COUNT] = value
 
     def _row(self, family: Family, labels: tuple[str, ...]) -> int:
         if len(labels) != len(family.labels):

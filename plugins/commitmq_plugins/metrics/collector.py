@@ -54,7 +54,16 @@ class Collector:
             self._exporter.write(page, figures, now_s)
             return page
         own = Own(page, config, figures, self._gathering.lags)
-        Native(page, config, figures, may_write=self._health.may_write()).write()
-        own.write(ready=not self._health.reasons())
+        native = Native(page, config, figures, may_write=self._health.may_write())
+        # Clients make topics and groups, and a page is bounded: what comes last is left out first.
+        own.write_node(ready=not self._health.reasons())
+        native.write_node()
+        for group, topic, lag in figures.furthest_behind():
+            own.write_lag(group, topic, lag)
+            native.write_lag(group, topic, lag)
+        own.write_names()
+        native.write_names()
+        own.write_histograms()
+        native.write_histograms()
         own.write_answer(time.monotonic() - now_s, self._gathering.errors)
         return page

@@ -22,6 +22,11 @@ class Counted:
     described: Described
     rows: dict[Labels, list[int]] = field(default_factory=dict)
 
+    @property
+    def is_of_names(self) -> bool:
+        """Whether there is a row for each topic or group: clients can make any number of these."""
+        return any(label in _NAMES for label in self.described.labels)
+
     def labels(self, values: Labels) -> dict[str, str]:
         return dict(zip(self.described.labels, values, strict=True))
 
@@ -78,7 +83,7 @@ class CountFiles:
     def _leave_out(self, found: dict[str, Counted], now_s: float) -> None:
         seen: dict[tuple[str, Labels], _Seen] = {}
         for name, metric in found.items():
-            if not any(label in _NAMES for label in metric.described.labels):
+            if not metric.is_of_names:
                 continue
             for labels, values in list(metric.rows.items()):
                 former = self._seen.get((name, labels))

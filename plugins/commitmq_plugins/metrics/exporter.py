@@ -66,9 +66,9 @@ class Exporter:
         put = _Putter(page)
         put("rocketmq_broker_tps", self._rates.of(("in",)), self._broker)
         put("rocketmq_broker_qps", self._rates.of(("out",)), self._broker)
-        self._topics(put, counters, figures)
-        self._groups(put, counters, figures)
         self._runtime(put, counters, figures)
+        self._groups(put, counters, figures)
+        self._topics(put, counters, figures)
 
     def _topics(self, put: _Putter, counters: dict[Key, int], figures: Figures) -> None:
         ends: dict[str, dict[int, int]] = {}
@@ -89,7 +89,7 @@ class Exporter:
                 put("rocketmq_producer_message_size", self._rates.of(("in_bytes", key[1])), labels)
 
     def _groups(self, put: _Putter, counters: dict[Key, int], figures: Figures) -> None:
-        for (group, topic), lag in figures.group_lags.items():
+        for group, topic, lag in figures.furthest_behind():
             labels = {**self._topic, "topic": topic, "group": group}
             put("rocketmq_consumer_offset", lag.offset, labels)
             age = None if lag.messages else 0

@@ -63,6 +63,11 @@ class Figures:
     def count(self, name: str) -> Counted | None:
         return self.counted.get(name)
 
+    def furthest_behind(self) -> list[tuple[str, str, GroupLag]]:
+        """Group, topic and lag: the largest lag first, so an answer that cannot have all has those that matter."""
+        found = [(group, topic, lag) for (group, topic), lag in self.group_lags.items()]
+        return sorted(found, key=lambda one: -one[2].messages)
+
     def by_label(self, name: str, *labels: str) -> dict[tuple[str, ...], int]:
         """The counter or gauge ``name``, added up by these labels."""
         found: dict[tuple[str, ...], int] = defaultdict(int)

@@ -9,7 +9,8 @@ from typing import Final
 from commitmq.control import DiskFlag, Word, WorkerState, WorkerWord
 from commitmq.plugin import WorkerContext
 
-_NEEDED: Final = ("coordinator", "dispatcher-consume_queue", "reput", "flush", "allocate", "writer", "cleanup")
+_WRITER: Final = "writer"
+_NEEDED: Final = ("coordinator", "dispatcher-consume_queue", "reput", "flush", "allocate", _WRITER, "cleanup")
 _LATE_S: Final = 10.0
 
 
@@ -23,17 +24,8 @@ class Health:
 
     def reasons(self) -> list[str]:
         """Why the node is not ready: a sentence each; none when it is."""
-        control, now_ms = self._control, time.monotonic_ns() // 1_000_000
-        found = []
-        for role in self._needed:
-            slot = self._context.slot_of(role)
-            state, pid = control.worker(slot, WorkerWord.STATE), control.worker(slot, WorkerWord.PID)
-            if state != WorkerState.READY or not _lives(pid):
-                found.append(f"the process {role} is not ready")
-                continue
-            age_s = (now_ms - control.worker(slot, WorkerWord.HEARTBEAT_MS)) / 1000
-            if age_s > _LATE_S:
-                found.append(f"the loop of {role} has not turned for {age_s:.0f} s")
+        control = self._control
+        found = [why for role in self._needed if (why := self._why_down(role))]
         if number := control.get(Word.FLUSH_ERRNO):
             found.append(f"the device refused a sync: {os.strerror(number)}; the store is read-only")
         flags = control.get(Word.DISK_FLAGS)
@@ -41,8 +33,10 @@ class Health:
         return found
 
     def may_write(self) -> bool:
-        """Whether sends are taken: the node is not drained, and device and disk are well."""
-        return not (self.notes() or self._control.get(Word.FLUSH_ERRNO) or self._control.get(Word.DISK_FLAGS))
+        """Whether sends are taken: the writer turns, the node is not drained, and device and disk are well."""
+        control = self._control
+        bad = control.get(Word.FLUSH_ERRNO) or control.get(Word.DISK_FLAGS) or self._why_down(_WRITER)
+        return not (bad or self.notes())
 
     def notes(self) -> list[str]:
         """What is meant so, and no reason to be not ready: a sentence each."""
@@ -54,6 +48,15 @@ class Health:
         """The answer of ``/health/ready``."""
         reasons = self.reasons()
         return {"ready": not reasons, "reasons": reasons, "takes_sends": self.may_write(), "notes": self.notes()}
+
+    def _why_down(self, role: str) -> str:
+        """Why the process ``role`` does not work: a sentence; empty when it does."""
+        control, slot = self._control, self._context.slot_of(role)
+        state, pid = control.worker(slot, WorkerWord.STATE), control.worker(slot, WorkerWord.PID)
+        if state != WorkerState.READY or not _lives(pid):
+            return f"the process {role} is not ready"
+        age_s = (time.monotonic_ns() // 1_000_000 - control.worker(slot, WorkerWord.HEARTBEAT_MS)) / 1000
+        return f"the loop of {role} has not turned for {age_s:.0f} s" if age_s > _LATE_S else ""
 
 
 def _lives(pid: int) -> bool:

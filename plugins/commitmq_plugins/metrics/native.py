@@ -13,7 +13,7 @@ from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.semantics.transaction import HALF_TOPIC
 from commitmq_plugins.metrics.counted import Counted
-from commitmq_plugins.metrics.figures import Figures
+from commitmq_plugins.metrics.figures import Figures, GroupLag
 from commitmq_plugins.metrics.names import NATIVE, UNSUFFIXED
 from commitmq_plugins.metrics.page import Page, label_text
 
@@ -49,17 +49,58 @@ class Native:
         network = config.network
         self._page, self._figures, self._may_write = page, figures, may_write
         self._unsuffixed = config.metrics.compat_unsuffixed
+        self._in_flight = figures.by_label(families.POP_IN_FLIGHT.name, "topic", "group")
+        self._popped = {group for _, group in self._in_flight}
+        self._members = {name: int(row["members"]) for name, row in (figures.groups or {}).items()}
+        self._remote = figures.by_label("rocketmq_consumer_connections", "consumer_group")
         self.node = {"cluster": network.cluster_name, "node_type": "broker", "node_id": network.broker_name}
 
-    def write(self) -> None:
-        """All of NATIVE; and what a plugin's worker counts under RocketMQ's names, with the labels of the node."""
+    def write_node(self) -> None:
+        """What has no label of a topic or group; and what a plugin's worker counts so under RocketMQ's names."""
         self._node_figures()
-        self._lags()
+        self._others(of_names=False)
+
+    def write_lag(self, group: str, topic: str, lag: GroupLag) -> None:
+        """A group in a topic: RocketMQ shows groups with members only."""
+        if not self._members.get(group) and group not in self._popped and not self._remote.get((group,)):
+            return
+        labels = {
+            "consumer_group": group,
+            "topic": topic,
+            "is_retry": _flag(topic.startswith(RETRY_PREFIX)),
+            "is_system": _flag(is_system(topic, group)),
+        }
+        held = self._in_flight.get((topic, group), 0)
+        age = None if lag.messages else 0
+        if lag.since_ms is not None:
+            age = max(0, self._figures.at_ms - lag.since_ms)
+        self._put("rocketmq_consumer_lag_messages", lag.messages + held, **labels)
+        self._put("rocketmq_consumer_lag_latency_milliseconds", age, **labels)
+        self._put("rocketmq_consumer_ready_messages", lag.messages, **labels)
+        self._put("rocketmq_consumer_queueing_latency_milliseconds", age, **labels)
+        if group in self._popped:
+            self._put("rocketmq_consumer_inflight_messages", held, **labels)
+
+    def write_names(self) -> None:
+        """What else there is of groups and topics, without histograms."""
+        self._connections()
         self._incoming()
         self._outgoing()
         self._ends()
         self._timers()
-        self._others()
+        self._others(of_names=True)
+
+    def write_histograms(self) -> None:
+        """Histograms by topic or group: the most samples for one name."""
+        sizes = self._figures.count(families.MESSAGE_SIZE.name)
+        for values, words in (sizes.rows if sizes is not None else {}).items():
+            topic = values[0]
+            if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+                self._histogram("rocketmq_message_size", sizes, words, self._labels_of(topic))
+        times = self._figures.count(families.TRANSACTION_TIME.name)
+        for values, words in (times.rows if times is not None else {}).items():
+            self._histogram("rocketmq_finish_message_latency_milliseconds", times, words, {"topic": values[0]})
+        self._others(of_names=True, histograms=True)
 
     def _put(self, name: str, value: float | None, **labels: str) -> None:
         one = NATIVE[name]
@@ -83,18 +124,18 @@ class Native:
             waits = figures.by_label(family.name)
             if waits:
                 self._put("rocketmq_processor_watermark", sum(waits.values()), processor=processor)
+        open_ones = self._figures.by_label(families.TRANSACTIONS_OPEN.name)
+        if open_ones:
+            self._put("rocketmq_half_messages", sum(open_ones.values()), topic=HALF_TOPIC)
 
-    def _lags(self) -> None:
-        figures = self._figures
-        in_flight = figures.by_label(families.POP_IN_FLIGHT.name, "topic", "group")
-        members = {name: row["members"] for name, row in (figures.groups or {}).items()}
+    def _connections(self) -> None:
         # RocketMQ's clients are members too; their server counts them by language and version.
-        remote = figures.by_label("rocketmq_consumer_connections", "consumer_group")
-        for name, count in members.items():
-            if count > remote.get((name,), 0):
+        for name, count in self._members.items():
+            others = count - self._remote.get((name,), 0)
+            if others > 0:
                 self._put(
                     "rocketmq_consumer_connections",
-                    count - remote.get((name,), 0),
+                    others,
                     consumer_group=name,
                     language="python",
                     version="",
@@ -102,26 +143,6 @@ class Native:
                     protocol_type="commitmq",
                     is_system=_flag(is_system("", name)),
                 )
-        popped = {group for _, group in in_flight}
-        for (group, topic), lag in figures.group_lags.items():
-            if not members.get(group) and group not in popped and not remote.get((group,)):
-                continue  # RocketMQ shows groups with members only
-            labels = {
-                "consumer_group": group,
-                "topic": topic,
-                "is_retry": _flag(topic.startswith(RETRY_PREFIX)),
-                "is_system": _flag(is_system(topic, group)),
-            }
-            held = in_flight.get((topic, group), 0)
-            age = None if lag.messages else 0
-            if lag.since_ms is not None:
-                age = max(0, figures.at_ms - lag.since_ms)
-            self._put("rocketmq_consumer_lag_messages", lag.messages + (held if group in popped else 0), **labels)
-            self._put("rocketmq_consumer_lag_latency_milliseconds", age, **labels)
-            self._put("rocketmq_consumer_ready_messages", lag.messages, **labels)
-            self._put("rocketmq_consumer_queueing_latency_milliseconds", age, **labels)
-            if group in popped:
-                self._put("rocketmq_consumer_inflight_messages", held, **labels)
 
     def _incoming(self) -> None:
         for family, name in (
@@ -131,11 +152,6 @@ class Native:
             for (topic, source), value in self._figures.by_label(family.name, "topic", "source").items():
                 if source == "client" and not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
                     self._put(name, value, **self._labels_of(topic))
-        sizes = self._figures.count(families.MESSAGE_SIZE.name)
-        for values, words in (sizes.rows if sizes is not None else {}).items():
-            topic = values[0]
-            if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-                self._histogram("rocketmq_message_size", sizes, words, self._labels_of(topic))
 
     def _labels_of(self, topic: str) -> dict[str, str]:
         attributes = (self._figures.topics or {}).get(topic, {}).get("attributes", {})
@@ -163,15 +179,9 @@ class Native:
             self._put("rocketmq_send_to_dlq_messages_total", value, **labels)
 
     def _ends(self) -> None:
-        open_ones = self._figures.by_label(families.TRANSACTIONS_OPEN.name)
-        if open_ones:
-            self._put("rocketmq_half_messages", sum(open_ones.values()), topic=HALF_TOPIC)
         ended = self._figures.by_label(families.TRANSACTIONS_ENDED.name, "topic", "outcome")
         for (topic, outcome), value in ended.items():
             self._put(f"rocketmq_{outcome}_messages_total", value, topic=topic)
-        times = self._figures.count(families.TRANSACTION_TIME.name)
-        for values, words in (times.rows if times is not None else {}).items():
-            self._histogram("rocketmq_finish_message_latency_milliseconds", times, words, {"topic": values[0]})
 
     def _timers(self) -> None:
         for family, name in (
@@ -187,10 +197,17 @@ class Native:
         described, text = counted.described, label_text({**self.node, **labels})
         self._page.put_histogram(name, NATIVE[name].help, described.bounds, words, described.scale, text)
 
-    def _others(self) -> None:
+    def _others(self, *, of_names: bool, histograms: bool = False) -> None:
         for name, counted in self._figures.counted.items():
-            if name.startswith("rocketmq_"):
+            if name.startswith("rocketmq_") and belongs(counted, of_names=of_names, histograms=histograms):
                 put_counted(self._page, name, counted, self.node)
+
+
+def belongs(counted: Counted, *, of_names: bool, histograms: bool) -> bool:
+    """Whether ``counted`` is written with this part of a page. Those that are not ``of_names`` come together."""
+    if not of_names:
+        return not counted.is_of_names
+    return counted.is_of_names and (counted.described.kind is Kind.HISTOGRAM) == histograms
 
 
 def put_counted(page: Page, name: str, counted: Counted, more: Mapping[str, str]) -> None:

@@ -7,10 +7,10 @@ from importlib import metadata
 from typing import Final
 
 from commitmq.config import NodeConfig
-from commitmq_plugins.metrics.figures import Figures
+from commitmq_plugins.metrics.figures import Figures, GroupLag
 from commitmq_plugins.metrics.lags import Lags, QueueLag
 from commitmq_plugins.metrics.names import OWN
-from commitmq_plugins.metrics.native import put_counted
+from commitmq_plugins.metrics.native import belongs, put_counted
 from commitmq_plugins.metrics.page import Page, label_text
 
 _WORDS: Final = {
@@ -33,19 +33,42 @@ class Own:
         wanted = [name.strip() for name in config.metrics.queue_topics.split(";") if name.strip()]
         self._wants_all = ALL_TOPICS in wanted
         self._wanted = set(wanted)
+        worst = sorted(figures.queue_lags, key=lambda one: -one.messages)[: self._settings.top_queues]
+        self._worst = [one for one in worst if one.messages]
+        self._shown_groups: set[str] = set()
 
-    def write(self, *, ready: bool) -> None:
-        """All of OWN but the figures of the answer itself, then what was counted."""
+    def write_node(self, *, ready: bool) -> None:
+        """What has no label of a topic or group, and the queues that are furthest behind: their number is bounded."""
+        figures = self._figures
         self._put("commitmq_build_info", 1, version=metadata.version("commitmq"), python=platform.python_version())
         self._put("commitmq_ready", int(ready))
         self._positions()
         self._disk()
         self._processes()
-        self._groups()
-        for name, counted in self._figures.counted.items():
-            if not name.startswith("rocketmq_"):
-                put_counted(self._page, name, counted, {})
+        self._put("commitmq_topics", None if figures.topics is None else len(figures.topics))
+        self._put("commitmq_groups", None if figures.groups is None else len(figures.groups))
+        self._counted(of_names=False)
+        for one in self._worst:
+            self._queue_lag(one)
+
+    def write_lag(self, group: str, topic: str, lag: GroupLag) -> None:
+        """A group in a topic, and the group's members: alerts compare the two."""
+        self._put("commitmq_group_lag_messages", lag.messages, group=group, topic=topic)
+        if lag.since_ms is not None or not lag.messages:
+            age_s = 0.0 if lag.since_ms is None else max(0, self._figures.at_ms - lag.since_ms) / 1000
+            self._put("commitmq_group_lag_seconds", age_s, group=group, topic=topic)
+        self._members(group)
+
+    def write_names(self) -> None:
+        """What else there is of groups, queues and topics, without histograms."""
+        for group in self._figures.groups or {}:
+            self._members(group)
         self._queues()
+        self._counted(of_names=True)
+
+    def write_histograms(self) -> None:
+        """Histograms by topic or group: the most samples for one name."""
+        self._counted(of_names=True, histograms=True)
 
     def write_answer(self, took_s: float, errors: int) -> None:
         """The figures of the answer itself: last, for they say what it lacks."""
@@ -96,24 +119,22 @@ class Own:
             self._put("commitmq_process_restarts_total", one.restarts, process=role)
             self._put("commitmq_process_heartbeat_age_seconds", one.heartbeat_age_s, process=role)
 
-    def _groups(self) -> None:
-        figures = self._figures
-        self._put("commitmq_topics", None if figures.topics is None else len(figures.topics))
-        self._put("commitmq_groups", None if figures.groups is None else len(figures.groups))
-        for name, row in (figures.groups or {}).items():
-            self._put("commitmq_group_members", row["members"], group=name)
-        for (group, topic), lag in figures.group_lags.items():
-            age_s = 0.0 if lag.since_ms is None else max(0, figures.at_ms - lag.since_ms) / 1000
-            self._put("commitmq_group_lag_messages", lag.messages, group=group, topic=topic)
-            if lag.since_ms is not None or not lag.messages:
-                self._put("commitmq_group_lag_seconds", age_s, group=group, topic=topic)
+    def _members(self, group: str) -> None:
+        row = (self._figures.groups or {}).get(group)
+        if row is not None and group not in self._shown_groups:
+            self._shown_groups.add(group)
+            self._put("commitmq_group_members", row["members"], group=group)
+
+    def _counted(self, *, of_names: bool, histograms: bool = False) -> None:
+        for name, counted in self._figures.counted.items():
+            if not name.startswith("rocketmq_") and belongs(counted, of_names=of_names, histograms=histograms):
+                put_counted(self._page, name, counted, {})
 
     def _queues(self) -> None:
         figures = self._figures
-        worst = sorted(figures.queue_lags, key=lambda one: -one.messages)[: self._settings.top_queues]
-        shown = {id(one) for one in worst if one.messages}
+        shown = {id(one) for one in self._worst}
         for one in figures.queue_lags:
-            if id(one) in shown or self._wants(one.topic):
+            if id(one) not in shown and self._wants(one.topic):
                 self._queue_lag(one)
         for topic, row in (figures.topics or {}).items():
             if not self._wants(topic):

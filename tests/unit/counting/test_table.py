@@ -110,6 +110,16 @@ def test_names_beyond_the_limit_are_counted_together(tmp_path: Path) -> None:
     assert rows(tmp_path / "writer.counts")["sent_total", OTHER] == [998]
 
 
+def test_gauges_that_share_a_row_are_added_up(tmp_path: Path) -> None:
+    path = tmp_path / "writer.counts"
+    table = CountTable(path, 2)
+    table.set_all(OPEN, {("a",): 1, ("b",): 2, ("c",): 3, ("d",): 4})
+    assert rows(path) == {("open", "a"): [1], ("open", "b"): [2], ("open", OTHER): [7]}
+    assert [table.has_row(OPEN, name) for name in ("a", "c")] == [True, False]
+    table.set_all(OPEN, {("b",): 5, ("d",): 6})
+    assert rows(path) == {("open", "a"): [0], ("open", "b"): [5], ("open", OTHER): [6]}
+
+
 def test_a_name_that_is_too_long_is_counted_with_the_others(tmp_path: Path) -> None:
     table = CountTable(tmp_path / "writer.counts", 100)
     table.count(SENT, "x" * 2_000).add(2)

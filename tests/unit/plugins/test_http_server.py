@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from http import HTTPStatus
 
 import pytest
@@ -13,9 +15,10 @@ from commitmq.log import get_log
 from commitmq_plugins.http_server import BadRequestError, HttpLimits, HttpServer, Request, Response, parse
 
 BODY = b"x" * 30_000_000
+PIECE = b"x" * 60_000
 LIMITS = HttpLimits(max_connections=4, max_request_bytes=1_024, timeout_s=0.4)
 GET = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
-
+GET_PIECE = b"GET /piece HTTP/1.1\r\nHost: a\r\n\r\n"
 CLOSING = b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
 Talk = Callable[[HttpServer, int], Awaitable[None]]
@@ -26,6 +29,8 @@ async def answer(request: Request) -> Response:
         raise RuntimeError("broken")
     if request.path == "/waits":
         await asyncio.sleep(3)
+    if request.path == "/piece":
+        return Response(PIECE)
     return Response(BODY if request.path == "/large" else f"{request.path} {request.query}".encode())
 
 
@@ -124,6 +129,29 @@ def test_a_client_that_never_reads_costs_a_piece_and_ends() -> None:
         writer.close()
 
     served(talk)
+
+
+@pytest.mark.parametrize("closes", ["in its request", "its end"])
+def test_a_client_that_closes_after_its_request_gets_the_whole_answer(closes: str) -> None:
+    async def talk(server: HttpServer, port: int) -> None:
+        assert server._server is not None
+        server._server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)  # connections inherit it
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            client.connect(("127.0.0.1", port))
+            reader, writer = await asyncio.open_connection(sock=client, limit=1_024)
+            writer.write(CLOSING.replace(b"/metrics", b"/piece") if closes == "in its request" else GET_PIECE)
+            if closes == "its end":
+                writer.write_eof()
+            await asyncio.sleep(0.2)  # the system's buffers are full by now
+            await reader.readuntil(b"\r\n\r\n")
+            found = 0
+            while piece := await reader.read(1 << 20):
+                found += len(piece)
+            assert found == len(PIECE), "the end of the answer is cut off"
+            writer.close()
+
+    served(talk, replace(LIMITS, timeout_s=10.0))
 
 
 async def opened(port: int, count: int, source: str = "127.0.0.1", data: bytes = b"") -> list[asyncio.StreamWriter]:

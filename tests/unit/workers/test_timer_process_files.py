@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commitmq.counting import families
+from commitmq.counting.table import OTHER, CountReader, CountTable
 from commitmq.format.timer_check import TimerCheck, decode_check, encode_check
 from commitmq.format.timer_log import TimerFiller, TimerUnit, decode_unit
 from commitmq.format.timer_wheel import WHEEL_BYTES, decode_slot
@@ -224,3 +226,27 @@ def test_timermetrics_is_rocketmqs(tmp_path: Path) -> None:
     assert json.loads(path.read_bytes()) == data, "not each time"
     metrics.write_down(at_once=True)
     assert json.loads(path.read_bytes())["timingCount"]["orders"]["count"] == 1
+
+
+def test_topics_that_share_a_row_of_counts_are_added_up(tmp_path: Path) -> None:
+    """In whatever way their counts came: at a start, or later."""
+
+    def waiting() -> dict[str, int]:
+        reader = CountReader(tmp_path / "counts")
+        rows = [(one.labels["topic"], values[0]) for _, one, values in reader.rows() if one.name == name]
+        reader.close()
+        return dict(rows)
+
+    name = families.DELAYED_WAITING.name
+    names = {number: f"topic-{number}" for number in range(6)}
+    table = CountTable(tmp_path / "counts", 4)
+    metrics = TimerMetrics(tmp_path / "timermetrics", get_log("test"), names.get, lambda: START_MS, table)
+    hashes, one = np.arange(6, dtype=np.int64), np.ones(6, np.int64)
+    metrics.begin(hashes, one)
+    assert waiting() == {"topic-0": 1, "topic-1": 1, "topic-2": 1, "topic-3": 1, OTHER: 2}
+    metrics.add(hashes, 2 * one)
+    assert waiting() == {"topic-0": 3, "topic-1": 3, "topic-2": 3, "topic-3": 3, OTHER: 6}
+    metrics.add(hashes[5:], -3 * one[5:])
+    assert waiting()[OTHER] == 3
+    metrics.begin(hashes[:5], one[:5])
+    assert waiting() == {"topic-0": 1, "topic-1": 1, "topic-2": 1, "topic-3": 1, OTHER: 1}

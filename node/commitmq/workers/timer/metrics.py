@@ -45,18 +45,25 @@ class TimerMetrics:
         self._changed = False
         self._store_at_ms = 0
         self._table = counts
+        self._shared: dict[int, int] = {}
+        """What each topic without a row of its own has added to the row that they share."""
 
     def begin(self, hashes: Integers, steps: Integers) -> None:
         """These units wait, and no others."""
         self._counts.clear()
-        if self._table is not None:
-            self._table.reset(families.DELAYED_WAITING)
         table, self._table = self._table, None  # these were counted when they came
         self.add(hashes, steps)
         self._table = table
-        if table is not None:
-            for name, count in self.counts().items():
-                table.count(families.DELAYED_WAITING, name).set(count)
+        if table is None:
+            return
+        waiting: dict[tuple[str, ...], int] = {(name,): count for name, count in self.counts().items()}
+        table.set_all(families.DELAYED_WAITING, waiting)
+        names = {topic: self._name_of(topic) for topic in self._counts}
+        self._shared = {
+            topic: self._counts[topic]
+            for topic, name in names.items()
+            if name and not table.has_row(families.DELAYED_WAITING, name)
+        }
 
     def add(self, hashes: Integers, steps: Integers) -> None:
         """Units of the topics ``hashes`` came; each changes its topic's count by its step."""
@@ -75,7 +82,12 @@ class TimerMetrics:
     def _count(self, table: CountTable, topic: int, change: int) -> None:
         name = self._name_of(topic) or UNKNOWN
         if name != UNKNOWN:
-            table.count(families.DELAYED_WAITING, name).set(self._counts[topic])
+            waiting, count = table.count(families.DELAYED_WAITING, name), self._counts[topic]
+            if table.has_row(families.DELAYED_WAITING, name):
+                waiting.set(count)
+            else:
+                waiting.add(count - self._shared.get(topic, 0))
+                self._shared[topic] = count
         table.count(families.DELAYED_IN if change > 0 else families.DELAYED_OUT, name).add(abs(change))
 
     def counts(self) -> dict[str, int]:

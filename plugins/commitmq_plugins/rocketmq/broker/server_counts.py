@@ -33,11 +33,16 @@ CONSUMER_CONNECTIONS: Final = Family(
     "Members of consumer groups.",
     ("consumer_group", "language", "version", "consume_mode", "protocol_type", "is_system"),
 )
-_Row = tuple[Family, tuple[str, ...]]
+_Labels = tuple[str, ...]
 _PROTOCOL: Final = "remoting"
 _POLLS: Final = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.POP_MESSAGE))
 _WAITED_NS: Final = 50_000_000
 _V4_0_0: Final = 213
+_V5_9_9: Final = 611
+"""The last one that RocketMQ 5.4.0 has a name for."""
+_OTHER: Final = "other"
+_OTHERS: Final = (_OTHER, _OTHER)
+_MOST_CLIENTS: Final = 32
 _LOOK_NS: Final = 2_000_000_000
 _MODES: Final = {"CONSUME_ACTIVELY": "pull", "CONSUME_PASSIVELY": "push", "CONSUME_POP": "pop"}
 
@@ -58,9 +63,9 @@ class ServerCounts:
     def __init__(self, table: CountTable) -> None:
         self._table = table
         self._next_look_ns = 0
-        self._connected: set[_Row] = set()
-        table.reset(PRODUCER_CONNECTIONS)
-        table.reset(CONSUMER_CONNECTIONS)
+        self._clients: set[tuple[str, str]] = set()
+        table.set_all(PRODUCER_CONNECTIONS, {})
+        table.set_all(CONSUMER_CONNECTIONS, {})
 
     def began(self) -> int:
         """The moment at which a request came."""
@@ -83,25 +88,29 @@ class ServerCounts:
         if now_ns < self._next_look_ns:
             return
         self._next_look_ns = now_ns + _LOOK_NS
-        found: Counter[_Row] = Counter()
+        producers: Counter[_Labels] = Counter()
         for members in registry.producers.values():
-            found.update((PRODUCER_CONNECTIONS, (*_client(one), _PROTOCOL)) for one in members.values())
+            producers.update((*self._client(one), _PROTOCOL) for one in members.values())
+        consumers: Counter[_Labels] = Counter()
         for group in registry.groups.values():
             mode = _MODES.get(group.consume_type, "push")
             flag = "true" if group.name.lower().startswith("cid_rmq_sys_") else "false"
-            found.update(
-                (CONSUMER_CONNECTIONS, (group.name, *_client(one), mode, _PROTOCOL, flag))
-                for one in group.members.values()
-            )
-        for (family, labels), count in found.items():
-            self._table.count(family, *labels).set(count)
-        for family, labels in self._connected - found.keys():
-            self._table.count(family, *labels).set(0)
-        self._connected = set(found)
+            consumers.update((group.name, *self._client(one), mode, _PROTOCOL, flag) for one in group.members.values())
+        self._table.set_all(PRODUCER_CONNECTIONS, producers)
+        self._table.set_all(CONSUMER_CONNECTIONS, consumers)
+
+    def _client(self, member: Member) -> tuple[str, str]:
+        """Language and version. Both are what the client says: few pairs are labels, or made-up ones would fill the table."""
+        found = member.language.name.lower(), _version_label(member.version)
+        if found not in self._clients:
+            if len(self._clients) >= _MOST_CLIENTS:
+                return _OTHERS
+            self._clients.add(found)
+        return found
 
 
-def _client(member: Member) -> tuple[str, str]:
-    return member.language.name.lower(), version_name(member.version)
+def _version_label(version: int) -> str:
+    return version_name(version) if _V4_0_0 <= version <= _V5_9_9 else _OTHER
 
 
 def _name_of(codes: type[RequestCode] | type[ResponseCode], code: int) -> str:
