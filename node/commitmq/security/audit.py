@@ -26,7 +26,7 @@ from commitmq.log import Log
 from commitmq.security.audit_bounds import LinesBound
 from commitmq.security.audit_chain import AuditChain
 from commitmq.security.audit_files import ENDING, REFUSALS
-from commitmq.security.audit_line import Actor, Decision, Event
+from commitmq.security.audit_line import MAX_NAME, Actor, Decision, Event
 
 SUMMARY: Final = "audit.summary"
 _SYNC_S: Final = 1.0
@@ -153,12 +153,15 @@ class AuditLog:
                 self._wake()
 
     def is_first(self, user: str, operation: str, resource: str) -> bool:
-        """Whether this is the first such use in an hour, and is to be written. A use by a request of data costs this look."""
+        """Whether this is the first such use in an hour, and is to be written. A use by a request of data costs this look.
+
+        What is cut in a line is cut here too: it is asked before a name is refused as too long, and nothing of that stays.
+        """
         now_s = time.monotonic()
         if now_s >= self._hour_ends:
             self._uses.clear()
             self._hour_ends, self._is_full = now_s + _HOUR_S, False
-        key = user, operation, resource
+        key = user, operation[:MAX_NAME], resource[:MAX_NAME]
         if key in self._uses or not self.limits.enable:
             return False
         if len(self._uses) < self.limits.uses_per_hour:

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -408,6 +409,24 @@ def test_uses_are_written_once_and_bounded(logs: Logs) -> None:
     assert [log.is_first("shop", "send", f"t{number}") for number in range(5)] == [True, True, False, False, False]
     assert [one["op"] for one in logs.lines()] == ["audit.summary"]
     assert not logs.log("reader-0", enable=False).is_first("shop", "send", "orders")
+
+
+def test_names_of_any_length_cost_no_memory(logs: Logs) -> None:
+    log = logs.log()
+    long = 100_000
+    fill(log, 1)
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            name = f"{number}" + "x" * long
+            assert log.is_first("shop", f"send{name}", name)
+            log.used(Event(SHOP, f"send{name}", name))
+            log.refused(Actor(f"claimed{name}", "remoting", name), f"send{name}", name, name)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 20 * long
+    assert max(len(orjson.dumps(one)) for one in logs.lines()) < 4_000
 
 
 def test_off_is_off(logs: Logs) -> None:
