@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,11 +27,11 @@ from commitmq.log import Log
 from commitmq.security.audit_bounds import LinesBound
 from commitmq.security.audit_chain import AuditChain
 from commitmq.security.audit_files import ENDING, REFUSALS
-from commitmq.security.audit_line import MAX_NAME, Actor, Decision, Event
+from commitmq.security.audit_line import Actor, Decision, Event
+from commitmq.security.audit_uses import FirstUses
 
 SUMMARY: Final = "audit.summary"
 _SYNC_S: Final = 1.0
-_HOUR_S: Final = 3600.0
 _SHARES: Final = 16
 """Refusals of all users together may have the bytes of so many users: a refused client may claim any name."""
 
@@ -78,9 +79,9 @@ class AuditLog:
         most, rate = self.limits.changes_per_second, self.limits.user_bytes_per_second
         self._changes = LinesBound(most, rate)
         self._refusals = LinesBound(self.limits.refusals_per_second, rate, _SHARES)
-        self._uses: set[tuple[str, str, str]] = set()
-        self._hour_ends = 0.0
-        self._is_full = False
+        most = self.limits.uses_per_hour if self.limits.enable else 0
+        self._uses = FirstUses(most, partial(self._no_more, "uses"))
+        self._connections = FirstUses(most, partial(self._no_more, "connections"))
         self._thread: threading.Thread | None = None
         self._dirty, self._ends = threading.Event(), threading.Event()
 
@@ -153,25 +154,16 @@ class AuditLog:
                 self._wake()
 
     def is_first(self, user: str, operation: str, resource: str) -> bool:
-        """Whether this is the first such use in an hour, and is to be written. A use by a request of data costs this look.
+        """Whether this is the first such use in an hour, and is to be written (:mod:`.audit_uses`)."""
+        return self._uses.is_first(user, operation, resource)
 
-        What is cut in a line is cut here too: it is asked before a name is refused as too long, and nothing of that stays.
-        """
-        now_s = time.monotonic()
-        if now_s >= self._hour_ends:
-            self._uses.clear()
-            self._hour_ends, self._is_full = now_s + _HOUR_S, False
-        key = user, operation[:MAX_NAME], resource[:MAX_NAME]
-        if key in self._uses or not self.limits.enable:
-            return False
-        if len(self._uses) < self.limits.uses_per_hour:
-            self._uses.add(key)
-            return True
-        if not self._is_full and self.limits.uses_per_hour:
-            self._is_full = True
-            sentence = f"{self.limits.uses_per_hour} uses were written (audit.uses_per_hour); for an hour no more are"
-            self.write(Event(Actor(), SUMMARY, reason=sentence))
-        return False
+    def is_first_connection(self, user: str, key: str, address: str) -> bool:
+        """The same of a connection, of which uses take no place."""
+        return self._connections.is_first(user, key, address)
+
+    def _no_more(self, what: str, user: str, share: int) -> None:
+        sentence = f"the first {share} {what} of this user in the hour have lines (audit.uses_per_hour), no more"
+        self.write(Event(Actor(user), SUMMARY, reason=sentence))
 
     def close(self) -> None:
         """Write what waits, and sync. Nothing is written any more: another process may take the file over."""

@@ -404,11 +404,23 @@ def test_a_summary_comes_although_nothing_more_is_written(logs: Logs) -> None:
 
 
 def test_uses_are_written_once_and_bounded(logs: Logs) -> None:
-    log = logs.log(uses_per_hour=3)
+    log = logs.log(uses_per_hour=48)
     assert [log.is_first("shop", "send", "orders") for _ in range(3)] == [True, False, False]
     assert [log.is_first("shop", "send", f"t{number}") for number in range(5)] == [True, True, False, False, False]
-    assert [one["op"] for one in logs.lines()] == ["audit.summary"]
+    assert [(one["op"], one["user"]) for one in logs.lines()] == [("audit.summary", "shop")]
     assert not logs.log("reader-0", enable=False).is_first("shop", "send", "orders")
+
+
+def test_no_user_turns_off_the_uses_and_connections_of_others(logs: Logs) -> None:
+    log = logs.log(uses_per_hour=160)
+    assert sum(log.is_first("shop", "send", f"t{number}") for number in range(200)) == 10
+    assert log.is_first_connection("shop", "k" * 40, "10.1.2.3")
+    assert [log.is_first("cook", "send", "t1") for _ in range(2)] == [True, False]
+    assert sum(log.is_first(f"user{number}", "send", f"t{one}") for number in range(20) for one in range(20)) == 149
+    assert sum(log.is_first_connection("shop", "k" * 40, f"10.1.1.{number}") for number in range(20)) == 9
+    assert [log.is_first_connection("cook", "k" * 40, "10.1.2.3") for _ in range(2)] == [True, False]
+    told = [one["reason"] for one in logs.lines() if one["user"] == "shop"]
+    assert [one.split(" of this user")[0] for one in told] == ["the first 10 uses", "the first 10 connections"]
 
 
 def test_names_of_any_length_cost_no_memory(logs: Logs) -> None:
