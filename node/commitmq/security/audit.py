@@ -111,6 +111,16 @@ class AuditLog:
             with self._lock:
                 self._append(self._main, event.members())
 
+    def begin(self) -> None:
+        """Begin a change of several lines, which :meth:`take_back` can take back. Never raises."""
+        with self._lock:
+            self._main.begin()
+
+    def take_back(self) -> None:
+        """Take all lines since :meth:`begin` back: what they tell was not made, and that cannot be written. Never raises."""
+        with self._lock:
+            self._main.take_back()
+
     def change(self, event: Event) -> None:
         """Write a change, before it is made; or that it failed. Beyond what its user may cause (:mod:`.audit_bounds`) only how
         many there were is written. Never raises.

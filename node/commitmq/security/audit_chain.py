@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from commitmq import failpoints
 from commitmq.files import disk
@@ -22,6 +22,17 @@ from commitmq.security.audit_line import digest, encoded
 
 REMOVED: Final = "audit.removed"
 _FILE_MODE: Final = 0o600
+
+
+class _State(NamedTuple):
+    """Where a file and its chain stand."""
+
+    size: int
+    number: int
+    previous: str
+    junk: int
+    ends_open: bool
+    lost: int
 
 
 class AuditChain:
@@ -41,6 +52,7 @@ class AuditChain:
         self._size = self._number = self._first = self._junk = 0
         self._previous = ""
         self._is_resumed = self._ends_open = False
+        self._begun: _State | None = None
         self.lost = 0
         self._full_files: list[int] = []  # descriptors, for their last sync
         self._to_remove: list[Path] = []
@@ -50,17 +62,39 @@ class AuditChain:
         """Write one line with one system call, if the disk lets it. Returns its bytes; 0 when it is lost."""
         try:
             self._open()
-            if self._size >= self._max_file_bytes and not self._junk and not self._ends_open:
+            if self._begun is None:
                 self._turn_over()
             written = self._put(members)
         except OSError as error:
-            self.lost += 1
-            self._say("write", f"cannot write the audit log {self.path}: {error.strerror}")
+            self._lose(error)
             return 0
         self.lost = 0
         self._is_new = True
         self._say("write", "")
         return written
+
+    def begin(self) -> None:
+        """The lines from here on may be taken back: they stay in one file."""
+        try:
+            self._open()
+            self._turn_over()
+        except OSError as error:
+            self._lose(error)
+        else:
+            self._begun = _State(self._size, self._number, self._previous, self._junk, self._ends_open, self.lost)
+
+    def take_back(self) -> None:
+        """Take the lines since :meth:`begin` back; that needs no room on the disk."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        try:
+            disk.resize(self._fd, begun.size, "audit")
+        except OSError as error:
+            self._say("write", f"cannot take lines back from the audit log {self.path}: {error.strerror}")
+            return
+        self._size, self._number, self._previous, self._junk, self._ends_open, self.lost = begun
+        self._is_new = True
 
     def close(self) -> None:
         """Close the file; it was synced."""
@@ -95,6 +129,10 @@ class AuditChain:
                 os.close(fd)
         with lock:
             self._say("sync", sentence)
+
+    def _lose(self, error: OSError) -> None:
+        self.lost += 1
+        self._say("write", f"cannot write the audit log {self.path}: {error.strerror}")
 
     def _put(self, members: dict[str, Any]) -> int:
         begin = b"\n" if self._ends_open else b""
@@ -148,7 +186,7 @@ class AuditChain:
 
     def _take_size(self, size: int) -> None:
         """Go on behind what another program has made of the file; the chain shows it."""
-        self._size, self._junk = size, 0
+        self._size, self._junk, self._begun = size, 0, None
         self._ends_open = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
     def _resume(self, size: int) -> None:
@@ -175,7 +213,9 @@ class AuditChain:
         return 1 if former is None else former.number + 1
 
     def _turn_over(self) -> None:
-        """Begin the next file. Where the full one cannot be renamed, it goes on. Raises OSError when there is no file then."""
+        """Begin the next file, if this one is full; where it cannot be renamed it goes on. Raises OSError if none is there."""
+        if self._size < self._max_file_bytes or self._junk or self._ends_open:
+            return
         try:
             self._begin_file()
         except OSError as error:

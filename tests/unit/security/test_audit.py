@@ -273,6 +273,37 @@ def test_a_full_disk_costs_lines_but_no_more(logs: Logs, points: Any) -> None:
     assert "2 lines could not be written before line 3" in chain.notes[0]
 
 
+def test_lines_are_taken_back_whole_files_and_broken_lines_too(logs: Logs, points: Any) -> None:
+    log = logs.log(max_file_bytes=1_024)
+    fill(log, 8)
+    before = logs.lines()
+    log.begin()
+    fill(log, 30)
+    points("audit.write=short:30")
+    fill(log, 2)
+    assert log.lost == 2
+    log.take_back()
+    points("")
+    assert (logs.lines(), log.lost) == (before, 0)
+    fill(log, 8)
+    log.begin()
+    points("disk.resize.audit:before=errno:EIO@1")
+    fill(log, 1)
+    log.take_back()
+    assert "take lines back" in log.fault
+    fill(log, 1)
+    assert (log.fault, len(logs.lines())) == ("", 18)
+    chain = logs.chain()
+    assert (chain.faults, chain.notes) == ([], [])
+    # Another program's file is not cut.
+    log.begin()
+    path = logs.folder / "coordinator.jsonl"
+    path.unlink()
+    fill(log, 3)
+    log.take_back()
+    assert path.read_bytes().count(b"\n") == 3
+
+
 def test_a_short_write_is_an_unfinished_line(logs: Logs, points: Any) -> None:
     log = logs.log(max_file_bytes=1_024)
     fill(log, 2)
