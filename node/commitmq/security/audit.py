@@ -4,7 +4,7 @@ A line is written before its change is made, with one system call, so a process 
 may leave a line whose change never came. A thread syncs the file a second later. Lines are chained (:mod:`.audit_line`).
 
 A node never waits for its audit log and never stops because of it. Where the file cannot be written, the log and
-``status`` say so once; the next line that gets through tells how many are lost.
+``status`` say so once; the thread tries again each second, and the next line that gets through tells how many are lost.
 
 Owns two chains (:mod:`.audit_chain`): ``commitmq/audit/ROLE.jsonl``, and for refusals ``ROLE.refused.jsonl``, so that they
 roll no change away. What a user can cause is bounded (:mod:`.audit_bounds`).
@@ -196,7 +196,7 @@ class AuditLog:
         if self._is_closed:
             return 0
         written = chain.append(members)
-        if not written or self._syncs_at_once:
+        if self._syncs_at_once:
             return written
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="audit", daemon=True)
@@ -259,7 +259,12 @@ class AuditLog:
                 self._begin_second()
                 if self._refusals.has_untold or self._changes.has_untold:
                     self._wake()  # they came in this second, which is not over
+                if self._faults:
+                    for one in self._chains:
+                        one.try_again()
             self._sync()
+            if self._faults:
+                self._wake()
 
     def _sync(self) -> None:
         for one in self._chains:

@@ -21,6 +21,7 @@ from commitmq.security.audit_files import first_of, last_line, older_files, olde
 from commitmq.security.audit_line import digest, encoded
 
 REMOVED: Final = "audit.removed"
+GAP: Final = "audit.lost"
 _FILE_MODE: Final = 0o600
 
 
@@ -97,7 +98,9 @@ class AuditChain:
         self._is_new = True
 
     def close(self) -> None:
-        """Close the file; it was synced."""
+        """Close the files; they were synced, if the device lets it."""
+        while self._full_files:
+            os.close(self._full_files.pop())
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -108,16 +111,19 @@ class AuditChain:
             if not self._is_new:
                 return
             self._is_new = False
-            files, self._full_files = self._full_files, []
+            full, self._full_files = self._full_files, []
             gone, self._to_remove = self._to_remove, []
             has_new_name, self._has_new_name = self._has_new_name, False
-        sentence = ""
+        sentence, newest = "", -1
         try:
             with lock:
                 if self._fd >= 0:
-                    files.append(os.dup(self._fd))
-            for fd in files:
-                disk.sync(fd, "audit")
+                    newest = os.dup(self._fd)
+            while full:
+                disk.sync(full[0], "audit")
+                os.close(full.pop(0))
+            if newest >= 0:
+                disk.sync(newest, "audit")
             if has_new_name or gone:
                 disk.sync_folder(self.path.parent, "audit")
             for path in gone:
@@ -125,10 +131,22 @@ class AuditChain:
         except OSError as error:
             sentence = f"cannot bring the audit log {self.path} to the device: {error.strerror}"
         finally:
-            for fd in files:
-                os.close(fd)
+            if newest >= 0:
+                os.close(newest)
         with lock:
+            if sentence:  # the next call tries again
+                self._is_new = True
+                self._full_files[:0], self._to_remove[:0] = full, gone
+                self._has_new_name = self._has_new_name or has_new_name
             self._say("sync", sentence)
+
+    def try_again(self) -> None:
+        """After a fault, without waiting for the next line. A line says how many are lost, if any are."""
+        if self.lost:
+            self.append({"op": GAP})
+        elif self._fd >= 0:
+            with contextlib.suppress(OSError):  # the next line meets it too
+                self._turn_over()
 
     def _lose(self, error: OSError) -> None:
         self.lost += 1

@@ -22,6 +22,7 @@ import pytest
 
 from commitmq import failpoints
 from commitmq.log import get_log
+from commitmq.security import audit
 from commitmq.security.audit import AuditLimits, AuditLog
 from commitmq.security.audit_bounds import SAVED_S
 from commitmq.security.audit_line import Actor, Event, parsed
@@ -70,6 +71,12 @@ def points(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(failpoints, "ACTIVE", bool(text))
 
     return put
+
+
+@pytest.fixture
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread, which tries again what failed, does not come."""
+    monkeypatch.setattr(audit, "_SYNC_S", 600.0)
 
 
 def fill(log: AuditLog, count: int, begin: int = 0) -> None:
@@ -259,7 +266,7 @@ def test_a_killed_process_leaves_a_chain_that_goes_on(logs: Logs, point: str) ->
     assert [one["resource"] for one in logs.lines() if "resource" in one][-20:] == [f"Topic:t{n}" for n in range(20)]
 
 
-def test_a_full_disk_costs_lines_but_no_more(logs: Logs, points: Any) -> None:
+def test_a_full_disk_costs_lines_but_no_more(logs: Logs, points: Any, no_thread: None) -> None:
     log = logs.log()
     fill(log, 2)
     points("audit.write=errno:ENOSPC@1-2")
@@ -273,7 +280,7 @@ def test_a_full_disk_costs_lines_but_no_more(logs: Logs, points: Any) -> None:
     assert "2 lines could not be written before line 3" in chain.notes[0]
 
 
-def test_lines_are_taken_back_whole_files_and_broken_lines_too(logs: Logs, points: Any) -> None:
+def test_lines_are_taken_back_whole_files_and_broken_lines_too(logs: Logs, points: Any, no_thread: None) -> None:
     log = logs.log(max_file_bytes=1_024)
     fill(log, 8)
     before = logs.lines()
@@ -304,7 +311,7 @@ def test_lines_are_taken_back_whole_files_and_broken_lines_too(logs: Logs, point
     assert path.read_bytes().count(b"\n") == 3
 
 
-def test_a_short_write_is_an_unfinished_line(logs: Logs, points: Any) -> None:
+def test_a_short_write_is_an_unfinished_line(logs: Logs, points: Any, no_thread: None) -> None:
     log = logs.log(max_file_bytes=1_024)
     fill(log, 2)
     points("audit.write=short:30@1-2")
@@ -317,7 +324,7 @@ def test_a_short_write_is_an_unfinished_line(logs: Logs, points: Any) -> None:
     assert any("unfinished line" in one for one in chain.notes)
 
 
-def test_a_file_that_cannot_be_opened_heals(logs: Logs) -> None:
+def test_a_file_that_cannot_be_opened_heals(logs: Logs, no_thread: None) -> None:
     logs.folder.parent.mkdir(mode=0o700)
     logs.folder.write_text("in the way")
     log = logs.log()
@@ -339,6 +346,27 @@ def test_a_file_that_cannot_be_renamed_goes_on(logs: Logs, points: Any) -> None:
     points("")
     fill(log, 10, 10)
     assert log.fault == ""
+    assert logs.chain().faults == []
+
+
+@pytest.mark.parametrize(
+    ("point", "lost"),
+    [
+        ("audit.write=errno:ENOSPC@3-5", 3),
+        ("disk.open.audit:before=errno:EACCES@1-5", 5),
+        ("disk.sync.audit:before=errno:EIO@1-2", 0),
+        ("disk.sync_folder.audit:before=errno:EMFILE@1-2", 0),
+        ("disk.unlink.audit:before=errno:EIO@1", 0),
+        ("disk.replace.audit:before=errno:EACCES@1-20", 0),
+    ],
+)
+def test_a_fault_passes_without_another_line(logs: Logs, points: Any, point: str, lost: int) -> None:
+    log = logs.log(max_file_bytes=1_024, max_files=2)
+    points(point)
+    fill(log, 5 if lost else 20)
+    eventually(lambda: log.fault == "" and len(logs.told) == 2, "that the fault has passed", 20)
+    eventually(lambda: len(list(logs.folder.iterdir())) <= 2, "that no file is too many", 10)
+    assert [one["lost"] for one in logs.lines() if "lost" in one] == ([lost] if lost else [])
     assert logs.chain().faults == []
 
 
