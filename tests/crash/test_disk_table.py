@@ -113,7 +113,7 @@ ELSEWHERE = {
     **{f"{one}.node_key": "tests/unit/security/test_node_key_file.py" for one in CONTENT},
     "open.node_key_configured": "tests/unit/security/test_node_key_file.py",
     "sync_folder.node_key_configured": "tests/unit/security/test_node_key_file.py",
-    **{f"{one}.audit": "tests/unit/security/test_audit.py" for one in ("replace", "unlink")},
+    **{f"{one}.audit": "tests/unit/security/test_audit.py" for one in ("replace", "unlink", "resize")},
     "open.acl_lock": "tests/unit/security/test_access_file.py",
     "open.acl_configured": "tests/unit/security/test_access_file.py",
     "sync_folder.acl_configured": "tests/unit/security/test_access_file.py",

@@ -110,7 +110,7 @@ class ZapHandler:
         if user is None or not user.is_enabled:
             return ""
         address = address.removeprefix("::ffff:")
-        if self._audit is not None and self._audit.is_first(user.name, _CONNECT, f"{key} {address}"):
+        if self._audit is not None and self._audit.is_first_connection(user.name, key, address):
             self._audit.used(Event(Actor(user.name, _PROTOCOL, address, key), _CONNECT))
         return f"{key} {address}"
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.security.access_table import AccessTable
-from commitmq.security.audit import AuditLimits, AuditLog
+from commitmq.security.audit import SUMMARY, AuditLimits, AuditLog
 from commitmq.security.audit_line import Actor, Event
 from commitmq.security.user import User
 
@@ -28,12 +28,12 @@ def this_account() -> Actor:
 
 @contextlib.contextmanager
 def written_down(
-    root: Path, actor: Actor, before: AccessTable, after: AccessTable, is_made: Callable[[], bool]
+    root: Path, actor: Actor, before: AccessTable, after: AccessTable, is_made: Callable[[], bool | None]
 ) -> Iterator[None]:
     """Write to the audit log of the store in ``root`` what the block is going to change; needs the lock of the users.
 
-    ``is_made``: whether the change is there, although the block raised. Raises StoreError where the audit log cannot be
-    written: nobody would see that there was a change.
+    ``is_made``: whether the change is there, although the block raised; None where that cannot be read. Raises StoreError
+    where the audit log cannot be written: nobody would see that there was a change.
     """
     events = [*_users(actor, before, after), *_policies(actor, before, after)]
     # Only the store's owner changes users, with a sync for each change, and every line counts.
@@ -41,20 +41,37 @@ def written_down(
     log = AuditLog(root / "commitmq" / "audit", ROLE, get_log(ROLE), limits, syncs_at_once=True)
     try:
         try:
+            log.begin()
+            _check(log)
             for one in events:
                 log.write(one)
-                if log.lost:
-                    raise StoreError(f"users stay as they are, because the change cannot be written down: {log.fault}")
+                _check(log)
             yield
-        except Exception as error:
-            for one in events:
-                if is_made():
-                    log.write(replace(one, reason=f"made, but a power cut may take it back: {error}"))
-                else:
-                    log.failed(one, str(error))
+        except BaseException as error:
+            _tell(log, events, is_made(), f"{error}" or repr(error))
             raise
     finally:
         log.close()
+
+
+def _check(log: AuditLog) -> None:
+    if log.lost:
+        raise StoreError(f"users stay as they are, because the change cannot be written down: {log.fault}")
+
+
+def _tell(log: AuditLog, events: list[Event], is_there: bool | None, reason: str) -> None:
+    """Write what became of a change that raised. Of one that was not made no line stays that has no ``failed`` behind it."""
+    if is_there is not False:
+        fate = "made, but a power cut may take it back" if is_there else "it cannot be read whether this was made"
+        for one in events:
+            log.write(replace(one, reason=f"{fate}: {reason}"))
+        return
+    for one in events:
+        log.failed(one, reason)
+        if log.lost:
+            log.take_back()
+            log.failed(Event(one.actor, SUMMARY), f"changes of users, {len(events)}, were not made: {reason}")
+            break
 
 
 def _users(actor: Actor, before: AccessTable, after: AccessTable) -> Iterator[Event]:

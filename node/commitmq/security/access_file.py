@@ -104,11 +104,13 @@ class AccessFile:
         except OSError as error:
             raise kind_of(error)(f"cannot change the file of users: {error.strerror}", path=self.path) from error
 
-    def _holds(self, data: bytes) -> bool:
+    def _holds(self, data: bytes) -> bool | None:
         try:
             return self.path.read_bytes() == data
-        except OSError:
+        except FileNotFoundError:
             return False
+        except OSError:
+            return None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ A line is written before its change is made, with one system call, so a process 
 may leave a line whose change never came. A thread syncs the file a second later. Lines are chained (:mod:`.audit_line`).
 
 A node never waits for its audit log and never stops because of it. Where the file cannot be written, the log and
-``status`` say so once; the next line that gets through tells how many are lost.
+``status`` say so once; the thread tries again each second, and the next line that gets through tells how many are lost.
 
 Owns two chains (:mod:`.audit_chain`): ``commitmq/audit/ROLE.jsonl``, and for refusals ``ROLE.refused.jsonl``, so that they
 roll no change away. What a user can cause is bounded (:mod:`.audit_bounds`).
@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,10 +28,10 @@ from commitmq.security.audit_bounds import LinesBound
 from commitmq.security.audit_chain import AuditChain
 from commitmq.security.audit_files import ENDING, REFUSALS
 from commitmq.security.audit_line import Actor, Decision, Event
+from commitmq.security.audit_uses import FirstUses
 
 SUMMARY: Final = "audit.summary"
 _SYNC_S: Final = 1.0
-_HOUR_S: Final = 3600.0
 _SHARES: Final = 16
 """Refusals of all users together may have the bytes of so many users: a refused client may claim any name."""
 
@@ -78,9 +79,9 @@ class AuditLog:
         most, rate = self.limits.changes_per_second, self.limits.user_bytes_per_second
         self._changes = LinesBound(most, rate)
         self._refusals = LinesBound(self.limits.refusals_per_second, rate, _SHARES)
-        self._uses: set[tuple[str, str, str]] = set()
-        self._hour_ends = 0.0
-        self._is_full = False
+        most = self.limits.uses_per_hour if self.limits.enable else 0
+        self._uses = FirstUses(most, partial(self._no_more, "uses"))
+        self._connections = FirstUses(most, partial(self._no_more, "connections"))
         self._thread: threading.Thread | None = None
         self._dirty, self._ends = threading.Event(), threading.Event()
 
@@ -109,6 +110,16 @@ class AuditLog:
         if self.limits.enable:
             with self._lock:
                 self._append(self._main, event.members())
+
+    def begin(self) -> None:
+        """Begin a change of several lines, which :meth:`take_back` can take back. Never raises."""
+        with self._lock:
+            self._main.begin()
+
+    def take_back(self) -> None:
+        """Take all lines since :meth:`begin` back: what they tell was not made, and that cannot be written. Never raises."""
+        with self._lock:
+            self._main.take_back()
 
     def change(self, event: Event) -> None:
         """Write a change, before it is made; or that it failed. Beyond what its user may cause (:mod:`.audit_bounds`) only how
@@ -153,22 +164,16 @@ class AuditLog:
                 self._wake()
 
     def is_first(self, user: str, operation: str, resource: str) -> bool:
-        """Whether this is the first such use in an hour, and is to be written. A use by a request of data costs this look."""
-        now_s = time.monotonic()
-        if now_s >= self._hour_ends:
-            self._uses.clear()
-            self._hour_ends, self._is_full = now_s + _HOUR_S, False
-        key = user, operation, resource
-        if key in self._uses or not self.limits.enable:
-            return False
-        if len(self._uses) < self.limits.uses_per_hour:
-            self._uses.add(key)
-            return True
-        if not self._is_full and self.limits.uses_per_hour:
-            self._is_full = True
-            sentence = f"{self.limits.uses_per_hour} uses were written (audit.uses_per_hour); for an hour no more are"
-            self.write(Event(Actor(), SUMMARY, reason=sentence))
-        return False
+        """Whether this is the first such use in an hour, and is to be written (:mod:`.audit_uses`)."""
+        return self._uses.is_first(user, operation, resource)
+
+    def is_first_connection(self, user: str, key: str, address: str) -> bool:
+        """The same of a connection, of which uses take no place."""
+        return self._connections.is_first(user, key, address)
+
+    def _no_more(self, what: str, user: str, share: int) -> None:
+        sentence = f"the first {share} {what} of this user in the hour have lines (audit.uses_per_hour), no more"
+        self.write(Event(Actor(user), SUMMARY, reason=sentence))
 
     def close(self) -> None:
         """Write what waits, and sync. Nothing is written any more: another process may take the file over."""
@@ -191,7 +196,7 @@ class AuditLog:
         if self._is_closed:
             return 0
         written = chain.append(members)
-        if not written or self._syncs_at_once:
+        if self._syncs_at_once:
             return written
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="audit", daemon=True)
@@ -254,7 +259,12 @@ class AuditLog:
                 self._begin_second()
                 if self._refusals.has_untold or self._changes.has_untold:
                     self._wake()  # they came in this second, which is not over
+                if self._faults:
+                    for one in self._chains:
+                        one.try_again()
             self._sync()
+            if self._faults:
+                self._wake()
 
     def _sync(self) -> None:
         for one in self._chains:

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from commitmq.security.audit_line import Actor
+from commitmq.security.audit_line import MAX_NAME, Actor
 
 SAVED_S: Final = 600
 """A user may cause the bytes of so many seconds at once."""
@@ -50,6 +50,7 @@ class LinesBound:
     def admits(self, actor: Actor, operation: str, now_s: float, kind: str = "") -> bool:
         """Whether a line is to be written. The first one of each ``kind`` in a second may be one line more."""
         found = self._account(actor, now_s)
+        operation, kind = operation[:MAX_NAME], kind[: 2 * MAX_NAME]
         is_first = bool(kind) and kind not in found.kinds
         if (
             (found.written < self._most_lines or is_first)
@@ -90,10 +91,10 @@ class LinesBound:
         return any(one.untold for one in self._accounts.values())
 
     def _account(self, actor: Actor, now_s: float) -> _Account:
-        key = (actor.name, "") if actor.name else ("", actor.address)
+        key = (actor.name[:MAX_NAME], "") if actor.name else ("", actor.address[:MAX_NAME])
         found = self._accounts.get(key)
         if found is None:
-            found = self._accounts[key] = _Account(actor, float(self._rate * SAVED_S), now_s)
+            found = self._accounts[key] = _Account(actor.cut(), float(self._rate * SAVED_S), now_s)
         return found
 
     def _refilled(self, one: _Account, now_s: float, shares: int) -> float:

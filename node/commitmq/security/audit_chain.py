@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from commitmq import failpoints
 from commitmq.files import disk
@@ -21,7 +21,19 @@ from commitmq.security.audit_files import first_of, last_line, older_files, olde
 from commitmq.security.audit_line import digest, encoded
 
 REMOVED: Final = "audit.removed"
+GAP: Final = "audit.lost"
 _FILE_MODE: Final = 0o600
+
+
+class _State(NamedTuple):
+    """Where a file and its chain stand."""
+
+    size: int
+    number: int
+    previous: str
+    junk: int
+    ends_open: bool
+    lost: int
 
 
 class AuditChain:
@@ -41,6 +53,7 @@ class AuditChain:
         self._size = self._number = self._first = self._junk = 0
         self._previous = ""
         self._is_resumed = self._ends_open = False
+        self._begun: _State | None = None
         self.lost = 0
         self._full_files: list[int] = []  # descriptors, for their last sync
         self._to_remove: list[Path] = []
@@ -50,20 +63,44 @@ class AuditChain:
         """Write one line with one system call, if the disk lets it. Returns its bytes; 0 when it is lost."""
         try:
             self._open()
-            if self._size >= self._max_file_bytes and not self._junk and not self._ends_open:
+            if self._begun is None:
                 self._turn_over()
             written = self._put(members)
         except OSError as error:
-            self.lost += 1
-            self._say("write", f"cannot write the audit log {self.path}: {error.strerror}")
+            self._lose(error)
             return 0
         self.lost = 0
         self._is_new = True
         self._say("write", "")
         return written
 
+    def begin(self) -> None:
+        """The lines from here on may be taken back: they stay in one file."""
+        try:
+            self._open()
+            self._turn_over()
+        except OSError as error:
+            self._lose(error)
+        else:
+            self._begun = _State(self._size, self._number, self._previous, self._junk, self._ends_open, self.lost)
+
+    def take_back(self) -> None:
+        """Take the lines since :meth:`begin` back; that needs no room on the disk."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        try:
+            disk.resize(self._fd, begun.size, "audit")
+        except OSError as error:
+            self._say("write", f"cannot take lines back from the audit log {self.path}: {error.strerror}")
+            return
+        self._size, self._number, self._previous, self._junk, self._ends_open, self.lost = begun
+        self._is_new = True
+
     def close(self) -> None:
-        """Close the file; it was synced."""
+        """Close the files; they were synced, if the device lets it."""
+        while self._full_files:
+            os.close(self._full_files.pop())
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -74,16 +111,19 @@ class AuditChain:
             if not self._is_new:
                 return
             self._is_new = False
-            files, self._full_files = self._full_files, []
+            full, self._full_files = self._full_files, []
             gone, self._to_remove = self._to_remove, []
             has_new_name, self._has_new_name = self._has_new_name, False
-        sentence = ""
+        sentence, newest = "", -1
         try:
             with lock:
                 if self._fd >= 0:
-                    files.append(os.dup(self._fd))
-            for fd in files:
-                disk.sync(fd, "audit")
+                    newest = os.dup(self._fd)
+            while full:
+                disk.sync(full[0], "audit")
+                os.close(full.pop(0))
+            if newest >= 0:
+                disk.sync(newest, "audit")
             if has_new_name or gone:
                 disk.sync_folder(self.path.parent, "audit")
             for path in gone:
@@ -91,10 +131,26 @@ class AuditChain:
         except OSError as error:
             sentence = f"cannot bring the audit log {self.path} to the device: {error.strerror}"
         finally:
-            for fd in files:
-                os.close(fd)
+            if newest >= 0:
+                os.close(newest)
         with lock:
+            if sentence:  # the next call tries again
+                self._is_new = True
+                self._full_files[:0], self._to_remove[:0] = full, gone
+                self._has_new_name = self._has_new_name or has_new_name
             self._say("sync", sentence)
+
+    def try_again(self) -> None:
+        """After a fault, without waiting for the next line. A line says how many are lost, if any are."""
+        if self.lost:
+            self.append({"op": GAP})
+        elif self._fd >= 0:
+            with contextlib.suppress(OSError):  # the next line meets it too
+                self._turn_over()
+
+    def _lose(self, error: OSError) -> None:
+        self.lost += 1
+        self._say("write", f"cannot write the audit log {self.path}: {error.strerror}")
 
     def _put(self, members: dict[str, Any]) -> int:
         begin = b"\n" if self._ends_open else b""
@@ -148,7 +204,7 @@ class AuditChain:
 
     def _take_size(self, size: int) -> None:
         """Go on behind what another program has made of the file; the chain shows it."""
-        self._size, self._junk = size, 0
+        self._size, self._junk, self._begun = size, 0, None
         self._ends_open = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
     def _resume(self, size: int) -> None:
@@ -175,7 +231,9 @@ class AuditChain:
         return 1 if former is None else former.number + 1
 
     def _turn_over(self) -> None:
-        """Begin the next file. Where the full one cannot be renamed, it goes on. Raises OSError when there is no file then."""
+        """Begin the next file, if this one is full; where it cannot be renamed it goes on. Raises OSError if none is there."""
+        if self._size < self._max_file_bytes or self._junk or self._ends_open:
+            return
         try:
             self._begin_file()
         except OSError as error:

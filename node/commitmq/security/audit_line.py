@@ -22,7 +22,7 @@ import orjson
 
 MAX_LINE_BYTES: Final = 16 * 1024
 _MAX_TEXT: Final = 200
-_MAX_NAME: Final = 144  # "Topic:" and the longest name of a topic
+MAX_NAME: Final = 144  # "Topic:" and the longest name of a topic
 _MAX_VALUE_BYTES: Final = 2_000
 _KEY_CHARACTERS: Final = 12
 
@@ -46,6 +46,10 @@ class Actor:
     address: str = ""
     key: str = ""
 
+    def cut(self) -> Actor:
+        """As it stands in a line: a client whose signature is wrong may claim a name of any length."""
+        return Actor(*(one[:MAX_NAME] for one in (self.name, self.protocol, self.address, self.key)))
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -64,12 +68,12 @@ class Event:
         """The line's members, without those of the chain, and without empty ones."""
         actor = self.actor
         found = {
-            "user": _text(actor.name, _MAX_NAME),
+            "user": _text(actor.name, MAX_NAME),
             "key": _text(actor.key, _KEY_CHARACTERS),
-            "protocol": _text(actor.protocol, _MAX_NAME),
-            "address": _text(actor.address, _MAX_NAME),
-            "op": _text(self.operation, _MAX_NAME),
-            "resource": _text(self.resource, _MAX_NAME),
+            "protocol": _text(actor.protocol, MAX_NAME),
+            "address": _text(actor.address, MAX_NAME),
+            "op": _text(self.operation, MAX_NAME),
+            "resource": _text(self.resource, MAX_NAME),
             "decision": str(self.decision),
             "reason": _text(self.reason, _MAX_TEXT),
             "request": _bounded(self.request),

@@ -20,8 +20,11 @@ import pytest
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.log import get_log
+from commitmq.security.access_changes import written_down
 from commitmq.security.access_file import AccessFile
 from commitmq.security.access_table import AccessTable
+from commitmq.security.audit_line import Actor
+from commitmq.security.audit_trail import AuditTrail
 from commitmq.security.live_access import LOOK_MS, LiveAccess
 from commitmq.security.user import Secret, User
 
@@ -136,6 +139,68 @@ def test_a_change_that_nobody_would_see_is_not_made(tmp_path: Path) -> None:
     add(file, "bob")
     found = audited(tmp_path)
     assert [one[:2] for one in found if one[1] != "failed"] == [("User:ann", "allowed"), ("User:bob", "allowed")]
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        "audit.write=errno:ENOSPC@4-99",  # allowed, and no room for what comes then
+        "audit.write=short:50@4-99",
+        "audit.write=short:50@8-99;disk.open.acl:before=errno:ENOSPC",  # two of the five have a line that says failed
+    ],
+)
+def test_the_lines_of_a_change_that_a_full_disk_stops_are_taken_back(tmp_path: Path, points: str) -> None:
+    def five(table: AccessTable) -> None:
+        table.users.update({f"user{one}": User(f"user{one}", Secret(SECRET)) for one in range(5)})
+
+    file = AccessFile(tmp_path)
+    add(file, "ann")
+    with active(points), pytest.raises(StoreError, match="No space left"):
+        file.change(five)
+    assert names(tmp_path) == ["ann"]
+    trail = AuditTrail(tmp_path / "commitmq" / "audit")
+    assert [(one["resource"], one["decision"]) for one in trail.lines()] == [("User:ann", "allowed")]
+    with active(points.replace("-99", "")), pytest.raises(StoreError, match="No space left"):
+        file.change(five)  # there is room for one line again
+    add(file, "bob")
+    found = [(one["decision"], one.get("resource")) for one in trail.lines()]
+    failed = {what for decision, what in found if decision == "failed"}
+    assert failed in ({f"User:user{one}" for one in range(5)}, {None})  # each, or one line for all
+    assert {what for decision, what in found if decision == "allowed"} - failed == {"User:ann", "User:bob"}
+    assert [one.faults for one in trail.verified()] == [[]]
+
+
+@pytest.mark.parametrize(("made", "reason"), [(True, "a power cut may take it back"), (None, "cannot be read whether")])
+def test_the_lines_of_a_change_that_may_be_made_stay(tmp_path: Path, made: bool | None, reason: str) -> None:
+    file = AccessFile(tmp_path)
+    after = file.load().copy()
+    after.users["bob"] = User("bob", Secret(SECRET))
+    actor = Actor("uid 7", "file", "local")
+    with pytest.raises(OSError, match="gone"), written_down(tmp_path, actor, file.load(), after, lambda: made):
+        raise OSError("gone")
+    assert [one[:2] for one in audited(tmp_path)] == [("User:bob", "allowed")] * 2
+    assert reason in audited(tmp_path)[1][2]
+
+
+def test_a_change_that_is_interrupted_has_lines_of_that(tmp_path: Path) -> None:
+    file = AccessFile(tmp_path)
+    after = file.load().copy()
+    after.users["bob"] = User("bob", Secret(SECRET))
+    actor = Actor("uid 7", "file", "local")
+    with pytest.raises(KeyboardInterrupt), written_down(tmp_path, actor, file.load(), after, lambda: False):
+        raise KeyboardInterrupt
+    assert audited(tmp_path)[1] == ("User:bob", "failed", "KeyboardInterrupt()")
+
+
+def test_where_few_lines_fit_one_says_that_nothing_was_made(tmp_path: Path) -> None:
+    def five(table: AccessTable) -> None:
+        table.users.update({f"user{one}": User(f"user{one}", Secret(SECRET)) for one in range(5)})
+
+    with active("audit.write=errno:ENOSPC@4-5"), pytest.raises(StoreError):
+        AccessFile(tmp_path).change(five)
+    (line,) = AuditTrail(tmp_path / "commitmq" / "audit").lines()
+    assert (line["op"], line["decision"]) == ("audit.summary", "failed")
+    assert line["reason"].startswith("changes of users, 5, were not made: users stay as they are")
 
 
 def _die(root: Path, point: str) -> None:

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 
 from commitmq import failpoints
 from commitmq.log import get_log
+from commitmq.security import audit
 from commitmq.security.audit import AuditLimits, AuditLog
 from commitmq.security.audit_bounds import SAVED_S
 from commitmq.security.audit_line import Actor, Event, parsed
@@ -69,6 +71,12 @@ def points(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(failpoints, "ACTIVE", bool(text))
 
     return put
+
+
+@pytest.fixture
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread, which tries again what failed, does not come."""
+    monkeypatch.setattr(audit, "_SYNC_S", 600.0)
 
 
 def fill(log: AuditLog, count: int, begin: int = 0) -> None:
@@ -258,7 +266,7 @@ def test_a_killed_process_leaves_a_chain_that_goes_on(logs: Logs, point: str) ->
     assert [one["resource"] for one in logs.lines() if "resource" in one][-20:] == [f"Topic:t{n}" for n in range(20)]
 
 
-def test_a_full_disk_costs_lines_but_no_more(logs: Logs, points: Any) -> None:
+def test_a_full_disk_costs_lines_but_no_more(logs: Logs, points: Any, no_thread: None) -> None:
     log = logs.log()
     fill(log, 2)
     points("audit.write=errno:ENOSPC@1-2")
@@ -272,7 +280,38 @@ def test_a_full_disk_costs_lines_but_no_more(logs: Logs, points: Any) -> None:
     assert "2 lines could not be written before line 3" in chain.notes[0]
 
 
-def test_a_short_write_is_an_unfinished_line(logs: Logs, points: Any) -> None:
+def test_lines_are_taken_back_whole_files_and_broken_lines_too(logs: Logs, points: Any, no_thread: None) -> None:
+    log = logs.log(max_file_bytes=1_024)
+    fill(log, 8)
+    before = logs.lines()
+    log.begin()
+    fill(log, 30)
+    points("audit.write=short:30")
+    fill(log, 2)
+    assert log.lost == 2
+    log.take_back()
+    points("")
+    assert (logs.lines(), log.lost) == (before, 0)
+    fill(log, 8)
+    log.begin()
+    points("disk.resize.audit:before=errno:EIO@1")
+    fill(log, 1)
+    log.take_back()
+    assert "take lines back" in log.fault
+    fill(log, 1)
+    assert (log.fault, len(logs.lines())) == ("", 18)
+    chain = logs.chain()
+    assert (chain.faults, chain.notes) == ([], [])
+    # Another program's file is not cut.
+    log.begin()
+    path = logs.folder / "coordinator.jsonl"
+    path.unlink()
+    fill(log, 3)
+    log.take_back()
+    assert path.read_bytes().count(b"\n") == 3
+
+
+def test_a_short_write_is_an_unfinished_line(logs: Logs, points: Any, no_thread: None) -> None:
     log = logs.log(max_file_bytes=1_024)
     fill(log, 2)
     points("audit.write=short:30@1-2")
@@ -285,7 +324,7 @@ def test_a_short_write_is_an_unfinished_line(logs: Logs, points: Any) -> None:
     assert any("unfinished line" in one for one in chain.notes)
 
 
-def test_a_file_that_cannot_be_opened_heals(logs: Logs) -> None:
+def test_a_file_that_cannot_be_opened_heals(logs: Logs, no_thread: None) -> None:
     logs.folder.parent.mkdir(mode=0o700)
     logs.folder.write_text("in the way")
     log = logs.log()
@@ -307,6 +346,27 @@ def test_a_file_that_cannot_be_renamed_goes_on(logs: Logs, points: Any) -> None:
     points("")
     fill(log, 10, 10)
     assert log.fault == ""
+    assert logs.chain().faults == []
+
+
+@pytest.mark.parametrize(
+    ("point", "lost"),
+    [
+        ("audit.write=errno:ENOSPC@3-5", 3),
+        ("disk.open.audit:before=errno:EACCES@1-5", 5),
+        ("disk.sync.audit:before=errno:EIO@1-2", 0),
+        ("disk.sync_folder.audit:before=errno:EMFILE@1-2", 0),
+        ("disk.unlink.audit:before=errno:EIO@1", 0),
+        ("disk.replace.audit:before=errno:EACCES@1-20", 0),
+    ],
+)
+def test_a_fault_passes_without_another_line(logs: Logs, points: Any, point: str, lost: int) -> None:
+    log = logs.log(max_file_bytes=1_024, max_files=2)
+    points(point)
+    fill(log, 5 if lost else 20)
+    eventually(lambda: log.fault == "" and len(logs.told) == 2, "that the fault has passed", 20)
+    eventually(lambda: len(list(logs.folder.iterdir())) <= 2, "that no file is too many", 10)
+    assert [one["lost"] for one in logs.lines() if "lost" in one] == ([lost] if lost else [])
     assert logs.chain().faults == []
 
 
@@ -403,11 +463,41 @@ def test_a_summary_comes_although_nothing_more_is_written(logs: Logs) -> None:
 
 
 def test_uses_are_written_once_and_bounded(logs: Logs) -> None:
-    log = logs.log(uses_per_hour=3)
+    log = logs.log(uses_per_hour=48)
     assert [log.is_first("shop", "send", "orders") for _ in range(3)] == [True, False, False]
     assert [log.is_first("shop", "send", f"t{number}") for number in range(5)] == [True, True, False, False, False]
-    assert [one["op"] for one in logs.lines()] == ["audit.summary"]
+    assert [(one["op"], one["user"]) for one in logs.lines()] == [("audit.summary", "shop")]
     assert not logs.log("reader-0", enable=False).is_first("shop", "send", "orders")
+
+
+def test_no_user_turns_off_the_uses_and_connections_of_others(logs: Logs) -> None:
+    log = logs.log(uses_per_hour=160)
+    assert sum(log.is_first("shop", "send", f"t{number}") for number in range(200)) == 10
+    assert log.is_first_connection("shop", "k" * 40, "10.1.2.3")
+    assert [log.is_first("cook", "send", "t1") for _ in range(2)] == [True, False]
+    assert sum(log.is_first(f"user{number}", "send", f"t{one}") for number in range(20) for one in range(20)) == 149
+    assert sum(log.is_first_connection("shop", "k" * 40, f"10.1.1.{number}") for number in range(20)) == 9
+    assert [log.is_first_connection("cook", "k" * 40, "10.1.2.3") for _ in range(2)] == [True, False]
+    told = [one["reason"] for one in logs.lines() if one["user"] == "shop"]
+    assert [one.split(" of this user")[0] for one in told] == ["the first 10 uses", "the first 10 connections"]
+
+
+def test_names_of_any_length_cost_no_memory(logs: Logs) -> None:
+    log = logs.log()
+    long = 100_000
+    fill(log, 1)
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            name = f"{number}" + "x" * long
+            assert log.is_first("shop", f"send{name}", name)
+            log.used(Event(SHOP, f"send{name}", name))
+            log.refused(Actor(f"claimed{name}", "remoting", name), f"send{name}", name, name)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 20 * long
+    assert max(len(orjson.dumps(one)) for one in logs.lines()) < 4_000
 
 
 def test_off_is_off(logs: Logs) -> None:
