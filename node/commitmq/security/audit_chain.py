@@ -142,8 +142,10 @@ class AuditChain:
 
     def try_again(self) -> None:
         """After a fault, without waiting for the next line. A line says how many are lost, if any are."""
-        if self.lost:
-            self.append({"op": GAP})
+        lost = self.lost
+        if lost:
+            if not self.append({"op": GAP}):
+                self.lost = lost  # the line of the gap is none that is missing
         elif self._fd >= 0:
             with contextlib.suppress(OSError):  # the next line meets it too
                 self._turn_over()

@@ -352,8 +352,8 @@ def test_a_file_that_cannot_be_renamed_goes_on(logs: Logs, points: Any) -> None:
 @pytest.mark.parametrize(
     ("point", "lost"),
     [
-        ("audit.write=errno:ENOSPC@3-5", 3),
-        ("disk.open.audit:before=errno:EACCES@1-5", 5),
+        ("audit.write=errno:ENOSPC@3-6", 3),
+        ("disk.open.audit:before=errno:EACCES@1-6", 5),
         ("disk.sync.audit:before=errno:EIO@1-2", 0),
         ("disk.sync_folder.audit:before=errno:EMFILE@1-2", 0),
         ("disk.unlink.audit:before=errno:EIO@1", 0),
