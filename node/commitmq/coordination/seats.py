@@ -36,9 +36,14 @@ class Seats:
         return self._who_of.get((group, member), ("", ""))
 
     def take(self, peer: bytes, group: str, member: str, who: Callable[[], tuple[str, str]] = lambda: ("", "")) -> None:
-        """``member`` spoke through the connection ``peer``, which lives; ``who`` says user and address of the peer."""
+        """``member`` spoke through the connection ``peer``, which lives; ``who`` says user and address of the peer.
+
+        A first request can be here before its connection is known: then ``who`` has no address, and is asked again.
+        """
         seat = (group, member)
         if self._peer_of.get(seat) == peer:
+            if not self._who_of[seat][1]:
+                self._who_of[seat] = who()
             return
         former = self._seat_of.get(peer)
         if former is not None:

@@ -32,6 +32,16 @@ def join(groups: Groups, member: str) -> None:
     groups.join("g", member, ["t"], [], SESSION_MS, 0)
 
 
+def test_an_address_that_was_not_known_at_first_is_asked_for_again(groups: Groups) -> None:
+    # The first request of a connection can come before the connection is known; the member had no address for its life.
+    seats = Seats(groups, GRACE_MS)
+    seats.take(b"1", "g", "a", lambda: ("ann", ""))
+    assert seats.who("g", "a") == ("ann", "")
+    seats.take(b"1", "g", "a", lambda: ("ann", "10.0.0.1"))
+    seats.take(b"1", "g", "a", lambda: pytest.fail("it is known"))
+    assert seats.who("g", "a") == ("ann", "10.0.0.1")
+
+
 def test_a_member_is_given_up_a_while_after_its_connection(groups: Groups) -> None:
     seats = Seats(groups, GRACE_MS)
     for member, peer in (("a", b"1"), ("b", b"2")):
