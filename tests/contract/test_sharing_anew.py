@@ -1,11 +1,14 @@
 """Goal: a group that shares queues goes on at the first message of a topic that was deleted and made again under its name.
 
 Method: a real node; consumers that live on while the topic is deleted and made again. Each new message must be acknowledged
-once, in a queue with an order in its order.
+once, in a queue with an order in its order. A receipt of the deleted topic acknowledges nothing, also after the process that
+hands out messages was killed.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from commitmq import Admin, Producer, ShareConsumer
 from nodes import Node, eventually, start_node
 
+WAYS = pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
 NEW = [b"new %d" % number for number in range(8)]
 
 
@@ -55,9 +59,41 @@ def deleted_and_made_again(address: str, topic: str, *, ordered: bool) -> list[b
     return seen
 
 
-@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+@WAYS
 def test_a_share_that_lives_on_begins_the_new_topic_at_its_beginning(node: Node, ordered: bool) -> None:
     # It went on at the offset of the old topic until the coordinator had told of the new one, and then began again.
     for number in range(4):
         seen = deleted_and_made_again(node.address, f"{'o' if ordered else 'u'}-{number}", ordered=ordered)
         assert (seen if ordered else sorted(seen)) == NEW
+
+
+@WAYS
+@pytest.mark.parametrize("is_killed", [False, True], ids=["lives", "killed"])
+def test_a_receipt_of_the_deleted_topic_acknowledges_nothing(node: Node, *, ordered: bool, is_killed: bool) -> None:
+    # Each was answered True. In order, the group's offset in the new topic then passed messages that nobody had received.
+    topic = f"receipts-{ordered}-{is_killed}"
+    with (
+        Admin(node.address) as admin,
+        Producer(node.address) as producer,
+        ShareConsumer(
+            topic, group=f"of-{topic}", node=node.address, invisible_s=30, start="earliest", ordered=ordered
+        ) as consumer,
+    ):
+        admin.topic_create(topic, queues=1)
+        for number in range(3):
+            producer.send(topic, b"old %d" % number, queue=0)
+        old = consumer.receive(3, 10)
+        assert len(old) == 3
+        admin.topic_delete(topic)
+        admin.topic_create(topic, queues=1)
+        for body in NEW:
+            producer.send(topic, body, queue=0)
+        eventually(lambda: admin.offsets(topic)[0].max == len(NEW), "they can be read")
+        if is_killed:
+            before = node.pids()["pop"]
+            os.kill(before, signal.SIGKILL)
+            eventually(lambda: node.pids().get("pop", before) != before, "another process hands out messages")
+        assert consumer.ack(old[0]) == [old[0]]
+        assert consumer.extend(old[1], 20) == [old[1]]
+        assert consumer.nack(old[2]) == [old[2]]
+        assert [bytes(one.body) for one in consumer.receive(len(NEW), 10)] == NEW

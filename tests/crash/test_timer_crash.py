@@ -114,6 +114,12 @@ def lose_positions(store: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def damage_positions(store: Path) -> None:
+    (store / "config" / "timercheck").write_bytes(b"")
+    for path in (store / "commitmq").glob("timer.json*"):
+        path.write_bytes(b'{"is_whole":')
+
+
 def lose_own_positions(store: Path) -> None:
     for path in (store / "commitmq" / "timer.json", store / "commitmq" / "timer.json.bak"):
         path.unlink(missing_ok=True)
@@ -143,7 +149,16 @@ def damage_log(store: Path) -> None:
         path.write_bytes(b"\xff" * path.stat().st_size)
 
 
-DAMAGES = (lose_positions, zero_wheel, lose_own_positions, lose_wheel, cut_wheel, lose_log, damage_log)
+DAMAGES = (
+    damage_positions,
+    zero_wheel,
+    lose_positions,
+    lose_own_positions,
+    lose_wheel,
+    cut_wheel,
+    lose_log,
+    damage_log,
+)
 
 
 @pytest.mark.parametrize(

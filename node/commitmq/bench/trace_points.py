@@ -114,15 +114,14 @@ def _follow(home: Path, ack: str, body: bytes, count: int, settings: Sequence[st
             producer.send(_TOPIC, body)
         recorder = trace_points.Recorder(events, "client")
         lane = producer._lanes.writer.lane
-        local, channel = lane.local, lane.channel
-        assert channel is not None
-        if local is not None and len(body) <= local.MAX_BODY_BYTES:
-            recorder.around(local, "send", TracePoint.ENCODED, TracePoint.HANDED_OVER)
-            recorder.around(local, "receive", None, TracePoint.ANSWERED)
-        else:
-            recorder.around(channel, "send", TracePoint.ENCODED, TracePoint.HANDED_OVER)
-            recorder.around(channel, "receive", None, TracePoint.ANSWERED)
+        watched: list[object] = []
         for done in range(1, count + 1):
+            # A send goes over either socket, and a lost connection is followed by another one.
+            for socket in (lane.local, lane.channel):
+                if socket is not None and socket not in watched:
+                    recorder.around(socket, "send", TracePoint.ENCODED, TracePoint.HANDED_OVER)
+                    recorder.around(socket, "receive", None, TracePoint.ANSWERED)
+                    watched.append(socket)
             recorder.note(TracePoint.CALLED)
             producer.send(_TOPIC, body)
             recorder.note(TracePoint.RETURNED)

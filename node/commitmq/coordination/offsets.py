@@ -107,8 +107,9 @@ class GroupOffsets:
                 f"had acknowledged. Put it back, or remove {path} to continue without",
                 path=snapshot,
             )
-        if content.since(base) is None and content.changes:
-            _log.warning("offsets journal laid over a snapshot that is not its base", changes=len(content.changes))
+        if content.since(base) is None:
+            sentence = "consumerOffset.json was not written by this node last: it counts, and newer offsets of the journal"
+            _log.warning(sentence, changes=len(content.changes))
         replay(table, content, base)
         offsets = cls(table, snapshot, journal)
         if content.changes or content.base != base:

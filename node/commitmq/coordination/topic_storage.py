@@ -61,8 +61,9 @@ class TopicStorage:
             journal, content = found
             if content.torn_copy is not None:
                 _log.warning("torn tail of the topics journal cut", bytes=content.torn_bytes, copy=content.torn_copy)
-            if content.since(base) is None and content.changes:
-                _log.warning("topics journal laid over a topics.json that it does not know", turns=len(content.changes))
+            if content.since(base) is None:
+                sentence = "topics.json was not written by this node last: it counts, with the changes of the journal"
+                _log.warning(sentence, changes=len(content.changes))
             replay(table, content, base)
             # The journal's last record may have been read from the page cache of a machine whose disk never got it, and
             # no durable record may be appended behind such a record.

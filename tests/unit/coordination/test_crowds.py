@@ -18,6 +18,7 @@ import pytest
 
 from commitmq.config import NodeConfig, from_mapping
 from commitmq.control import ControlBlock
+from commitmq.coordination import pace
 from commitmq.coordination.service import Service
 from commitmq.errors import ProtocolError
 from commitmq.store.layout import StoreLayout
@@ -29,19 +30,21 @@ LONG_MS = 30 * 60_000
 
 
 class Coordinator:
-    """A service and a clock. Every request is a turn of its own."""
+    """A service. Every request is a turn of its own, and takes 10 ms."""
+
+    now_ms = 1_000_000
+    """Of all services in one test; files are written at a pace by it."""
 
     def __init__(self, root: Path, config: NodeConfig | None = None) -> None:
         self.layout = StoreLayout(root)
         self.layout.run.mkdir(parents=True, exist_ok=True)
         self.control = ControlBlock(self.layout.control, create=True)
         self.config = config or NodeConfig()
-        self.now_ms = 1_000_000
         self.service = Service(self.layout, self.config, self.control, self.now_ms)
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         """One turn with one request, as the worker does it."""
-        self.now_ms += 10
+        Coordinator.now_ms += 10
         answer = self.service.handle({"op": op, **fields}, self.now_ms)
         self.service.tick(self.now_ms, expire_ms=self.now_ms)
         news = self.service.end_turn(self.now_ms)
@@ -66,6 +69,12 @@ class Coordinator:
     def beat(self, group: str, joined: dict[str, Any]) -> None:
         owned = [list(one) for one in joined["assigned"]]
         self.ask("group.heartbeat", group=group, member="m", generation=joined["generation"], owned=owned)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Coordinator, "now_ms", Coordinator.now_ms)
+    monkeypatch.setattr(pace, "_monotonic_ms", lambda: Coordinator.now_ms)
 
 
 @pytest.fixture
@@ -168,7 +177,7 @@ def test_after_a_start_with_thousands_of_groups_and_topics_no_turn_encodes_all_o
     turns = []
 
     def turn() -> None:
-        one.now_ms += 10
+        Coordinator.now_ms += 10
         one.service.tick(one.now_ms, expire_ms=one.now_ms)
         one.service.end_turn(one.now_ms)
         one.service.write_snapshots(one.now_ms)
@@ -304,7 +313,7 @@ def test_the_log_of_members_does_not_grow_with_what_came_and_went(made: Callable
         one.ask("group.leave", group="g", member=f"m{number}")
     assert (one.layout.own / "group_members.log").stat().st_size < 400_000
     assert len(one.service.groups._looks) < 13_000  # a look at each that is gone, for five seconds at most
-    one.now_ms += 10_000
+    Coordinator.now_ms += 10_000
     one.join("g")
     assert len(one.service.groups._looks) <= 2
 

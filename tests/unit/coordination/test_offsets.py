@@ -160,6 +160,24 @@ def test_offsets_that_rocketmq_wrote_after_our_crash_never_go_back(layout: Store
     assert [again.fetch("g", "t", queue) for queue in (0, 1, 2)] == [20, 35, 0]
 
 
+def test_an_older_file_that_was_put_back_is_told_of(layout: StoreLayout, caplog: pytest.LogCaptureFixture) -> None:
+    path = layout.config / "consumerOffset.json"
+    offsets = GroupOffsets.open(layout)
+    _committed(offsets, "g", ("t", 0, 10))
+    offsets.snapshot()
+    older = path.read_bytes()
+    _committed(offsets, "g", ("t", 0, 20))
+    offsets.snapshot()
+    assert GroupOffsets.open(layout).fetch("g", "t", 0) == 20
+    assert not caplog.records
+    path.write_bytes(older)
+    again = GroupOffsets.open(layout)
+    assert again.fetch("g", "t", 0) == 10
+    assert ["was not written by this node last" in one.message for one in caplog.records] == [True]
+    assert GroupOffsets.open(layout).fetch("g", "t", 0) == 10
+    assert len(caplog.records) == 1, "it is this node's file now"
+
+
 def test_a_snapshot_of_rocketmq_is_read_as_it_is(layout: StoreLayout) -> None:
     layout.config.mkdir(parents=True)
     (layout.config / "consumerOffset.json").write_text(

@@ -14,13 +14,14 @@ import pytest
 from commitmq.config import load
 from commitmq.format.constants import PREBLANK_SIZE
 from commitmq.format.record import Record
+from commitmq.log import get_log
 from commitmq.semantics.delay import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
 from commitmq.workers.runtime.run_making import RunMaker
 from commitmq.workers.schedule.levels import NEVER_MS, Level, Portion
-from commitmq.workers.schedule.progress import ProgressFiles
+from commitmq.workers.schedule.progress import Progress, ProgressFiles
 from golden_stores import GOLDEN_SEGMENT_BYTES
 from log_builder import HOST, SEGMENT_BYTES, build_log
 from pending_store import PendingStore, blank
@@ -119,9 +120,33 @@ def test_levels_that_the_file_does_not_name_begin_at_the_front(tmp_path: Path) -
     layout = StoreLayout(tmp_path)
     layout.config.mkdir()
     (layout.config / "delayOffset.json").write_text('{"offsetTable":{1:17,3:3,19:4,0:1,2:-5}}')
-    assert ProgressFiles(layout).load().offsets == {1: 17, 3: 3}
+    assert ProgressFiles(layout, get_log("test")).load().offsets == {1: 17, 3: 3}
     (layout.config / "delayOffset.json").unlink()
-    assert ProgressFiles(layout).load().offsets == {}
+    assert ProgressFiles(layout, get_log("test")).load().offsets == {}
+
+
+@pytest.mark.parametrize("content", ["", "{", "\0" * 20, "[1]", '{"offsetTable":{1:"x"},"versions":7}'])
+def test_a_damaged_file_is_kept_aside_and_what_is_left_counts(tmp_path: Path, content: str) -> None:
+    layout = StoreLayout(tmp_path)
+    layout.config.mkdir()
+    layout.own.mkdir()
+    theirs, ours = layout.config / "delayOffset.json", layout.own / "schedule.json"
+    files = ProgressFiles(layout, get_log("test"))
+    for number in (1, 2):
+        files.store(Progress({1: 10 * number, 2: number}, 1_000 * number))
+
+    def load() -> Progress:
+        return ProgressFiles(layout, get_log("test")).load()
+
+    theirs.write_text(content)
+    assert load() == Progress({1: 20, 2: 2}, 2_000), "schedule.json knows the generation before"
+    assert theirs.with_name("delayOffset.json.damaged").read_text() == content
+    ours.write_text(content)
+    assert load() == Progress({1: 10, 2: 1}, 1_000), "both generations before"
+    for path in (theirs, ours):
+        path.with_name(path.name + ".bak").write_text(content)
+    assert load() == Progress(), "all messages are looked at again"
+    assert len(list(tmp_path.glob("*/*.damaged*"))) == 4
 
 
 def test_a_delivered_message_has_rocketmqs_bytes(pending: PendingStore) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from commitmq.control import Word
+from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.workers.runtime.mover_positions import MoverPositions
 from commitmq.workers.timer.due_slot import ROW, DueSlot
@@ -36,7 +37,7 @@ def timer(tmp_path_factory: pytest.TempPathFactory) -> Timer:
     made = object.__new__(Timer)
     made._control = Words({Word.WRITTEN: 1_000, Word.FLUSHED: 0})  # type: ignore[assignment]
     made._context = SimpleNamespace(tell=lambda **_: None, control=made._control)  # type: ignore[assignment]
-    made._files = ProgressFiles(layout)
+    made._files = ProgressFiles(layout, get_log("test"))
     made._index = TimerIndex.make_empty(layout, 1_040)
     made._deliveries = SimpleNamespace(left=[], begins_at=list)  # type: ignore[assignment]
     made._metrics = SimpleNamespace(write_down=lambda: None)  # type: ignore[assignment]

@@ -144,16 +144,16 @@ def test_rocketmqs_positions_count_where_its_version_is_newer(tmp_path: Path) ->
     layout = StoreLayout(tmp_path)
     layout.config.mkdir()
     layout.own.mkdir()
-    files = ProgressFiles(layout)
+    files = ProgressFiles(layout, get_log("test"))
     assert files.load() == Progress()
     mine = Progress(5_000, 7, 100, 520, is_whole=True)
     files.store(mine)
-    assert ProgressFiles(layout).load() == mine
+    assert ProgressFiles(layout, get_log("test")).load() == mine
     check = bytearray((layout.config / "timercheck").read_bytes())
     assert len(check) == 4_096
     check[40:48] = b"\0" * 8
     (layout.config / "timercheck").write_bytes(check)
-    assert ProgressFiles(layout).load() == Progress(5_000, 7)
+    assert ProgressFiles(layout, get_log("test")).load() == Progress(5_000, 7)
 
 
 def test_timercheck_has_each_position_in_its_place(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_timercheck_has_each_position_in_its_place(tmp_path: Path) -> None:
     layout = StoreLayout(tmp_path)
     layout.config.mkdir()
     layout.own.mkdir()
-    files, path = ProgressFiles(layout), layout.config / "timercheck"
+    files, path = ProgressFiles(layout, get_log("test")), layout.config / "timercheck"
     files.store(Progress(5_000, 7, 100, 520, is_whole=True))
     check = decode_check(path.read_bytes())
     assert check[:5] == (5_000, 520, 7, 7, 0)
@@ -170,7 +170,27 @@ def test_timercheck_has_each_position_in_its_place(tmp_path: Path) -> None:
     assert decode_check(path.read_bytes())[:4] == (5_000, 0, 3, 3)
     for offset, master in ((7, 4), (4, 7)):
         path.write_bytes(encode_check(TimerCheck(6_000, 520, offset, master, 0, 1, 9)))
-        assert ProgressFiles(layout).load() == Progress(6_000, 4), "RocketMQ's versions are not ours"
+        assert ProgressFiles(layout, get_log("test")).load() == Progress(6_000, 4), "RocketMQ's versions are not ours"
+
+
+@pytest.mark.parametrize("name", ["config/timercheck", "commitmq/timer.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff" * 20, b'{"versions":7}', b'{"versions":[[0,0,0]],"log":[]}'])
+def test_a_damaged_file_is_kept_aside_and_the_queue_counts(tmp_path: Path, name: str, content: bytes) -> None:
+    layout = StoreLayout(tmp_path)
+    layout.config.mkdir()
+    layout.own.mkdir()
+    path = tmp_path / name
+    for number in range(2):
+        (layout.config / "timercheck").unlink(missing_ok=True)
+        (layout.own / "timer.json").unlink(missing_ok=True)
+        path.write_bytes(content)
+        files = ProgressFiles(layout, get_log("test"))
+        assert files.load() == Progress(), "all that the topic has is looked at again"
+        aside = path.with_name(path.name + (".damaged", ".damaged-1")[number])
+        assert (aside.read_bytes(), path.exists()) == (content, False)
+    mine = Progress(5_000, 7, 100, 520, is_whole=True)
+    files.store(mine)
+    assert ProgressFiles(layout, get_log("test")).load() == mine
 
 
 def metrics_of(layout: StoreLayout, names: dict[int, str]) -> TimerMetrics:

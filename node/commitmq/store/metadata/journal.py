@@ -223,24 +223,33 @@ class Journal(Generic[C]):
                 else:
                     turns.append(cls.decode(content))
             except (ValueError, KeyError, TypeError) as error:
-                raise StoreError(
-                    f"the {cls.kind} has a record of an unknown kind: {error}", path=path, offset=position
-                ) from error
+                sentence = (
+                    f"the {cls.kind} has a record that this version does not know: {error}. Use the version that wrote "
+                    f"it. Or {cls._way_out()}"
+                )
+                raise StoreError(sentence, path=path, offset=position) from error
             position += HEADER_BYTES + len(record[1])
             sequence += 1
         if position < len(data):
             later = _good_record_behind(data, position, sequence)
             if later is not None:
-                raise StoreError(
+                sentence = (
                     f"the {cls.kind} is damaged: record {sequence} is not readable, but a good one follows at "
-                    f"offset {later}. Restore the file from a copy, or move it away to continue with {cls.snapshot_name}",
-                    path=path,
-                    offset=position,
+                    f"offset {later}. To go on, {cls._way_out()}"
                 )
+                raise StoreError(sentence, path=path, offset=position)
         if head is None:
             # A journal gets its name only when its first record is durable, so no crash of a node leaves this.
-            raise StoreError(f"this is no {cls.kind}: its first record is missing or damaged", path=path, offset=0)
+            sentence = f"this is no {cls.kind}: its first record is missing or damaged. To go on, {cls._way_out()}"
+            raise StoreError(sentence, path=path, offset=0)
         return Replay(head["base"], turns, marks, head, 0, None), position, sequence
+
+    @classmethod
+    def _way_out(cls) -> str:
+        return (
+            f"put back a copy of the file; or move it away to continue with {cls.snapshot_name}, and without the changes "
+            "that only the journal has"
+        )
 
     @staticmethod
     def _keep_torn(path: Path, tail: bytes) -> Path:

@@ -25,6 +25,7 @@ import orjson
 
 from commitmq.errors import StoreError
 from commitmq.files import atomic_file, disk
+from commitmq.files.aside import DamagedFileError
 from commitmq.files.no_space import kind_of
 
 # A string is matched as a whole, so that digits and braces inside it are never taken for a key.
@@ -196,11 +197,11 @@ def load_named(path: Path, *, journal: Path | None = None, needed: str = "") -> 
     """The content of ``path`` and its name, as :func:`name_of` makes it; of its ``.bak`` when the file is missing; None
     if neither exists. Changes nothing on disk.
 
-    Raises StoreError for an existing file that cannot be read. A crash of this node never leaves one: the content was
-    synced before it got its name. Only a person can decide to continue with less than was acknowledged, and the message
-    names everything that must be done for it: a ``journal`` that builds on the file and is refused without it must be
-    removed too; and a file without which a start is refused is not removed but emptied, followed by the consequence
-    that ``needed`` names.
+    Raises StoreError for an existing file that cannot be read, DamagedFileError for its content. A crash of this node
+    never leaves one: the content was synced before it got its name. Only a person can decide to continue with less than
+    was acknowledged, and the message names everything that must be done for it: a ``journal`` that builds on the file and
+    is refused without it must be removed too; and a file without which a start is refused is not removed but emptied,
+    followed by the consequence that ``needed`` names.
     """
     backup = backup_path(path)
     try:
@@ -208,18 +209,19 @@ def load_named(path: Path, *, journal: Path | None = None, needed: str = "") -> 
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        raise StoreError(
-            f"the config file is damaged: {error}. {_way_out(path, journal, needed)}", path=path
-        ) from error
+        sentence = f"the config file is damaged: {error}. {_way_out(path, journal, needed)}"
+        raise _unreadable(error, sentence, path) from error
     try:
         return _generation(backup)
     except FileNotFoundError:
         return None, name_of(b"")
     except (OSError, ValueError) as error:
-        raise StoreError(
-            f"the config file is missing, and {backup.name} is damaged: {error}. {_way_out(path, journal, needed)}",
-            path=path,
-        ) from error
+        sentence = f"{path.name} is missing, and its previous generation is damaged: {error}. "
+        raise _unreadable(error, sentence + _way_out(path, journal, needed), backup) from error
+
+
+def _unreadable(error: Exception, sentence: str, path: Path) -> StoreError:
+    return StoreError(sentence, path=path) if isinstance(error, OSError) else DamagedFileError(sentence, path=path)
 
 
 def _way_out(path: Path, journal: Path | None, needed: str) -> str:
@@ -301,6 +303,11 @@ def _keep_previous(path: Path) -> None:
     """
     if _looks_whole(path):
         disk.replace(path, backup_path(path), "json_backup")
+
+
+def loaded_path(path: Path) -> Path:
+    """The file whose content :func:`load` returns for ``path``: its previous generation when it is missing."""
+    return path if path.exists() else backup_path(path)
 
 
 def backup_path(path: Path) -> Path:

@@ -287,8 +287,9 @@ class Handler:
         self._answer(client, header["id"], stored, handles=handles)
 
     def _live(self, one: Receipt) -> Point | None:
-        """The check point of a message in flight that nobody has spoken of in this turn."""
-        return None if (one.key, one.offset) in self.turn.claimed else self._points.has(one.key, one.offset)
+        """The check point of a message in flight that nobody has spoken of in this turn, and whose topic is still there."""
+        point = None if (one.key, one.offset) in self.turn.claimed else self._points.has(one.key, one.offset)
+        return None if point is None or self._revival.is_deleted(point) else point
 
     def _answer(self, client: bytes, request: int, stored: Callable[[], None], **fields: Any) -> None:
         self.turn.steps.append(Step(client, request, stored, nothing, lambda: (wire.ok(request, **fields), [])))

@@ -18,6 +18,7 @@ from commitmq.workers.pop.parked_pops import Pop
 from commitmq.workers.pop.shares import QueueKey, Share, Shares
 from commitmq.workers.reader.places import Place, Places
 from commitmq.workers.runtime.context import monotonic_ms
+from commitmq.workers.runtime.topic_view import TopicView
 
 _MOST_READS: Final = 256
 
@@ -72,12 +73,7 @@ class OrderedFinder:
             return
         numbers = range(topic.read_queues) if pop.queue < 0 else [pop.queue]
         queues = [(name, queue) for queue in numbers]
-        self._shares.see(share, name, topic.incarnation)
-        new = [key for key in queues if key not in share.next]
-        self._shares.load(share, queues, Finder.begin(pop, share, place, queues))
-        for key in new:
-            if share.committed.get(key, -1) < 0 and self._places.topics.tombstone(name):
-                self._orders.drop(OrderKey(name, pop.group, key[1]))  # of a topic of this name that was deleted
+        self._take_up(share, name, topic, queues, Finder.begin(pop, share, place, queues))
         first = self._random.randrange(len(queues)) if queues else 0
         for key in queues[first:] + queues[:first]:
             found = self._of_queue(pop, share, key, place, portions)
@@ -85,6 +81,27 @@ class OrderedFinder:
                 portions.append(found)
             if pop.counts_rest:
                 self._rest += self._left(pop, share, key, place, found)
+
+    def state(self, key: OrderKey) -> OrderState | None:
+        """The state of a queue as its topic is now; None when it has none, or the topic is gone. Raises ProtocolError."""
+        topic = self._places.topics.get(key.topic)
+        if topic is None or self._orders.get(key) is None:
+            return None
+        queue = key.topic, key.queue
+        share = self._shares.of(key.group, [key.topic], ordered=True)
+        self._take_up(share, key.topic, topic, [queue], {queue: 0})
+        return self._orders.get(key)
+
+    def _take_up(
+        self, share: Share, name: str, topic: TopicView, queues: list[QueueKey], begin: dict[QueueKey, int]
+    ) -> None:
+        """Learn where ``share`` goes on in ``queues``; drop the states of a deleted topic of the name."""
+        self._shares.see(share, name, topic.incarnation)
+        new = [key for key in queues if key not in share.next]
+        self._shares.load(share, queues, begin)
+        for key in new:
+            if share.committed.get(key, -1) < 0 and self._places.topics.tombstone(name):
+                self._orders.drop(OrderKey(name, share.group, key[1]))
 
     def _left(self, pop: Pop, share: Share, key: QueueKey, place: Place, found: Portion | None) -> int:
         """How many messages of a queue are left for the next pop (remoting 5.2)."""

@@ -178,9 +178,9 @@ class OrderedHandler:
         self._answers.send(client, wire.ok(header["id"], blocked=found))
 
     def _out(self, one: Receipt) -> tuple[OrderKey, OrderState | None]:
-        """The state of the message's queue, when the message is out by this receipt."""
+        """The state of the message's queue, when the message is out by this receipt. Raises ProtocolError."""
         key = OrderKey(one.key.topic, one.key.group, one.key.queue_id)
-        state = self._orders.get(key)
+        state = self._finder.state(key)
         return key, state if state is not None and state.is_out(one.offset, one.key.pop_time) else None
 
     def _acknowledge(self, one: Receipt) -> bool:
@@ -190,7 +190,6 @@ class OrderedHandler:
             return False
         share = self._shares.of(key.group, [key.topic], ordered=True)
         queue = (key.topic, key.queue)
-        self._shares.load(share, [queue], {queue: 0})
         acked, offset = state.acked_below(share.next[queue]).acked(one.offset, one.key.pop_time)
         assert isinstance(offset, int)  # (it is out)
         self._set(key, acked)

@@ -13,14 +13,13 @@ import contextlib
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from commitmq.config import PopConfig
 from commitmq.coordination.pace import Pace
 from commitmq.errors import InvalidMessageError, ProtocolError, StoreError
-from commitmq.files import disk
+from commitmq.files.aside import set_aside
 from commitmq.log import Log
 from commitmq.semantics.pop_order import FORGET_AFTER_MS, OrderState, file_content
 from commitmq.store.layout import StoreLayout
@@ -118,17 +117,18 @@ class Orders:
             self._log.warning(
                 "torn tail of the orders journal cut", bytes=content.torn_bytes, copy=str(content.torn_copy)
             )
+        if content.since(self._base) is None:
+            sentence = (
+                "consumerOrderInfo.json was not written by this node last: it counts, with the journal's newer states"
+            )
+            self._log.warning(sentence, changes=len(content.changes))
         orders_journal.replay(table, content, self._base)
         return bool(content.changes) or content.base != self._base
 
     def _set_aside(self, path: Path, error: Exception) -> None:
-        """Give the damaged file a name that is free, beside those of before."""
-        for number in count():
-            aside = path.with_name(f"{path.name}.damaged{f'-{number}' if number else ''}")
-            with contextlib.suppress(FileExistsError):
-                disk.rename(path, aside, "orders_aside")
-                self._log.error("the state of ordered receives is damaged", error=str(error), kept_as=str(aside))
-                return
+        """Give the damaged file another name."""
+        aside = set_aside(path, "orders_aside")
+        self._log.error("the state of ordered receives is damaged", error=str(error), kept_as=str(aside))
 
     def _find_ends(self) -> None:
         self._ends = [(state.free_at(0), key) for key, state in self._all() if not state.is_done()]

@@ -18,6 +18,7 @@ from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOf
 from commitmq.format.record import Record
 from commitmq.semantics.pop_revive import CheckPoint, checked_topic
 from commitmq.store.metadata.topic_name import validate_group
+from commitmq.workers.pop.points import Point
 from commitmq.workers.pop.records import Records
 from commitmq.workers.pop.shares import Shares
 from commitmq.workers.reader.places import Places
@@ -167,6 +168,10 @@ class Revival:
     def _is_of_deleted(self, one: Return) -> bool:
         """Whether the topic was deleted since, and made anew perhaps: another message may be at the offset."""
         return 0 <= one.log < self._places.floor(one.check_point.key.topic)
+
+    def is_deleted(self, point: Point) -> bool:
+        """Whether the messages of ``point`` were deleted with their topic; one of the same name may be there by now."""
+        return 0 <= point.log < self._places.topics.tombstone(point.check_point.key.topic)
 
     def _record(self, one: Return) -> Record | None:
         """The message; None when it is gone, or its topic is. Raises ProtocolError."""

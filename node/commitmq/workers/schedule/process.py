@@ -60,7 +60,7 @@ class Schedule:
         self._log = CommitLog(layout.commit_log, config.commit_log.segment_bytes, config.commit_log.max_mapped_segments)
         self._expired = ExpiredSegments(context, self._log)
         self._reader = QueueReader(self._log, layout.consume_queue, config.consume_queue.file_bytes)
-        self._files = ProgressFiles(layout)
+        self._files = ProgressFiles(layout, context.log)
         self._delivery = Delivery(context, ROLE)
         self._mover = self._delivery.mover
         self._before = MovedBefore()

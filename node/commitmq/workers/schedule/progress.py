@@ -6,17 +6,24 @@ the data versions of ``delayOffset.json`` before and after it was written. Anoth
 store meanwhile: its offsets count then. RocketMQ delivers a message again after a crash; here the log is read from the
 first message on that is not done, so each is delivered once also after RocketMQ's own death.
 
+A damaged file is set aside, and its previous generation counts, or else the other file. Where nothing is left, all messages
+that the log still has are looked at again: those whose delivery is found in the log are passed over.
+
 ``schedule.json`` is written first. It is durable before ``delayOffset.json`` changes, and both are written only when
 everything delivered before them is flushed.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from commitmq import failpoints
-from commitmq.errors import StoreError
+from commitmq.files.aside import DamagedFileError, set_aside
+from commitmq.log import Log
 from commitmq.semantics.delay import MAX_LEVEL
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
@@ -36,23 +43,32 @@ class Progress:
 class ProgressFiles:
     """The two files. One process uses them."""
 
-    def __init__(self, layout: StoreLayout) -> None:
+    def __init__(self, layout: StoreLayout, log: Log) -> None:
+        self._log = log
         self._theirs = layout.config / "delayOffset.json"
         self._ours = layout.own / "schedule.json"
         self._version = DataVersion()
 
     def load(self) -> Progress:
-        """What the files say. Levels that they do not name begin at 0. Raises StoreError for a damaged file."""
+        """What the files say. Levels that they do not name begin at 0. Raises StoreError or OSError for a file that cannot be
+        read now, or not be set aside.
+        """
+        while True:
+            try:
+                return self._read()
+            except DamagedFileError as error:
+                aside = set_aside(error.damaged, "schedule_aside")
+                self._log.error("the positions of delay levels are damaged", error=str(error), kept_as=str(aside))
+
+    def _read(self) -> Progress:
         data = json_config.load(self._theirs) or {}
-        try:
+        with _shape_of(self._theirs):
             self._version = DataVersion.from_json(data.get("dataVersion"))
             offsets = _levels(data.get("offsetTable") or {})
-            ours = json_config.load(self._ours) or {}
+        ours = json_config.load(self._ours) or {}
+        with _shape_of(self._ours):
             if _as_list(self._version) in ours.get("versions", ()):
                 return Progress(_levels(ours["offsets"]), int(ours["log"]))
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
-            sentence = f"the positions of delay levels are not in RocketMQ's shape: {error!r}"
-            raise StoreError(sentence, path=self._theirs) from error
         return Progress(offsets)
 
     def store(self, progress: Progress) -> None:
@@ -65,6 +81,17 @@ class ProgressFiles:
         if failpoints.ACTIVE:
             failpoints.hit("schedule.between_files")
         json_config.persist(self._theirs, {"dataVersion": self._version.to_json(), "offsetTable": table})
+
+
+@contextlib.contextmanager
+def _shape_of(path: Path) -> Iterator[None]:
+    """Raises DamagedFileError where the content of ``path`` has another shape."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise DamagedFileError(
+            f"it has another shape than positions have: {error!r}", path=json_config.loaded_path(path)
+        ) from error
 
 
 def _levels(table: dict[Any, Any]) -> dict[int, int]:

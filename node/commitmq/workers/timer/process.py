@@ -83,7 +83,7 @@ class Timer:
         self._way = self._deliveries.way
         self._queue = TimerQueue(self._reader, self._log, self._way.report)
         self._records = self._deliveries.records
-        self._files = ProgressFiles(layout)
+        self._files = ProgressFiles(layout, context.log)
         self._rules = TimerRules(roll_window_slots=self._config.roll_window_s * 1000 // PRECISION_MS)
         self._before_ms = self._before_offset = 0
         self._index: TimerIndex

@@ -6,6 +6,9 @@ of the timer log that belongs to them, the position in the log from which delive
 Another version means that RocketMQ used the store meanwhile: its positions count then, and the wheel and the timer log are
 made again from the timer topic.
 
+A damaged file is set aside, and what it said is not known: wheel and timer log are made again then, and messages whose
+delivery is found in the log are passed over.
+
 ``timer.json`` is written first, and both only when all that they speak of is durable.
 """
 
@@ -18,7 +21,9 @@ from typing import Final
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.files import atomic_file
+from commitmq.files.aside import DamagedFileError, set_aside
 from commitmq.format.timer_check import TimerCheck, decode_check, encode_check
+from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 
@@ -43,27 +48,37 @@ class Progress:
 class ProgressFiles:
     """The two files. One process uses them."""
 
-    def __init__(self, layout: StoreLayout) -> None:
+    def __init__(self, layout: StoreLayout, log: Log) -> None:
+        self._log = log
         self._theirs = layout.config / "timercheck"
         self._ours = layout.own / "timer.json"
         self._version = (0, 0, 0)
 
     def load(self) -> Progress:
-        """What the files say. Raises StoreError for a damaged file."""
+        """What the files say. Raises StoreError or OSError for a file that cannot be read now, or not be set aside."""
+        while True:
+            try:
+                return self._read()
+            except DamagedFileError as error:
+                aside = set_aside(error.damaged, "timer_aside")
+                self._log.error("the positions of the timer are damaged", error=str(error), kept_as=str(aside))
+
+    def _read(self) -> Progress:
         try:
             check = decode_check(self._theirs.read_bytes())
         except FileNotFoundError:
             check = TimerCheck(0, 0, 0, 0)
         except StoreError as error:
-            raise StoreError(str(error), path=self._theirs) from error
+            raise DamagedFileError(str(error), path=self._theirs) from error
         self._version = (check.state_version, check.timestamp, check.counter)
+        ours = json_config.load(self._ours) or {}
         try:
-            ours = json_config.load(self._ours) or {}
             if list(self._version) in ours.get("versions", ()):
                 read_ms, offset, log, end = (int(ours[name]) for name in ("read_ms", "queue_offset", "log", "log_end"))
                 return Progress(read_ms, offset, log, end, bool(ours["is_whole"]))
         except (TypeError, ValueError, AttributeError, KeyError) as error:
-            raise StoreError(f"the positions of the timer are damaged: {error!r}", path=self._ours) from error
+            sentence = f"it has another shape than positions have: {error!r}"
+            raise DamagedFileError(sentence, path=json_config.loaded_path(self._ours)) from error
         return Progress(check.last_read_ms, min(check.queue_offset, check.master_queue_offset))
 
     def store(self, progress: Progress, *, first_offset: int = 0) -> None:

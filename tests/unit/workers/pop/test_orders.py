@@ -306,7 +306,9 @@ class Turn:
         self.commits = 0
         self.is_away = False
         shares = MagicMock(of=lambda *_, **__: self.share, get=lambda group: self.share)
-        finder = MagicMock(find=lambda pop: Taken(self.share, [self.portion()] if self.taken else [], False))
+        finder = MagicMock(
+            find=lambda pop: Taken(self.share, [self.portion()] if self.taken else [], False), state=self.orders.get
+        )
         answers = MagicMock(send=lambda client, header, frames=None: self.answers.append(orjson.loads(header)))
         self.revival = MagicMock()
         self.handler = OrderedHandler(finder, self.orders, shares, MagicMock(), self.revival, answers, "b")
