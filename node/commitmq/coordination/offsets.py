@@ -108,7 +108,9 @@ class GroupOffsets:
                 path=snapshot,
             )
         if content.since(base) is None:
-            sentence = "consumerOffset.json was not written by this node last: it counts, and newer offsets of the journal"
+            sentence = (
+                "consumerOffset.json was not written by this node last: it counts, and newer offsets of the journal"
+            )
             _log.warning(sentence, changes=len(content.changes))
         replay(table, content, base)
         offsets = cls(table, snapshot, journal)

@@ -42,13 +42,14 @@ SEALED_FRAME_BYTES: Final = 33
 
 class Connection:
     """The counts of one connection. The receiving thread sets ``handled``, ``identity``, ``sends_long``, ``ending``,
-    ``hurried`` and ``user``, the gate sets the rest.
+    ``hurried``, ``doubted`` and ``user``, the gate sets the rest.
 
     In bytes: ``received`` in all, ``grown`` since the look before, ``pending`` of them not handled, and ``unfinished``
     of those known to belong to an incomplete request. ``ended``: the gate has shut the connection down. ``closed``:
     libzmq has closed it, and requests from it may still wait to be handled. ``gone``: the peer has closed it. libzmq
     closes it when it has read everything. ``sends_long``: it has sent a long header. ``ending``: its end was asked for,
-    and its further requests are dropped. ``hurried``: one came, so it is ended at once.
+    and its further requests are dropped. ``hurried``: one came, so it is ended at once. ``doubted``: a request came from its
+    descriptor under an id that its peer must not have.
     ``head_bytes``: counted for each frame of a request. ``refusals``: requests that its user may not
     ask for. ``idle_s``: since it was closed, how long none of its requests was handled while those of others were.
     ``late_below``: requests that end below this count of ``handled`` bytes waited longer than the limit of :meth:`judge`.
@@ -73,6 +74,7 @@ class Connection:
         "client",
         "closed",
         "descriptor",
+        "doubted",
         "ended",
         "ending",
         "gone",
@@ -107,7 +109,7 @@ class Connection:
         self.grown = 0
         self.pending = 0
         self.unfinished = 0
-        self.sends_long = self.ending = self.hurried = False
+        self.sends_long = self.ending = self.hurried = self.doubted = False
         self.ended = False
         self.closed = False
         self.gone = False
@@ -162,10 +164,12 @@ class Connection:
         return self._is_unix
 
     def is_on(self, descriptor: int) -> bool:
-        """False when ``descriptor`` belongs to another connection by now: this one has ended, and the gate has not heard."""
+        """False when ``descriptor`` belongs to another connection by now: this one has ended, and the gate has not heard. Also
+        False when it was never opened: nobody knows whose the descriptor is.
+        """
         own = self._socket
         try:
-            return own is None or os.path.sameopenfile(descriptor, own.fileno())
+            return own is not None and os.path.sameopenfile(descriptor, own.fileno())
         except OSError:  # one of both is closed
             return True
 

@@ -2,6 +2,10 @@
 
 A connection that breaks a rule is ended a moment after its answer, so that the peer can read it. Requests that come
 meanwhile are dropped: the peer waits for no answer, so it is ended at once, before it sends still more.
+
+A request may wait until its connection has gone, and until another peer has the descriptor. So an end is for a routing id, and
+the gate does not end a connection that has another one by then. A request under an id that its peer must not have says little:
+whoever has the descriptor is ended when nothing else is heard of it for a second.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from commitmq.log import Log
 from commitmq.network.connection import Connection
 
 _ANSWER_S: Final = 0.1  # within this time the I/O thread sends an answer
+_DOUBT_S: Final = 1.0
 _LOG_INTERVAL_S: Final = 1.0
 
 
@@ -27,6 +32,14 @@ class Ending(NamedTuple):
     why: str
 
 
+class Asked(NamedTuple):
+    """An end that is due at ``at_s``, for the peer with the id ``identity``; None for one that has no right to its id."""
+
+    at_s: float
+    identity: bytes | None
+    ending: Ending
+
+
 class Endings:
     """``wake``: an eventfd that the gate's thread waits for. ``ended``: the number of ended connections by bound."""
 
@@ -34,13 +47,14 @@ class Endings:
         self.ended: Counter[str] = Counter()
         self._log = log
         self._wake = wake
-        self._asked: deque[tuple[float, Ending]] = deque()
-        self._hurried: deque[Ending] = deque()
+        self._asked: deque[Asked] = deque()
+        self._doubtful: deque[Asked] = deque()
+        self._hurried: deque[Asked] = deque()
         self._next_line_s = 0.0
 
     def __len__(self) -> int:
         """Ends that were asked for and are not due."""
-        return len(self._asked)
+        return len(self._asked) + len(self._doubtful)
 
     # ------------------------------------------------------------ the receiving thread's side
 
@@ -49,7 +63,16 @@ class Endings:
         if connection.ending:
             return
         connection.ending = True
-        self._asked.append((time.monotonic() + _ANSWER_S, Ending(connection, bound, why)))
+        ending = Ending(connection, bound, why)
+        self._asked.append(Asked(time.monotonic() + _ANSWER_S, connection.identity, ending))
+        self._ring()
+
+    def doubt(self, connection: Connection, bound: str, why: str) -> None:
+        """A request came under an id that its peer must not have: end ``connection`` unless it gets another one soon."""
+        if connection.doubted or connection.identity is not None:
+            return
+        connection.doubted = True
+        self._doubtful.append(Asked(time.monotonic() + _DOUBT_S, None, Ending(connection, bound, why)))
         self._ring()
 
     def drop(self, connection: Connection) -> None:
@@ -57,7 +80,8 @@ class Endings:
         if connection.hurried:
             return
         connection.hurried = True
-        self._hurried.append(Ending(connection, "ending", "it sent more requests after the one that ends it"))
+        ending = Ending(connection, "ending", "it sent more requests after the one that ends it")
+        self._hurried.append(Asked(0.0, connection.identity, ending))
         self._ring()
 
     def _ring(self) -> None:
@@ -66,13 +90,21 @@ class Endings:
 
     # ------------------------------------------------------------ the gate's thread
 
-    def hurried(self) -> Ending | None:
+    def hurried(self) -> Asked | None:
         """The next one that must not wait until it is due."""
         return self._hurried.popleft() if self._hurried else None
 
-    def due(self, now_s: float) -> Ending | None:
+    def due(self, now_s: float) -> Asked | None:
         """The next one that is due."""
-        return self._asked.popleft()[1] if self._asked and self._asked[0][0] <= now_s else None
+        for waiting in (self._asked, self._doubtful):
+            if waiting and waiting[0].at_s <= now_s:
+                return waiting.popleft()
+        return None
+
+    def put_off(self, asked: Asked, now_s: float) -> None:
+        """The gate has not heard of the connection yet."""
+        waiting = self._doubtful if asked.identity is None else self._asked
+        waiting.append(asked._replace(at_s=now_s + _ANSWER_S))
 
     def tell(self, ending: Ending) -> None:
         """Count a connection that was ended, and write it to the log."""

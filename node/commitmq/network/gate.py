@@ -54,7 +54,7 @@ from commitmq.log import Log
 from commitmq.network import routing_ids
 from commitmq.network.connection import FRAME_HEAD_BYTES, Connection
 from commitmq.network.descriptors import affordable_connections
-from commitmq.network.endings import Ending, Endings
+from commitmq.network.endings import Asked, Ending, Endings
 from commitmq.network.growth import Growth
 from commitmq.network.user_bounds import UserBounds
 
@@ -171,12 +171,14 @@ class Gate:
                 # A request was faster than the monitor's event, and the gate continues with this object. It would take
                 # the peer for one without a request, and the handled bytes for a request without an end.
                 found = self._unheard.get(descriptor)
-                if found is None or found.identity != identity:
+                if found is None or found.identity not in (identity, None):
                     found = self._unheard[descriptor] = Connection(descriptor, self._head_bytes)
             if fault is None:
                 # The last connection is right: a peer's requests may come after its descriptor belongs to another one.
-                if found.identity is not None and self.peers.get(found.identity) is found:
-                    del self.peers[found.identity]
+                if found.identity is not None and found.identity != identity:
+                    if self.peers.get(found.identity) is found:
+                        del self.peers[found.identity]
+                    found.ending = found.hurried = False
                 found.identity = identity
                 if self._connections.get(descriptor) is found:
                     self.peers[identity] = found
@@ -199,6 +201,10 @@ class Gate:
         dropped, and reported to ``endings.drop``.
         """
         self.endings.ask(connection, bound, why)
+
+    def doubt(self, connection: Connection, why: str) -> None:
+        """A request came under an id that its peer must not have. ``connection`` had its descriptor at that time."""
+        self.endings.doubt(connection, "routing id", why)
 
     def limit_waits(self, limit_s: float) -> None:
         """From now on ``late_below`` of each connection tells which of its requests have waited longer than ``limit_s``."""
@@ -257,8 +263,8 @@ class Gate:
                 if look_at is None:
                     poller.register(arrivals, select.POLLIN)
             self._end_silent(now)
-            while (ending := self.endings.hurried()) is not None:
-                self._end_asked(ending)
+            while (asked := self.endings.hurried()) is not None:
+                self._end_asked(asked, now)
             due = [at for at in (look_at, self._silent_due_s(), behind_s and behind_at) if at]
             timeout_ms = max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
             timeout_ms = 0 if more else timeout_ms
@@ -373,10 +379,13 @@ class Gate:
         connection.end()
         self._tell_end(Ending(connection, bound, why))
 
-    def _end_asked(self, ending: Ending) -> None:
-        one, bound, why = ending
-        # The descriptor may have been unknown when the receiving thread asked for the end; of a closed one it is free.
-        self._end(one if one.closed else self._connections.get(one.descriptor, one), bound, why)
+    def _end_asked(self, asked: Asked, now: float) -> None:
+        one = asked.ending.connection
+        if self._unheard.get(one.descriptor) is one:
+            if one.accepted_s > now - _NEWCOMER_S:
+                self.endings.put_off(asked, now)
+        elif one.own is not None and one.identity == asked.identity:
+            self._end(*asked.ending)
 
     def _tell_end(self, ending: Ending) -> None:
         self._growth.trim_soon(time.monotonic())
@@ -400,8 +409,8 @@ class Gate:
 
     def _look(self, now: float) -> bool:
         """Count the new bytes, and end connections that hold too much. False when nothing came and nothing is held."""
-        while (ending := self.endings.due(now)) is not None:
-            self._end_asked(ending)
+        while (asked := self.endings.due(now)) is not None:
+            self._end_asked(asked, now)
         began = time.thread_time()
         active = self._grew
         for own, events in self._arrivals.poll(0, max(1, len(self._connections))):

@@ -269,7 +269,7 @@ class Router(zmq.Socket[bytes]):
             return connection
         with contextlib.suppress(zmq.ZMQError):
             self.send_multipart([identity, wire.error(None, "INVALID_PARAMETER", fault)], zmq.NOBLOCK)
-        self.gate.end(connection, "routing id", fault)
+        self.gate.doubt(connection, fault)
         return None
 
     def skip_rest(self, identity: bytes, connection: Connection | None) -> None:

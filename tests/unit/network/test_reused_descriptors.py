@@ -1,0 +1,152 @@
+"""Goal: what a peer did that has gone is not laid at the door of the next peer, which gets its descriptor from the kernel.
+
+Method: a real ROUTER with its gate, and peers over plain sockets, one after the other. The gate hears of them late, as it does
+when connections come and go by the hundred. The descriptors of both peers are compared, so that the test tests what it says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from test_router import opened
+
+from commitmq.network.connection import Connection
+from commitmq.network.gate import Gate
+from commitmq.network.router import Router
+from commitmq.protocol import wire
+from nodes import eventually
+from zmtp import RawPeer
+
+FORBIDDEN = b"\0nobody's"
+
+
+def take(router: Router, number: int) -> None:
+    """The next request must be ``number``."""
+    assert router.poll(2_000), f"request {number} was dropped"
+    assert b'"id":%d,' % number in router.recv_multipart(zmq.NOBLOCK)[1]
+
+
+def ask(peer: RawPeer, number: int) -> None:
+    peer.send(wire.pack({"op": "status", "id": number, "more": ""}))
+
+
+def refuse(router: Router) -> None:
+    """Take the request under an id that is the node's to give; it never comes out."""
+    assert router.poll(2_000)
+    with pytest.raises(zmq.Again):
+        router.recv_multipart(zmq.NOBLOCK)
+
+
+def wait_until_closed(descriptor: int) -> None:
+    def is_closed() -> bool:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            return True
+        return False
+
+    assert eventually(is_closed, "libzmq has closed the descriptor")
+
+
+@contextlib.contextmanager
+def peer_on(descriptor: int, endpoint: str) -> Iterator[RawPeer]:
+    """A peer whose connection libzmq gets as ``descriptor``: all lower ones are taken, but one for the peer's own end."""
+    taken = [os.open("/dev/null", os.O_RDONLY)]
+    try:
+        while taken[-1] < descriptor:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+        assert taken[-1] == descriptor
+        for free in (taken.pop(), taken.pop()):
+            os.close(free)
+        with RawPeer(endpoint) as peer:
+            yield peer
+    finally:
+        for one in taken:
+            os.close(one)
+
+
+def only_connection(gate: Gate) -> Connection:
+    assert eventually(lambda: len(gate) == 1, "the gate has heard of it")
+    [found] = gate._connections.values()
+    return found
+
+
+def test_a_peer_that_the_gate_could_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The gate heard that the first one came when it had gone, and took the next one's requests for its.
+    with opened(tmp_path, only_answers=False) as (router, endpoints):
+        gate = router.gate
+        monkeypatch.setattr(gate, "_hear", lambda: False)
+        with RawPeer(endpoints[0], FORBIDDEN) as first:
+            first.send(b"?")
+            refuse(router)
+            [descriptor] = gate._unheard
+        wait_until_closed(descriptor)
+        with monkeypatch.context() as patch:
+            patch.setattr(gate, "_drop", lambda descriptor: None)
+            monkeypatch.delattr(gate, "_hear")
+            found = only_connection(gate)
+        assert (found.descriptor, found.own) == (descriptor, None)
+        monkeypatch.setattr(gate, "_hear", lambda: False)
+        with peer_on(descriptor, endpoints[0]) as second:
+            for number in (1, 2):
+                ask(second, number)
+                take(router, number)
+
+
+@pytest.mark.parametrize("is_forbidden", [True, False])
+def test_a_peer_that_inherits_what_the_gate_knows(tmp_path: Path, *, is_forbidden: bool) -> None:
+    # The request was taken when its peer had gone, so the gate kept its end for who came next.
+    with opened(tmp_path, only_answers=False) as (router, endpoints):
+        gate = router.gate
+        with RawPeer(endpoints[0], FORBIDDEN if is_forbidden else None) as first:
+            found = only_connection(gate)
+            ask(first, 0)
+        assert eventually(lambda: len(gate) == 0, "the gate has heard of its end")
+        if is_forbidden:
+            refuse(router)
+        else:
+            take(router, 0)
+            gate.end(gate._unheard[found.descriptor], "test", "it broke a rule")
+        with peer_on(found.descriptor, endpoints[0]) as second:
+            assert only_connection(gate).descriptor == found.descriptor
+            ask(second, 1)
+            take(router, 1)
+            time.sleep(1.3)
+            ask(second, 2)
+            take(router, 2)
+        assert not gate.endings.ended
+
+
+def test_a_peer_that_has_sent_nothing_yet(tmp_path: Path) -> None:
+    with opened(tmp_path, only_answers=False) as (router, endpoints):
+        gate = router.gate
+        with RawPeer(endpoints[0]) as first:
+            found = only_connection(gate)
+            ask(first, 0)
+        assert eventually(lambda: len(gate) == 0, "the gate has heard of its end")
+        with peer_on(found.descriptor, endpoints[0]) as second:
+            heard = only_connection(gate)
+            assert heard.descriptor == found.descriptor
+            take(router, 0)  # the first one's, and the second one has its descriptor
+            gate.end(heard, "test", "it broke a rule")
+            ask(second, 1)
+            take(router, 1)
+            time.sleep(0.4)
+            ask(second, 2)
+            take(router, 2)
+        assert not gate.endings.ended
+
+
+def test_a_peer_under_an_id_of_the_nodes_is_ended(tmp_path: Path) -> None:
+    with opened(tmp_path, only_answers=False) as (router, endpoints), RawPeer(endpoints[0], FORBIDDEN) as peer:
+        for number in range(3):
+            ask(peer, number)
+            refuse(router)
+        assert eventually(lambda: router.gate.endings.ended["routing id"] == 1, "it is ended")
+        assert eventually(peer.is_ended, "the peer sees it")
