@@ -34,7 +34,12 @@ from commitmq.config import NodeConfig, from_mapping
 from commitmq.config.live import with_live_values
 from commitmq.files import kernel_cache
 from commitmq.store.layout import StoreLayout
-from commitmq.supervision.processes import release_library_pages, set_process_name, wait_for_exit
+from commitmq.supervision.processes import (
+    pass_interpreter_on,
+    release_library_pages,
+    set_process_name,
+    wait_for_exit,
+)
 
 _MAX_MESSAGE_BYTES = 1 << 18
 _REQUEST_TIMEOUT_S = 5.0
@@ -276,6 +281,7 @@ def _become_worker(request: dict[str, Any], lifeline_fd: int, layout: StoreLayou
     os.closerange(3, lifeline_fd)
     os.closerange(lifeline_fd + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
     set_process_name(f"cmq-{role}")
+    pass_interpreter_on()
     failpoints.play(role)
     lifeline = socket.socket(fileno=lifeline_fd)
     log = log_module.get_log(role)

@@ -16,7 +16,7 @@ from commitmq.store.access import keep_private
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.console import console_report, pipe_report
 from commitmq.supervision.exit_codes import CliExit
-from commitmq.supervision.processes import set_process_name
+from commitmq.supervision.processes import pass_interpreter_on, set_process_name
 from commitmq.supervision.supervisor import Supervisor
 
 
@@ -30,6 +30,7 @@ def main(arguments: list[str]) -> int:
     store, config_fd, ready_fd, mode, keeper_pid, life = arguments
     log_module.configure()
     set_process_name("cmq-supervisor")
+    pass_interpreter_on()
     failpoints.play("supervisor")
     for fd in (int(config_fd), int(ready_fd)):
         if fd >= 0:
