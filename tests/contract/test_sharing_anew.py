@@ -82,6 +82,7 @@ def test_a_receipt_of_the_deleted_topic_acknowledges_nothing(node: Node, *, orde
         admin.topic_create(topic, queues=1)
         for number in range(3):
             producer.send(topic, b"old %d" % number, queue=0)
+        eventually(lambda: admin.offsets(topic)[0].max == 3, "they can be read")
         old = consumer.receive(3, 10)
         assert len(old) == 3
         admin.topic_delete(topic)

@@ -100,9 +100,7 @@ ELSEWHERE = {
     "open.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py",
     "sync.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py",
     "unlink.queue_ends": "tests/unit/store/queues/test_queue_ends.py",
-    "rename.orders_aside": "tests/contract/test_ordered_sharing.py",
-    "rename.schedule_aside": "tests/unit/workers/test_schedule_levels.py",
-    "rename.timer_aside": "tests/unit/workers/test_timer_process_files.py",
+    "rename.aside": "tests/unit/workers/test_schedule_levels.py",
     **{
         f"{one}.{what}": "tests/crash/test_timer_crash.py"
         for what in ("timerlog", "timerwheel")

@@ -18,14 +18,14 @@ class DamagedFileError(StoreError):
         self.damaged = path
 
 
-def set_aside(path: Path, what: str) -> Path:
+def set_aside(path: Path) -> Path:
     """Rename ``path`` to ``<name>.damaged``, or to the first of ``.damaged-1``, ``.damaged-2``, … that is free.
 
-    Returns the new path. ``what`` names the failpoints of the rename. Raises OSError.
+    Returns the new path. Raises OSError.
     """
     for number in count():
         aside = path.with_name(f"{path.name}.damaged{f'-{number}' if number else ''}")
         with contextlib.suppress(FileExistsError):
-            disk.rename(path, aside, what)
+            disk.rename(path, aside, "aside")
             return aside
     raise AssertionError  # (count has no end)

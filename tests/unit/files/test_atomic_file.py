@@ -112,7 +112,7 @@ def test_the_mode_is_the_callers_and_the_umasks(tmp_path: Path, umask: int, mode
 # ---------------------------------------------------------------- the sources
 
 OTHER_RENAMES = {
-    "node/commitmq/workers/pop/orders.py": "sets a damaged file aside",
+    "node/commitmq/files/aside.py": "sets a damaged file aside",
     "node/commitmq/files/disk.py": "the calls themselves",
     "node/commitmq/files/unshare.py": "a copy takes the place of a file that has other names",
     "node/commitmq/offline/snapshot.py": "a folder that was made whole gets its name",

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 import zmq
-from test_router import opened
 
 from commitmq.network.connection import Connection
 from commitmq.network.gate import Gate
 from commitmq.network.router import Router
 from commitmq.protocol import wire
 from nodes import eventually
+from routers import opened
 from zmtp import RawPeer
 
 FORBIDDEN = b"\0nobody's"
@@ -79,7 +79,7 @@ def only_connection(gate: Gate) -> Connection:
 
 def test_a_peer_that_the_gate_could_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The gate heard that the first one came when it had gone, and took the next one's requests for its.
-    with opened(tmp_path, only_answers=False) as (router, endpoints):
+    with opened(tmp_path) as (router, endpoints):
         gate = router.gate
         monkeypatch.setattr(gate, "_hear", lambda: False)
         with RawPeer(endpoints[0], FORBIDDEN) as first:
@@ -102,12 +102,12 @@ def test_a_peer_that_the_gate_could_not_open(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("is_forbidden", [True, False])
 def test_a_peer_that_inherits_what_the_gate_knows(tmp_path: Path, *, is_forbidden: bool) -> None:
     # The request was taken when its peer had gone, so the gate kept its end for who came next.
-    with opened(tmp_path, only_answers=False) as (router, endpoints):
+    with opened(tmp_path) as (router, endpoints):
         gate = router.gate
         with RawPeer(endpoints[0], FORBIDDEN if is_forbidden else None) as first:
             found = only_connection(gate)
             ask(first, 0)
-        assert eventually(lambda: len(gate) == 0, "the gate has heard of its end")
+        assert eventually(lambda: len(gate) == 0 and found.own is None, "the gate has heard of its end")
         if is_forbidden:
             refuse(router)
         else:
@@ -124,12 +124,12 @@ def test_a_peer_that_inherits_what_the_gate_knows(tmp_path: Path, *, is_forbidde
 
 
 def test_a_peer_that_has_sent_nothing_yet(tmp_path: Path) -> None:
-    with opened(tmp_path, only_answers=False) as (router, endpoints):
+    with opened(tmp_path) as (router, endpoints):
         gate = router.gate
         with RawPeer(endpoints[0]) as first:
             found = only_connection(gate)
             ask(first, 0)
-        assert eventually(lambda: len(gate) == 0, "the gate has heard of its end")
+        assert eventually(lambda: len(gate) == 0 and found.own is None, "the gate has heard of its end")
         with peer_on(found.descriptor, endpoints[0]) as second:
             heard = only_connection(gate)
             assert heard.descriptor == found.descriptor
@@ -144,7 +144,7 @@ def test_a_peer_that_has_sent_nothing_yet(tmp_path: Path) -> None:
 
 
 def test_a_peer_under_an_id_of_the_nodes_is_ended(tmp_path: Path) -> None:
-    with opened(tmp_path, only_answers=False) as (router, endpoints), RawPeer(endpoints[0], FORBIDDEN) as peer:
+    with opened(tmp_path) as (router, endpoints), RawPeer(endpoints[0], FORBIDDEN) as peer:
         for number in range(3):
             ask(peer, number)
             refuse(router)

@@ -10,34 +10,19 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
-from commitmq.config import NetworkConfig
-from commitmq.log import get_log
 from commitmq.network import connection
-from commitmq.network.router import Router, open_router
+from commitmq.network.router import Router
 from commitmq.protocol import wire
 from nodes import eventually
+from routers import opened
 from zmtp import RawPeer
 
 _REQUESTS = 100
-
-
-@contextlib.contextmanager
-def opened(tmp_path: Path, *, only_answers: bool) -> Iterator[tuple[Router, list[str]]]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    router, endpoints = open_router(
-        context, NetworkConfig(), get_log("test"), f"ipc://{tmp_path}/r.ipc", 0, only_answers=only_answers
-    )
-    try:
-        yield router, endpoints
-    finally:
-        router.close()
-        context.destroy(linger=0)
 
 
 def identity_of(router: Router) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from commitmq.control import ControlBlock, Word
@@ -21,6 +22,8 @@ from commitmq.workers.runtime.context import monotonic_ms
 from commitmq.workers.runtime.topic_view import TopicView
 
 _MOST_READS: Final = 256
+Begin = Callable[[], dict[QueueKey, int]]
+"""Where a group begins in the queues that it does not know yet."""
 
 
 class Taken(NamedTuple):
@@ -73,7 +76,7 @@ class OrderedFinder:
             return
         numbers = range(topic.read_queues) if pop.queue < 0 else [pop.queue]
         queues = [(name, queue) for queue in numbers]
-        self._take_up(share, name, topic, queues, Finder.begin(pop, share, place, queues))
+        self._take_up(share, name, topic, queues, lambda: Finder.begin(pop, share, place, queues))
         first = self._random.randrange(len(queues)) if queues else 0
         for key in queues[first:] + queues[:first]:
             found = self._of_queue(pop, share, key, place, portions)
@@ -89,16 +92,16 @@ class OrderedFinder:
             return None
         queue = key.topic, key.queue
         share = self._shares.of(key.group, [key.topic], ordered=True)
-        self._take_up(share, key.topic, topic, [queue], {queue: 0})
+        self._take_up(share, key.topic, topic, [queue], lambda: {queue: 0})
         return self._orders.get(key)
 
-    def _take_up(
-        self, share: Share, name: str, topic: TopicView, queues: list[QueueKey], begin: dict[QueueKey, int]
-    ) -> None:
-        """Learn where ``share`` goes on in ``queues``; drop the states of a deleted topic of the name."""
+    def _take_up(self, share: Share, name: str, topic: TopicView, queues: list[QueueKey], begin: Begin) -> None:
+        """Learn where ``share`` goes on in ``queues``, in new ones at ``begin``; drop the states of a deleted topic of the
+        name.
+        """
         self._shares.see(share, name, topic.incarnation)
         new = [key for key in queues if key not in share.next]
-        self._shares.load(share, queues, begin)
+        self._shares.load(share, queues, begin())
         for key in new:
             if share.committed.get(key, -1) < 0 and self._places.topics.tombstone(name):
                 self._orders.drop(OrderKey(name, share.group, key[1]))

@@ -127,7 +127,7 @@ class Orders:
 
     def _set_aside(self, path: Path, error: Exception) -> None:
         """Give the damaged file another name."""
-        aside = set_aside(path, "orders_aside")
+        aside = set_aside(path)
         self._log.error("the state of ordered receives is damaged", error=str(error), kept_as=str(aside))
 
     def _find_ends(self) -> None:

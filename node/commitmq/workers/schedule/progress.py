@@ -57,7 +57,7 @@ class ProgressFiles:
             try:
                 return self._read()
             except DamagedFileError as error:
-                aside = set_aside(error.damaged, "schedule_aside")
+                aside = set_aside(error.damaged)
                 self._log.error("the positions of delay levels are damaged", error=str(error), kept_as=str(aside))
 
     def _read(self) -> Progress:

@@ -60,7 +60,7 @@ class ProgressFiles:
             try:
                 return self._read()
             except DamagedFileError as error:
-                aside = set_aside(error.damaged, "timer_aside")
+                aside = set_aside(error.damaged)
                 self._log.error("the positions of the timer are damaged", error=str(error), kept_as=str(aside))
 
     def _read(self) -> Progress:
