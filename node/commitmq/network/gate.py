@@ -179,6 +179,7 @@ class Gate:
                     if self.peers.get(found.identity) is found:
                         del self.peers[found.identity]
                     found.ending = found.hurried = False
+                    found.refusals = 0
                 found.identity = identity
                 if self._connections.get(descriptor) is found:
                     self.peers[identity] = found
