@@ -42,14 +42,15 @@ SEALED_FRAME_BYTES: Final = 33
 
 class Connection:
     """The counts of one connection. The receiving thread sets ``handled``, ``identity``, ``sends_long``, ``ending``,
-    ``hurried``, ``doubted`` and ``user``, the gate sets the rest.
+    ``hurried``, ``last_fault_s`` and ``user``, the gate sets the rest.
 
     In bytes: ``received`` in all, ``grown`` since the look before, ``pending`` of them not handled, and ``unfinished``
     of those known to belong to an incomplete request. ``ended``: the gate has shut the connection down. ``closed``:
     libzmq has closed it, and requests from it may still wait to be handled. ``gone``: the peer has closed it. libzmq
     closes it when it has read everything. ``sends_long``: it has sent a long header. ``ending``: its end was asked for,
     and its further requests are dropped. ``hurried``: one came, so it is ended at once. ``doubted``: a request came from its
-    descriptor under an id that its peer must not have.
+    descriptor under an id that its peer must not have; ``last_fault_s``: when the last one came, 0 when another request came
+    since.
     ``head_bytes``: counted for each frame of a request. ``refusals``: requests that its user may not
     ask for. ``idle_s``: since it was closed, how long none of its requests was handled while those of others were.
     ``late_below``: requests that end below this count of ``handled`` bytes waited longer than the limit of :meth:`judge`.
@@ -84,6 +85,7 @@ class Connection:
         "hurried",
         "identity",
         "idle_s",
+        "last_fault_s",
         "late_below",
         "pending",
         "received",
@@ -110,6 +112,7 @@ class Connection:
         self.pending = 0
         self.unfinished = 0
         self.sends_long = self.ending = self.hurried = self.doubted = False
+        self.last_fault_s = 0.0
         self.ended = False
         self.closed = False
         self.gone = False

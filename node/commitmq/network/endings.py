@@ -4,8 +4,9 @@ A connection that breaks a rule is ended a moment after its answer, so that the 
 meanwhile are dropped: the peer waits for no answer, so it is ended at once, before it sends still more.
 
 A request may wait until its connection has gone, and until another peer has the descriptor. So an end is for a routing id, and
-the gate does not end a connection that has another one by then. A request under an id that its peer must not have says little:
-whoever has the descriptor is ended when nothing else is heard of it for a second.
+the gate does not end a connection that has another one by then. A connection that is new has a second to show that. A request
+under an id that its peer must not have says even less: whoever has the descriptor is ended when such requests go on, and no
+other one comes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from commitmq.network.connection import Connection
 
 _ANSWER_S: Final = 0.1  # within this time the I/O thread sends an answer
 _DOUBT_S: Final = 1.0
+_GOES_ON_S: Final = 0.5  # requests of a peer that has gone are read within this time
 _LOG_INTERVAL_S: Final = 1.0
 
 
@@ -33,11 +35,12 @@ class Ending(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """An end that is due at ``at_s``, for the peer with the id ``identity``; None for one that has no right to its id."""
+    """An end that is due at ``at_s``, for the peer with the id ``identity``. ``is_doubt``: its peer has no right to its id."""
 
     at_s: float
     identity: bytes | None
     ending: Ending
+    is_doubt: bool = False
 
 
 class Endings:
@@ -63,21 +66,25 @@ class Endings:
         if connection.ending:
             return
         connection.ending = True
-        ending = Ending(connection, bound, why)
-        self._asked.append(Asked(time.monotonic() + _ANSWER_S, connection.identity, ending))
+        ending, now = Ending(connection, bound, why), time.monotonic()
+        if connection.accepted_s > now - _DOUBT_S:
+            self._doubtful.append(Asked(now + _DOUBT_S, connection.identity, ending))
+        else:
+            self._asked.append(Asked(now + _ANSWER_S, connection.identity, ending))
         self._ring()
 
     def doubt(self, connection: Connection, bound: str, why: str) -> None:
-        """A request came under an id that its peer must not have: end ``connection`` unless it gets another one soon."""
-        if connection.doubted or connection.identity is not None:
-            return
-        connection.doubted = True
-        self._doubtful.append(Asked(time.monotonic() + _DOUBT_S, None, Ending(connection, bound, why)))
-        self._ring()
+        """A request came under an id that its peer must not have: end ``connection`` if that goes on."""
+        connection.last_fault_s = now = time.monotonic()
+        if not connection.doubted:
+            connection.doubted = True
+            asked = Asked(now + _DOUBT_S, connection.identity, Ending(connection, bound, why), is_doubt=True)
+            self._doubtful.append(asked)
+            self._ring()
 
     def drop(self, connection: Connection) -> None:
         """A request of an ``ending`` connection was dropped."""
-        if connection.hurried:
+        if connection.hurried or connection.accepted_s > time.monotonic() - _DOUBT_S:
             return
         connection.hurried = True
         ending = Ending(connection, "ending", "it sent more requests after the one that ends it")
@@ -101,10 +108,17 @@ class Endings:
                 return waiting.popleft()
         return None
 
+    def holds(self, asked: Asked) -> bool:
+        """Whether an end that is due now still is for this connection."""
+        one = asked.ending.connection
+        if asked.is_doubt:
+            one.doubted = False
+            return one.last_fault_s > asked.at_s - _DOUBT_S + _GOES_ON_S
+        return one.identity == asked.identity
+
     def put_off(self, asked: Asked, now_s: float) -> None:
         """The gate has not heard of the connection yet."""
-        waiting = self._doubtful if asked.identity is None else self._asked
-        waiting.append(asked._replace(at_s=now_s + _ANSWER_S))
+        self._asked.append(asked._replace(at_s=now_s + _ANSWER_S))
 
     def tell(self, ending: Ending) -> None:
         """Count a connection that was ended, and write it to the log."""

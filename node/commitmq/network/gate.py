@@ -180,6 +180,7 @@ class Gate:
                         del self.peers[found.identity]
                     found.ending = found.hurried = False
                     found.refusals = 0
+                found.last_fault_s = 0.0
                 found.identity = identity
                 if self._connections.get(descriptor) is found:
                     self.peers[identity] = found
@@ -309,11 +310,17 @@ class Gate:
                 connection = Connection(
                     descriptor, self._head_bytes
                 )  # an old object would belong to a peer that came and went
+            # Open before anybody sees it: a connection without a descriptor of its own is one that could not be opened.
+            try:
+                own, failed = connection.open(), None
+            except OSError as error:
+                own, failed = -1, error
             self._connections[descriptor] = connection
             if connection.identity is not None:
                 self.peers[connection.identity] = connection
         try:
-            own = connection.open()
+            if failed is not None:
+                raise failed
             self._arrivals.register(own, _ARMED)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -385,7 +392,7 @@ class Gate:
         if self._unheard.get(one.descriptor) is one:
             if one.accepted_s > now - _NEWCOMER_S:
                 self.endings.put_off(asked, now)
-        elif one.own is not None and one.identity == asked.identity:
+        elif one.own is not None and self.endings.holds(asked):
             self._end(*asked.ending)
 
     def _tell_end(self, ending: Ending) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,21 +54,27 @@ def wait_until_closed(descriptor: int) -> None:
     assert eventually(is_closed, "libzmq has closed the descriptor")
 
 
-@contextlib.contextmanager
-def peer_on(descriptor: int, endpoint: str) -> Iterator[RawPeer]:
-    """A peer whose connection libzmq gets as ``descriptor``: all lower ones are taken, but one for the peer's own end."""
-    taken = [os.open("/dev/null", os.O_RDONLY)]
-    try:
+def peer_on(descriptor: int, endpoint: str) -> RawPeer:
+    """A peer whose connection libzmq gets as ``descriptor``: all lower ones are taken, but one for the peer's own end.
+
+    Another thread may open a file at that moment; then it is tried again.
+    """
+    for _ in range(20):
+        taken = [os.open("/dev/null", os.O_RDONLY)]
         while taken[-1] < descriptor:
             taken.append(os.open("/dev/null", os.O_RDONLY))
         assert taken[-1] == descriptor
         for free in (taken.pop(), taken.pop()):
             os.close(free)
-        with RawPeer(endpoint) as peer:
-            yield peer
-    finally:
+        peer = RawPeer(endpoint)
         for one in taken:
             os.close(one)
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and peer.socket.fileno() != descriptor:
+                return peer
+        peer.close()
+        time.sleep(0.1)
+    raise AssertionError(f"libzmq got another descriptor than {descriptor}")
 
 
 def only_connection(gate: Gate) -> Connection:
@@ -145,8 +151,30 @@ def test_a_peer_that_has_sent_nothing_yet(tmp_path: Path) -> None:
 
 def test_a_peer_under_an_id_of_the_nodes_is_ended(tmp_path: Path) -> None:
     with opened(tmp_path) as (router, endpoints), RawPeer(endpoints[0], FORBIDDEN) as peer:
-        for number in range(3):
+        number = 0
+        while not router.gate.endings.ended["routing id"]:
+            number += 1
+            assert number < 100, "it goes on for 5 s"
             ask(peer, number)
             refuse(router)
-        assert eventually(lambda: router.gate.endings.ended["routing id"] == 1, "it is ended")
+            time.sleep(0.05)
         assert eventually(peer.is_ended, "the peer sees it")
+
+
+def test_a_first_request_while_the_gate_opens_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The gate then knew two connections, one without a request, which it ended after first_request_timeout_ms.
+    opens = Connection.open
+
+    def slowly(self: Connection) -> int:
+        time.sleep(0.2)
+        return opens(self)
+
+    monkeypatch.setattr(Connection, "open", slowly)
+    with opened(tmp_path) as (router, endpoints), RawPeer(endpoints[0]) as peer:
+        ask(peer, 1)
+        take(router, 1)
+        found = only_connection(router.gate)
+        assert found.identity is not None
+        assert router.gate.peers == {found.identity: found}
+        assert found.handled
+        assert not router.gate._unheard

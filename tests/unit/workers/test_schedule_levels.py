@@ -125,7 +125,20 @@ def test_levels_that_the_file_does_not_name_begin_at_the_front(tmp_path: Path) -
     assert ProgressFiles(layout, get_log("test")).load().offsets == {}
 
 
-@pytest.mark.parametrize("content", ["", "{", "\0" * 20, "[1]", '{"offsetTable":{1:"x"},"versions":7}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "\0" * 20,
+        "[1]",
+        "null",
+        "0",
+        "[" * 90_000,
+        '{"offsetTable":{1:1e999},"versions":7}',
+        '{"offsetTable":{1:"x"},"versions":7}',
+    ],
+)
 def test_a_damaged_file_is_kept_aside_and_what_is_left_counts(tmp_path: Path, content: str) -> None:
     layout = StoreLayout(tmp_path)
     layout.config.mkdir()
@@ -138,6 +151,12 @@ def test_a_damaged_file_is_kept_aside_and_what_is_left_counts(tmp_path: Path, co
     def load() -> Progress:
         return ProgressFiles(layout, get_log("test")).load()
 
+    (theirs.with_name("delayOffset.json.bak")).unlink()
+    theirs.write_text(content)
+    assert load() == Progress({1: 20, 2: 2}, 2_000), "schedule.json alone is enough"
+    files.store(Progress({1: 10, 2: 1}, 1_000))
+    files.store(Progress({1: 20, 2: 2}, 2_000))
+    theirs.with_name("delayOffset.json.damaged").unlink()
     theirs.write_text(content)
     assert load() == Progress({1: 20, 2: 2}, 2_000), "schedule.json knows the generation before"
     assert theirs.with_name("delayOffset.json.damaged").read_text() == content

@@ -158,7 +158,7 @@ class Journal(Generic[C]):
     @classmethod
     def create(cls, path: Path, base: str) -> Self:
         """Make a durable journal without changes on the snapshot named ``base``; replaces a file of this name."""
-        fd, size_bytes, file_id = cls._new_file(path, base, None)
+        fd, size_bytes, file_id = cls._new_file(path, base, None, {})
         try:
             atomic_file.take_name(path, "journal")
             disk.sync_folder(path.parent, "journal")
@@ -263,10 +263,12 @@ class Journal(Generic[C]):
         return copy
 
     @classmethod
-    def _new_file(cls, path: Path, base: str, continues: dict[str, Any] | None) -> tuple[int, int, str]:
+    def _new_file(
+        cls, path: Path, base: str, continues: dict[str, Any] | None, more: Mapping[str, Any]
+    ) -> tuple[int, int, str]:
         """A synced journal without changes under the temporary name; returns its descriptor, size and id."""
         file_id = secrets.token_hex(8)
-        head = {"base": base, "id": file_id, **({"continues": continues} if continues else {})}
+        head = {**more, "base": base, "id": file_id, **({"continues": continues} if continues else {})}
         record = encode_record(0, orjson.dumps(head))
         try:
             fd = atomic_file.write_beside(path, record, "journal")
@@ -304,8 +306,9 @@ class Journal(Generic[C]):
         self.size_bytes += len(record)
         self._sequence += 1
 
-    def begin_anew(self, snapshot: str, write: Callable[[], None]) -> None:
-        """``write`` a snapshot of everything appended, which gets the name ``snapshot``, and empty the journal.
+    def begin_anew(self, snapshot: str, write: Callable[[], None], more: Mapping[str, Any] | None = None) -> None:
+        """``write`` a snapshot of everything appended, which gets the name ``snapshot``, and empty the journal. ``more``
+        goes into its head: what the snapshot cannot have.
 
         Raises StoreError at any of the steps: nothing that was appended is lost, and :attr:`failed` says whether
         appending can continue. A ``failed`` journal is usable again when this returns.
@@ -315,9 +318,8 @@ class Journal(Generic[C]):
         write()
         if failpoints.ACTIVE:
             failpoints.hit(f"{self.place}.after_snapshot")
-        fd, size_bytes, file_id = self._new_file(
-            self.path, snapshot, {"id": self._file_id, "records": self._sequence} if self._file_id else None
-        )
+        continues = {"id": self._file_id, "records": self._sequence} if self._file_id else None
+        fd, size_bytes, file_id = self._new_file(self.path, snapshot, continues, more or {})
         try:
             atomic_file.take_name(self.path, "journal")
         except OSError as error:

@@ -188,6 +188,17 @@ def load(path: Path) -> Any | None:
     return load_named(path)[0]
 
 
+def load_table(path: Path) -> dict[Any, Any] | None:
+    """:func:`load` of a file that has a map. Raises DamagedFileError for another content, too."""
+    content = load(path)
+    if isinstance(content, dict):
+        return content
+    found = loaded_path(path)
+    if content is None and not found.exists():
+        return None
+    raise DamagedFileError("it has no map", path=found)
+
+
 def name_of(data: bytes) -> str:
     """The name of the snapshot with these bytes in a journal."""
     return hashlib.sha256(data).hexdigest()[:32]
@@ -258,7 +269,10 @@ def _loads_quickly(data: bytes, text: str) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
-        return loads(text)
+        try:
+            return loads(text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
 
 
 def persist(path: Path, data: Any) -> None:

@@ -5,7 +5,9 @@ RocketMQ keeps the states in memory and writes the file at intervals, so a death
 state is durable before the answer that depends on it. Written whole for each turn, the file would cost what the table has,
 and not what changes. So each turn appends its changes to ``commitmq/orders.journal``, a
 :mod:`commitmq.store.metadata.journal`, and the file follows at intervals and at a stop. A record is a list of ``["put",
-topic, group, queue, {state}]`` and ``["drop", topic, group, queue]``.
+topic, group, queue, {state}]``, ``["drop", topic, group, queue]`` and ``["topic", topic, incarnation]``. The last one says of
+which topic of that name the states are: RocketMQ's file does not, and a state of a deleted topic would acknowledge messages of
+the next one. The head of the journal has the same of all topics at the time of the snapshot.
 
 A file that the journal does not know is RocketMQ's, which used the store after a crash. Then of both states of a queue that
 of the later receive counts, and of the same receive RocketMQ's, with the messages that either of them has as acked, or as
@@ -38,7 +40,14 @@ class OrderChange(NamedTuple):
     state: OrderState | None
 
 
-class OrdersJournal(Journal[OrderChange]):
+class TopicSeen(NamedTuple):
+    """The states of ``topic`` are those of the topic with this incarnation."""
+
+    topic: str
+    incarnation: int
+
+
+class OrdersJournal(Journal[OrderChange | TopicSeen]):
     """See the module."""
 
     kind = "journal of ordered receives"
@@ -46,15 +55,17 @@ class OrdersJournal(Journal[OrderChange]):
     snapshot_name = "consumerOrderInfo.json"
 
     @classmethod
-    def encode(cls, changes: Sequence[OrderChange]) -> list[Any]:
+    def encode(cls, changes: Sequence[OrderChange | TopicSeen]) -> list[Any]:
         return [_to_json(change) for change in changes]
 
     @classmethod
-    def decode(cls, payload: list[Any]) -> list[OrderChange]:
+    def decode(cls, payload: list[Any]) -> list[OrderChange | TopicSeen]:
         return [_change_from_json(entry) for entry in payload]
 
 
-def _to_json(change: OrderChange) -> list[Any]:
+def _to_json(change: OrderChange | TopicSeen) -> list[Any]:
+    if isinstance(change, TopicSeen):
+        return ["topic", *change]
     place = [change.topic, change.group, change.queue]
     if change.state is None:
         return ["drop", *place]
@@ -65,9 +76,11 @@ def _to_json(change: OrderChange) -> list[Any]:
     return ["put", *place, values]
 
 
-def _change_from_json(entry: Any) -> OrderChange:
+def _change_from_json(entry: Any) -> OrderChange | TopicSeen:
     try:
         match entry:
+            case ["topic", str(topic), int(incarnation)]:
+                return TopicSeen(topic, incarnation)
             case ["drop", str(topic), str(group), int(queue)]:
                 return OrderChange(topic, group, queue, None)
             case ["put", str(topic), str(group), int(queue), dict(values)]:
@@ -94,12 +107,26 @@ def load_snapshot(layout: StoreLayout) -> tuple[States, str]:
     return ({} if content is None else table_from_json(content)), name
 
 
-def replay(table: States, journal: Replay[OrderChange], snapshot: str) -> None:
+Content = Replay[OrderChange | TopicSeen]
+
+
+def incarnations(journal: Content, snapshot: str) -> dict[str, int]:
+    """Of which topics the states are, by name; nothing is known beside a ``snapshot`` that the journal does not know."""
+    if journal.since(snapshot) is None:
+        return {}
+    first = journal.head.get("topics")
+    found = {str(name): int(one) for name, one in first.items()} if isinstance(first, dict) else {}
+    return found | {one.topic: one.incarnation for one in journal.changes if isinstance(one, TopicSeen)}
+
+
+def replay(table: States, journal: Content, snapshot: str) -> None:
     """Merge the journal into ``table``, a snapshot of this name, by the module's rules."""
     since = journal.since(snapshot)
     # Changes name whole states, so of each queue the last one counts.
     last = {
-        (change.topic, change.group, change.queue): change for change in (journal.changes if since is None else since)
+        (change.topic, change.group, change.queue): change
+        for change in (journal.changes if since is None else since)
+        if isinstance(change, OrderChange)
     }
     for change in last.values():
         states = table.setdefault((change.topic, change.group), {})

@@ -100,6 +100,7 @@ class OrderedFinder:
         name.
         """
         self._shares.see(share, name, topic.incarnation)
+        self._orders.see(name, topic.incarnation)
         new = [key for key in queues if key not in share.next]
         self._shares.load(share, queues, begin())
         for key in new:

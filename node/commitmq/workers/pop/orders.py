@@ -24,7 +24,7 @@ from commitmq.log import Log
 from commitmq.semantics.pop_order import FORGET_AFTER_MS, OrderState, file_content
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config, orders_journal
-from commitmq.store.metadata.orders_journal import OrderChange, OrdersJournal, States
+from commitmq.store.metadata.orders_journal import OrderChange, OrdersJournal, States, TopicSeen
 from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.runtime.topic_view import TopicViews
 
@@ -68,6 +68,9 @@ class Orders:
         """What :meth:`store` has to store."""
         self._touched: set[tuple[str, str]] = set()
         """The members of the file that changed since it was written."""
+        self._incarnations: dict[str, int] = {}
+        """Of which topics the states are, as far as that is known; :attr:`_seen` names those that the journal lacks."""
+        self._seen: set[str] = set()
         self._journal: OrdersJournal | None = None
         self._base = json_config.name_of(b"")
         self._pace = Pace(limits.persist_interval_ms)
@@ -86,6 +89,8 @@ class Orders:
         self._journal, self._base, self._is_behind = None, json_config.name_of(b""), False
         self._changed.clear()
         self._touched.clear()
+        self._seen.clear()
+        self._incarnations = {}
         table: States = {}
         try:
             table, self._base = orders_journal.load_snapshot(self._layout)
@@ -123,6 +128,7 @@ class Orders:
             )
             self._log.warning(sentence, changes=len(content.changes))
         orders_journal.replay(table, content, self._base)
+        self._incarnations = orders_journal.incarnations(content, self._base)
         return bool(content.changes) or content.base != self._base
 
     def _set_aside(self, path: Path, error: Exception) -> None:
@@ -163,6 +169,17 @@ class Orders:
         self._touched.add(names)
         if len(self._ends) > 2 * self._count + _SPARE:
             self._find_ends()
+
+    def see(self, topic: str, incarnation: int) -> None:
+        """The topic of this name is the one with ``incarnation`` (0: of RocketMQ): drop all states of an earlier one."""
+        known = self._incarnations.get(topic)
+        if known == incarnation or not incarnation:
+            return
+        if known is not None:
+            for key in [key for key, _ in self._all() if key.topic == topic]:
+                self.put(key, None)
+        self._incarnations[topic] = incarnation
+        self._seen.add(topic)
 
     def drop(self, key: OrderKey) -> None:
         """The group's offset was set back by a person, or the topic was deleted: nothing of the queue is out any more."""
@@ -241,8 +258,10 @@ class Orders:
             return
         if self._journal is None:
             self._journal = OrdersJournal.create(self._journal_path, self._base)
-        self._journal.append([OrderChange(*key, self.get(key)) for key in self._changed])
+        seen = [TopicSeen(topic, self._incarnations[topic]) for topic in self._seen]
+        self._journal.append([*seen, *(OrderChange(*key, self.get(key)) for key in self._changed)])
         self._changed.clear()
+        self._seen.clear()
         self._is_behind = True
 
     def snapshot(self, monotonic_ms: int, *, at_once: bool = False) -> None:
@@ -263,9 +282,13 @@ class Orders:
             members = {f"{topic}@{group}": states for (topic, group), states in self._table.items()}
             data = json_config.encode(json_config.dumps(file_content(self._texts.join(members))))
             name = json_config.name_of(data)
-            self._journal.begin_anew(name, lambda: json_config.replace_bytes(self._path, data))
+            topics = {topic for topic, _ in self._table}
+            self._incarnations = {topic: one for topic, one in self._incarnations.items() if topic in topics}
+            head = {"topics": self._incarnations}
+            self._journal.begin_anew(name, lambda: json_config.replace_bytes(self._path, data), head)
         self._base = name
         self._changed.clear()
+        self._seen.clear()
         self._is_behind = False
 
     def close(self, *, lost: bool = False) -> None:

@@ -101,6 +101,10 @@ class Schedule:
         start = max(start, floor)
         self._before.scan(self._log, start, end, _delivered, self._context.heartbeat)  # type: ignore[arg-type]
         self._ends = {level.number: level.end(bound, floor) for level in self._levels}
+        for level in self._levels:
+            if level.offset > (end := self._ends[level.number]):
+                sentence = "the position of a level is beyond its queue: all messages in it count as delivered"
+                self._context.log.warning(sentence, level=level.number, position=level.offset, end=end)
         if len(self._before):
             self._begins_at, self._resumed_ms = start, _now_ms()
             self._context.log.info("looks for deliveries before it", found=len(self._before), bytes=end - start)

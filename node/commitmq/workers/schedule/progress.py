@@ -30,6 +30,7 @@ from commitmq.store.metadata import json_config
 from commitmq.store.metadata.json_config import DataVersion
 
 UNKNOWN: Final = -1
+_MOST: Final = (1 << 63) - 1
 
 
 @dataclass(slots=True)
@@ -61,13 +62,14 @@ class ProgressFiles:
                 self._log.error("the positions of delay levels are damaged", error=str(error), kept_as=str(aside))
 
     def _read(self) -> Progress:
-        data = json_config.load(self._theirs) or {}
+        theirs = json_config.load_table(self._theirs)
+        data = theirs or {}
         with _shape_of(self._theirs):
             self._version = DataVersion.from_json(data.get("dataVersion"))
             offsets = _levels(data.get("offsetTable") or {})
-        ours = json_config.load(self._ours) or {}
+        ours = json_config.load_table(self._ours) or {}
         with _shape_of(self._ours):
-            if _as_list(self._version) in ours.get("versions", ()):
+            if (ours and theirs is None) or _as_list(self._version) in ours.get("versions", ()):
                 return Progress(_levels(ours["offsets"]), int(ours["log"]))
         return Progress(offsets)
 
@@ -88,7 +90,7 @@ def _shape_of(path: Path) -> Iterator[None]:
     """Raises DamagedFileError where the content of ``path`` has another shape."""
     try:
         yield
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
         raise DamagedFileError(
             f"it has another shape than positions have: {error!r}", path=json_config.loaded_path(path)
         ) from error
@@ -96,6 +98,8 @@ def _shape_of(path: Path) -> Iterator[None]:
 
 def _levels(table: dict[Any, Any]) -> dict[int, int]:
     found = {int(level): int(offset) for level, offset in table.items()}
+    if any(offset > _MOST for offset in found.values()):
+        raise ValueError("an offset has more than 63 bits")
     return {level: offset for level, offset in found.items() if 1 <= level <= MAX_LEVEL and offset >= 0}
 
 

@@ -28,6 +28,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 
 UNKNOWN: Final = -1
+_MOST_AHEAD_MS: Final = 10 * 365 * 86_400_000  # a clock that was wrong may have been ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +65,33 @@ class ProgressFiles:
                 self._log.error("the positions of the timer are damaged", error=str(error), kept_as=str(aside))
 
     def _read(self) -> Progress:
-        try:
-            check = decode_check(self._theirs.read_bytes())
-        except FileNotFoundError:
-            check = TimerCheck(0, 0, 0, 0)
-        except StoreError as error:
-            raise DamagedFileError(str(error), path=self._theirs) from error
+        theirs = self._check()
+        check = theirs or TimerCheck(0, 0, 0, 0)
         self._version = (check.state_version, check.timestamp, check.counter)
-        ours = json_config.load(self._ours) or {}
+        ours = json_config.load_table(self._ours) or {}
         try:
-            if list(self._version) in ours.get("versions", ()):
+            if (ours and theirs is None) or list(self._version) in ours.get("versions", ()):
                 read_ms, offset, log, end = (int(ours[name]) for name in ("read_ms", "queue_offset", "log", "log_end"))
-                return Progress(read_ms, offset, log, end, bool(ours["is_whole"]))
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
+                return Progress(read_ms, offset, log, end, bool(ours["is_whole"]) and theirs is not None)
+        except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
             sentence = f"it has another shape than positions have: {error!r}"
             raise DamagedFileError(sentence, path=json_config.loaded_path(self._ours)) from error
         return Progress(check.last_read_ms, min(check.queue_offset, check.master_queue_offset))
+
+    def _check(self) -> TimerCheck | None:
+        """What RocketMQ's file says; None without one."""
+        try:
+            check = decode_check(self._theirs.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"the timer's positions cannot be read: {error.strerror}", path=self._theirs) from error
+        except StoreError as error:
+            raise DamagedFileError(str(error), path=self._theirs) from error
+        latest_ms = time.time_ns() // 1_000_000 + _MOST_AHEAD_MS
+        if not 0 <= check.last_read_ms <= latest_ms or min(check.queue_offset, check.master_queue_offset) < 0:
+            raise DamagedFileError("it has a time or an offset that no timer wrote", path=self._theirs)
+        return check
 
     def store(self, progress: Progress, *, first_offset: int = 0) -> None:
         """Write both. Raises StoreError or OSError; the same call may be repeated.
