@@ -152,6 +152,7 @@ def test_committed_transactions_can_be_read(system: System, server: Server) -> N
     assert_latencies(done)
 
 
+@pytest.mark.long
 def test_every_message_of_an_open_loop_is_pushed(system: System, server: Server) -> None:
     needs(system, "push")
     for _ in range(2):  # the second time the group goes on behind the first
@@ -196,6 +197,7 @@ def test_messages_that_wait_in_the_timer_are_there_after_a_kill(system: System, 
         assert 0 < back["seconds"] < 60
 
 
+@pytest.mark.long
 def test_what_was_acknowledged_outlives_a_kill(system: System, tmp_path: Path) -> None:
     with system.start(tmp_path / "store", "flushed") as server:
         sent = drive(server, "batch", "kept", messages=300, batch=20, ack="flushed")

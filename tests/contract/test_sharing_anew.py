@@ -7,14 +7,16 @@ hands out messages was killed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from commitmq import Admin, Producer, ShareConsumer
-from nodes import Node, eventually, start_node
+from commitmq import Admin, CommitMQError, Producer, ShareConsumer
+from nodes import Node, eventually, start_node, started
 
 WAYS = pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
 NEW = [b"new %d" % number for number in range(8)]
@@ -65,6 +67,55 @@ def test_a_share_that_lives_on_begins_the_new_topic_at_its_beginning(node: Node,
     for number in range(4):
         seen = deleted_and_made_again(node.address, f"{'o' if ordered else 'u'}-{number}", ordered=ordered)
         assert (seen if ordered else sorted(seen)) == NEW
+
+
+@pytest.mark.parametrize("way", ["restart", "death"])
+def test_an_old_receipt_in_order_beside_a_new_offset(tmp_path: Path, way: str) -> None:
+    # The group has an offset in the new topic: a person has set it, or a receive did, whose process died before it stored the
+    # state of the queue. The old state counted then, and its receipts acknowledged messages that nobody had received.
+    settings = {"COMMITMQ_FAILPOINTS": "pop.after_order_commit=kill@2", "COMMITMQ_FAILPOINTS_ONCE": str(tmp_path)}
+    topic, group = "t", "g"
+    with started(Node(tmp_path / "store"), **(settings if way == "death" else {})) as node:
+        with (
+            Admin(node.address) as admin,
+            Producer(node.address) as producer,
+            ShareConsumer(
+                topic, group=group, node=node.address, invisible_s=6, start="earliest", ordered=True
+            ) as consumer,
+        ):
+            admin.topic_create(topic, queues=1)
+            for number in range(3):
+                producer.send(topic, b"old %d" % number, queue=0)
+            eventually(lambda: admin.offsets(topic)[0].max == 3, "they can be read")
+            old = consumer.receive(3, 10)
+            assert len(old) == 3
+            admin.topic_delete(topic)
+            admin.topic_create(topic, queues=1)
+            for body in NEW:
+                producer.send(topic, body, queue=0)
+            eventually(lambda: admin.offsets(topic)[0].max == len(NEW), "they can be read")
+            if way == "death":
+                before = node.pids()["pop"]
+                with contextlib.suppress(CommitMQError):
+                    consumer.receive(len(NEW), 1)
+                eventually(lambda: node.pids().get("pop", before) != before, "another process hands out messages")
+            else:
+                admin.reset_offsets(group, topic, "earliest", running=True)
+        if way == "restart":
+            assert node.stop().returncode == 0
+            assert node.start().returncode == 0
+        with ShareConsumer(topic, group=group, node=node.address, start="earliest", ordered=True) as consumer:
+            assert consumer.ack(old) == old
+            seen: list[bytes] = []
+
+            def take() -> int:
+                for message in consumer.receive(8, 0.5):
+                    assert consumer.ack(message) == []
+                    seen.append(bytes(message.body))
+                return len(seen)
+
+            eventually(lambda: take() >= len(NEW), "the new messages")
+            assert seen == NEW
 
 
 @WAYS

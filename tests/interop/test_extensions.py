@@ -83,7 +83,7 @@ def tags_by_offset(node: NodeProcess, queue_id: int, end: int, **settings: Any) 
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_store_with_extensions_goes_back_and_forth(tmp_path: Path, run_rocketmq: Callable[..., Any]) -> None:
     rng = random.Random(11)
     root = tmp_path / "store"

@@ -70,7 +70,9 @@ class ProgressFiles:
         ours = json_config.load_table(self._ours) or {}
         with _shape_of(self._ours):
             if (ours and theirs is None) or _as_list(self._version) in ours.get("versions", ()):
-                return Progress(_levels(ours["offsets"]), int(ours["log"]))
+                if not UNKNOWN <= (log := int(ours["log"])) <= _MOST:
+                    raise ValueError(f"there is no position {log} in a log")
+                return Progress(_levels(ours["offsets"]), log)
         return Progress(offsets)
 
     def store(self, progress: Progress) -> None:

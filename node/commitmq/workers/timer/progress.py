@@ -28,6 +28,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 
 UNKNOWN: Final = -1
+_MOST: Final = (1 << 63) - 1
 _MOST_AHEAD_MS: Final = 10 * 365 * 86_400_000  # a clock that was wrong may have been ahead
 
 
@@ -72,6 +73,8 @@ class ProgressFiles:
         try:
             if (ours and theirs is None) or list(self._version) in ours.get("versions", ()):
                 read_ms, offset, log, end = (int(ours[name]) for name in ("read_ms", "queue_offset", "log", "log_end"))
+                if not 0 <= read_ms <= _latest_ms() or min(offset, end, log + 1) < 0 or max(offset, end, log) > _MOST:
+                    raise ValueError("a time or an offset that no timer wrote")
                 return Progress(read_ms, offset, log, end, bool(ours["is_whole"]) and theirs is not None)
         except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
             sentence = f"it has another shape than positions have: {error!r}"
@@ -88,8 +91,7 @@ class ProgressFiles:
             raise StoreError(f"the timer's positions cannot be read: {error.strerror}", path=self._theirs) from error
         except StoreError as error:
             raise DamagedFileError(str(error), path=self._theirs) from error
-        latest_ms = time.time_ns() // 1_000_000 + _MOST_AHEAD_MS
-        if not 0 <= check.last_read_ms <= latest_ms or min(check.queue_offset, check.master_queue_offset) < 0:
+        if not 0 <= check.last_read_ms <= _latest_ms() or min(check.queue_offset, check.master_queue_offset) < 0:
             raise DamagedFileError("it has a time or an offset that no timer wrote", path=self._theirs)
         return check
 
@@ -116,3 +118,7 @@ class ProgressFiles:
         offset = progress.queue_offset if progress.is_whole else first_offset
         check = TimerCheck(progress.read_ms, progress.log_end, offset, offset, *self._version)
         atomic_file.replace(self._theirs, encode_check(check), "timercheck")
+
+
+def _latest_ms() -> int:
+    return time.time_ns() // 1_000_000 + _MOST_AHEAD_MS

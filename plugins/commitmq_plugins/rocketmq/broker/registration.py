@@ -55,6 +55,8 @@ class Registration:
         self._task: asyncio.Task[None] | None = None
         self._telling: set[asyncio.Task[None]] = set()
         self._silent: set[str] = set()
+        self._missed: set[str] = set()
+        """Silent name servers that were not told of a change; one of them may be hearing of everything before it."""
         self.network = node.config.network
 
     def start(self) -> None:
@@ -107,6 +109,8 @@ class Registration:
         """
         self._topics.sync()
         names, self._topics.changed = self._topics.changed, set()
+        if names:
+            self._missed |= self._silent
         servers = [server for server in self.servers if server.address not in self._silent]
         if names:
             # A topic that is gone is told by the whole table.
@@ -145,20 +149,26 @@ class Registration:
 
     async def _tell(self, server: RemotingClient, names: set[str] | None) -> None:
         async with self._locks[server.address]:
-            is_part = names is not None and self._knows_all(server)
-            everything = self._topics.all
-            topics = {name: remoting_config(everything[name]) for name in (names or ()) if name in everything}
-            if not is_part or not topics:
-                is_part, topics = False, self.topics()
-            if failpoints.ACTIVE:
-                failpoints.hit("rocketmq.register:before")
-            is_told = await self._register(server, topics, is_part=is_part)
-            if failpoints.ACTIVE:
-                failpoints.hit("rocketmq.register:after")
-            if not is_told:
-                self._whole.pop(server.address, None)
-            elif not is_part:
-                self._whole[server.address] = server.connections
+            await self._tell_now(server, names)
+            while server.address in self._missed and server.address not in self._silent:
+                await self._tell_now(server, None)
+
+    async def _tell_now(self, server: RemotingClient, names: set[str] | None) -> None:
+        self._missed.discard(server.address)
+        is_part = names is not None and self._knows_all(server)
+        everything = self._topics.all
+        topics = {name: remoting_config(everything[name]) for name in (names or ()) if name in everything}
+        if not is_part or not topics:
+            is_part, topics = False, self.topics()
+        if failpoints.ACTIVE:
+            failpoints.hit("rocketmq.register:before")
+        is_told = await self._register(server, topics, is_part=is_part)
+        if failpoints.ACTIVE:
+            failpoints.hit("rocketmq.register:after")
+        if not is_told:
+            self._whole.pop(server.address, None)
+        elif not is_part:
+            self._whole[server.address] = server.connections
 
     async def _register(self, server: RemotingClient, topics: dict[str, TopicConfig], *, is_part: bool) -> bool:
         """Whether the name server took it."""

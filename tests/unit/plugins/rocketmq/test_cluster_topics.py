@@ -76,6 +76,30 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
+def test_a_topic_made_while_a_silent_name_server_hears_of_everything_is_told_too(tmp_path: Path) -> None:
+    # It was in no registration before the next period, 30 s later: clients found no route to it.
+    async def talk(cluster: StubCluster, topics: FakeTopics, registration: Registration) -> None:
+        server, register = registration.servers[0], registration._register
+        under_way, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def slowly(*arguments: Any, **more: Any) -> bool:
+            under_way.set()
+            await goes_on.wait()
+            return await register(*arguments, **more)
+
+        registration._silent.add(server.address)
+        registration._register = slowly  # type: ignore[method-assign]
+        telling = asyncio.create_task(registration._tell(server, None))
+        await under_way.wait()
+        topics.put("late")
+        await registration.settle()
+        goes_on.set()
+        await telling
+        assert cluster.routes.route("late") is not None
+
+    run(tmp_path, talk)
+
+
 def perm(cluster: StubCluster, topic: str) -> int:
     route = cluster.routes.route(topic)
     assert route is not None
