@@ -5,8 +5,8 @@ meanwhile are dropped: the peer waits for no answer, so it is ended at once, bef
 
 A request may wait until its connection has gone, and until another peer has the descriptor. So an end is for a routing id, and
 the gate does not end a connection that has another one by then. A connection that is new has a second to show that. A request
-under an id that its peer must not have says even less: whoever has the descriptor is ended when such requests go on, and no
-other one comes.
+under an id that its peer must not have says even less: whoever has the descriptor is ended after a second in which no other
+request came, and one that had asked for something before, only when the forbidden requests go on.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Endings:
         one = asked.ending.connection
         if asked.is_doubt:
             one.doubted = False
-            return one.last_fault_s > asked.at_s - _DOUBT_S + _GOES_ON_S
+            goes_on = one.last_fault_s > asked.at_s - _DOUBT_S + _GOES_ON_S
+            return one.identity is None or (one.identity == asked.identity and goes_on)
         return one.identity == asked.identity
 
     def put_off(self, asked: Asked, now_s: float) -> None:
