@@ -350,22 +350,6 @@ def test_every_module_says_what_it_is() -> None:
     assert silent == []
 
 
-LONGEST_MODULE = 400
-
-
-def test_a_long_module_says_why() -> None:
-    """Of more than 400 lines; its text says "more than 400 lines because"."""
-    without = set()
-    for folder in ("node", "plugins", "dispatchers"):
-        for path in (PROJECT / folder).rglob("*.py"):
-            text = path.read_text()
-            if text.count("\n") > LONGEST_MODULE:
-                reason = ast.get_docstring(ast.parse(text)) or ""
-                if f"more than {LONGEST_MODULE} lines because" not in " ".join(reason.split()):
-                    without.add(str(path.relative_to(PROJECT)))
-    assert without == set()
-
-
 def test_every_test_module_says_its_goal_and_its_method() -> None:
     paths = [path for path in project_files() if path.name.startswith("test_") and path.suffix == ".py"]
     ours = [path for path in paths if path.is_relative_to(PROJECT / "tests") and "fixtures" not in path.parts]

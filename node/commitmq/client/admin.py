@@ -1,7 +1,4 @@
-"""The administrator's client: a node, its topics, its groups, its dispatchers and its open transactions.
-
-It has more than 400 lines because most of them are signatures and texts of public methods.
-"""
+"""The administrator's client: a node, its topics, its groups, its dispatchers and its open transactions."""
 
 from __future__ import annotations
 

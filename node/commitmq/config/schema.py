@@ -10,8 +10,6 @@ The settings that give a store's files their sizes bind only a store that has no
 
 Defaults follow RocketMQ where it has the same setting (named in the comments of ``node.toml``), except for the sizes of
 segments and index files: the profile ``server`` has RocketMQ's, and the default profile is for a laptop.
-
-It has more than 400 lines because it is one table: every key stands in it, and nothing else does.
 """
 
 from __future__ import annotations

@@ -30,8 +30,6 @@ a look makes few of them.
 
 With a limit for the time that requests wait (:meth:`Gate.limit_waits`), or quotas of pending bytes, the thread also wakes
 by itself, and looks at all connections while the receiving thread is behind: what libzmq reads at once makes no event.
-
-This module has more than 400 lines because all of it is the state of this one thread.
 """
 
 from __future__ import annotations

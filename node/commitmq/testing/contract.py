@@ -19,8 +19,6 @@ run it in a real node, kill it and the node under load, and compare with a strai
 These tests cannot find a ``flush`` that forgets fdatasync. A killed process loses nothing that it wrote; only a power
 cut does. The test of the power cut keeps the files as they were when ``flush`` returned, which finds data that was not
 written yet.
-
-This module has more than 400 lines because it is one class to inherit from, and its tests are its documentation.
 """
 
 from __future__ import annotations

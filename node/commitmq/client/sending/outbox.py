@@ -10,8 +10,6 @@ begins with its oldest message, and groups take turns. Batches wait in the order
 **Linger.** A thin stream would make small runs, and a small run costs the node and its consumers as much as a large one. So
 messages that come within ``linger_s`` after the last runs wait until that time is over. The linger ends early when
 FULL_RUN_BYTES are pending, while a thread waits for a result, for a flush or for room, and while batches use the connection.
-
-This module has more than 400 lines because all of it is about the state under one lock.
 """
 
 from __future__ import annotations
