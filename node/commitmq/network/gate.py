@@ -80,7 +80,7 @@ _UNHEARD: Final = 4_096
 
 
 class UnknownSourceError(Exception):
-    """The peer speaks ZMTP before 3.0, or something that libzmq takes for it: no frame of it names its connection."""
+    """No frame of the peer names its connection. A peer of ZMTP before 3.0 would be one; a router ends those."""
 
 
 class Gate:

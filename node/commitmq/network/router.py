@@ -31,7 +31,7 @@ from commitmq.network.long_requests import LONG_HEADER_BYTES, MAX_BYTES, LongReq
 from commitmq.network.loopback import UNKNOWN_ACCOUNT
 from commitmq.network.unsent import UnsentAnswers
 from commitmq.network.user_bounds import CONNECTIONS, UserBounds
-from commitmq.network.zap import LOCAL
+from commitmq.network.zap import DOMAIN, LOCAL
 from commitmq.protocol import wire
 from commitmq.security.audit_line import Actor
 from commitmq.security.on_behalf import Vouching
@@ -256,10 +256,8 @@ class Router(zmq.Socket[bytes]):
             self.gate.end(one, "max_unsent_bytes", why)
 
     def meet(self, identity: bytes, first: zmq.Frame) -> Connection | None:
-        """The connection of a peer that ``gate.peers`` lacks. None: its request was refused, and must be dropped.
-
-        What is no request at all, as the first bytes of TLS or of HTTP may be, comes from no connection that can be named. The
-        gate ends it as one without a request.
+        """The connection of a peer that ``gate.peers`` lacks. None: its request was refused, or came from no connection that
+        can be named, and must be dropped.
         """
         try:
             connection, fault = self.gate.meet(identity, first)
@@ -336,6 +334,10 @@ def open_router(
     option(zmq.SNDHWM, waiting_answers)
     option(zmq.BACKLOG, _BACKLOG)
     option(zmq.ROUTER_HANDOVER, 1)
+    # With a domain libzmq ends peers of ZMTP 1.0 and 2.0 at their greeting. No frame of theirs would name its connection, so
+    # their requests could only be dropped one by one, until max_frame_bytes: two seconds of a processor a connection. Without
+    # a handler in this context nobody is asked about the others.
+    option(zmq.ZAP_DOMAIN, DOMAIN)
     host = config.host
     if ":" in host:
         option(zmq.IPV6, 1)
