@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from calamities import WrongClock
 from test_kill9 import SETTINGS, check_everything
 from traffic import Traffic, seed
 
@@ -20,9 +21,8 @@ from commitmq import Admin, Producer, Reader
 from commitmq.errors import Outcome, SendError
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from nodes import WORKERS, Node, environment, eventually, start_node
+from nodes import WORKERS, Node, eventually, start_node
 
-CLOCK = Path(__file__).parent / "clock_shim"
 # Each errs once in the life of the node, under load; the node must go on or say what it refuses.
 ERRORS = {
     "disk.reserve.segment:before": "errno:ENOSPC@4",
@@ -111,9 +111,8 @@ def test_errors_of_the_device_under_load(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_clock_that_jumps_leaves_store_times_in_order(tmp_path: Path) -> None:
-    clock = tmp_path / "clock"
-    clock.write_text("0")
-    extra = {"PYTHONPATH": f"{CLOCK}:{environment()['PYTHONPATH']}", "COMMITMQ_TEST_CLOCK": str(clock)}
+    clock = WrongClock(tmp_path / "clock")
+    extra = clock.environment
     with start_node(tmp_path, *SETTINGS, **extra) as node, Producer(node.address, timeout_s=10) as producer:
         sent = 0
 
@@ -124,9 +123,9 @@ def test_a_clock_that_jumps_leaves_store_times_in_order(tmp_path: Path) -> None:
                 sent += 1
 
         send()
-        clock.write_text("3600")
+        clock.set(3600)
         send()
-        clock.write_text("-3600")
+        clock.set(-3600)
         send()
         for role in ("writer", "flush"):
             pid = node.pids()[role]
@@ -166,9 +165,8 @@ def test_each_worker_stands_still_for_ten_seconds(tmp_path: Path) -> None:
 
 def test_a_clock_that_was_far_ahead_decides_nothing_once_it_is_right_again(tmp_path: Path) -> None:
     """Store timestamps follow it back, that is told, and expiry and look-ups by time are right for what came later."""
-    clock = tmp_path / "clock"
-    clock.write_text("0")
-    extra = {"PYTHONPATH": f"{CLOCK}:{environment()['PYTHONPATH']}", "COMMITMQ_TEST_CLOCK": str(clock)}
+    clock = WrongClock(tmp_path / "clock")
+    extra = clock.environment
     ahead_s = 400 * 86_400
     with start_node(tmp_path, *SETTINGS, **extra) as node, Producer(node.address, timeout_s=10) as producer:
         sent = 0
@@ -180,9 +178,9 @@ def test_a_clock_that_was_far_ahead_decides_nothing_once_it_is_right_again(tmp_p
                 sent += 1
 
         send()
-        clock.write_text(str(ahead_s))
+        clock.set(ahead_s)
         send()
-        clock.write_text("0")
+        clock.right()
         right_again = time.time_ns() // 1_000_000
         send()
         assert "the clock was ahead" in node.log()
