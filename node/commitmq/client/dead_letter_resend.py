@@ -42,6 +42,7 @@ from commitmq.client.properties import user_properties
 from commitmq.client.sending.arguments import shard
 from commitmq.errors import CommitMQError, ProtocolError, RequestError
 from commitmq.format.constants import DEAD_LETTER_PASSES, Property, SysFlag
+from commitmq.semantics.fitting import without
 from commitmq.semantics.retry import DEAD_LETTER_STATE
 
 DEFAULT_RATE: Final = 500.0
@@ -258,7 +259,17 @@ class ResendPass:
         key = message.sharding_key
         queue = shard(key, queues) if key else message.queue_offset % queues
         more = {"flag": message.flag, "sys_flag": message.sys_flag & _COMPRESSED}
-        self._put(str(letter.topic), queue, message.raw_body, resent_properties(letter), **more)
+        properties = resent_properties(letter)
+        # It grows by its origin, its resend id and the mark of the pass. The origin goes where there is no room for it;
+        # without room for the others the letter stays one.
+        tries = [properties, *without(properties, (DLQ_ORIGIN_MESSAGE_ID, DLQ_ORIGIN_TOPIC))]
+        for number, one in enumerate(tries, 1):
+            try:
+                self._put(str(letter.topic), queue, message.raw_body, one, **more)
+                return
+            except RequestError as error:
+                if error.code != "PROPERTIES_SIZE_EXCEEDED" or number == len(tries):
+                    raise
 
     def _put(self, topic: str, queue: int, body: bytes, properties: dict[str, str], **more: int) -> None:
         """Send one message under the next number of the queue, until the node has stored it."""

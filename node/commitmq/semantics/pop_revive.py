@@ -11,13 +11,15 @@ topic first. Their JSON has RocketMQ's members in alphabetical order.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from commitmq.errors import InvalidMessageError
-from commitmq.format.constants import Host, Property
+from commitmq.format.constants import RETRY_PREFIX, Host, Property
 from commitmq.format.record import Record
 from commitmq.semantics.derived import derived, fresh_order, made
+from commitmq.semantics.fitting import OPTIONAL, lighter
 from commitmq.semantics.retry import is_retry_topic, pop_retry_topic, popped_topic
 
 REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
@@ -291,6 +293,18 @@ def retried(record: Record, check_point: CheckPoint, host: Host, *, queue_id: in
         born_host=host,
         reconsume_times=record.reconsume_times + 1,
     )
+
+
+def retries(record: Record, check_point: CheckPoint, host: Host, *, v2: bool = False) -> Iterator[Record]:
+    """:func:`retried`, and what takes its place where it does not fit (:mod:`commitmq.semantics.fitting`).
+
+    It grows by 1ST_POP_TIME and ORIGIN_GROUP. ORIGIN_GROUP tells whose a message is where two groups could have one retry
+    topic: it stays there, and a message that has no room for it becomes a dead letter.
+    """
+    made = retried(record, check_point, host, v2=v2)
+    names = made.topic.removeprefix(RETRY_PREFIX)
+    is_of_one = "+" in names or names.count("_") < 2
+    return lighter(made, (*OPTIONAL, Property.ORIGIN_GROUP) if is_of_one else OPTIONAL)
 
 
 def checked_topic(check_point: CheckPoint) -> str:

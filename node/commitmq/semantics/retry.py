@@ -6,12 +6,14 @@ A message that a consumer cannot handle is *sent back*: a copy goes to ``%RETRY%
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX, Property
 from commitmq.format.record import Record
 from commitmq.semantics.derived import broker_order, derived
+from commitmq.semantics.fitting import OPTIONAL, lighter
 from commitmq.semantics.timer import REQUESTS
 
 FIRST_RETRY_LEVEL: Final = 3
@@ -39,6 +41,16 @@ DEAD_LETTER_STATE: Final = frozenset(
     )
 )
 """Properties of a dead letter's way, beside the system's own, that a message sent anew must not carry."""
+_OF_THE_WAY: Final = (
+    *OPTIONAL[:-1],
+    Property.DELAY,
+    Property.REAL_QUEUE_ID,
+    Property.REAL_TOPIC,
+    Property.ORIGIN_GROUP,
+    Property.ORIGIN_MESSAGE_ID,
+    Property.RETRY_TOPIC,
+)
+"""What a dead letter may lack, in the order in which it goes."""
 
 
 # ---------------------------------------------------------------- names
@@ -124,6 +136,28 @@ def sent_back(
     times = max(record.reconsume_times, retries) + 1
     stored = derived(record, topic, 0 if dead else queue_id, broker_order(properties), reconsume_times=times)
     return SentBack(stored, dead)
+
+
+def copies(
+    record: Record,
+    group: str,
+    queue_id: int,
+    *,
+    delay_level: int = 0,
+    max_retries: int = DEFAULT_MAX_RETRIES,
+    retries: int = 0,
+) -> Iterator[SentBack]:
+    """:func:`sent_back`, and what takes its place where it does not fit, the best first: a try without what is optional, then
+    a dead letter, with ever less of its way (:mod:`commitmq.semantics.fitting`).
+
+    A try keeps RETRY_TOPIC, without which its consumer takes the retry topic for the message's own, DELAY and the place where
+    it is to come. The last dead letter has no property but the application's; ``dlq resend`` must be told its topic then.
+    """
+    made = sent_back(record, group, queue_id, delay_level=delay_level, max_retries=max_retries, retries=retries)
+    if not made.dead:
+        yield from (SentBack(one, dead=False) for one in lighter(made.record))
+        made = sent_back(record, group, 0, delay_level=TO_DEAD_LETTERS, retries=retries)
+    yield from (SentBack(one, dead=True) for one in lighter(made.record, _OF_THE_WAY))
 
 
 def retry_level(reconsume_times: int) -> int:

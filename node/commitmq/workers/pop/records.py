@@ -12,8 +12,9 @@ import numpy as np
 from commitmq.config import NodeConfig
 from commitmq.format.constants import Host, Property
 from commitmq.format.record import Record, encode_record
-from commitmq.semantics.pop_revive import Ack, CheckPoint, ack_record, check_point_record, checked_topic, retried
-from commitmq.semantics.retry import TO_DEAD_LETTERS, sent_back
+from commitmq.semantics.fitting import first_that_fits
+from commitmq.semantics.pop_revive import Ack, CheckPoint, ack_record, check_point_record, checked_topic, retries
+from commitmq.semantics.retry import TO_DEAD_LETTERS, copies
 from commitmq.semantics.timer import TimerRules, timer_request
 from commitmq.store.log.run_check import CheckedRun
 from commitmq.workers.runtime.run_mover import MovedRun
@@ -46,15 +47,19 @@ class Records:
         return timer_request(record, now_ms, self._rules, fresh=True) or record
 
     def again(self, record: Record, point: CheckPoint, max_retries: int) -> Record:
-        """What ``record`` becomes that was not acked: a message of the retry topic, or a dead letter after the last try."""
-        group = point.key.group
-        made = retried(record, point, self.host, v2=self._v2)
+        """What ``record`` becomes that was not acked: a message of the retry topic; a dead letter after the last try, and
+        where no retry fits. Raises InvalidMessageError when that does not fit either.
+        """
+        return first_that_fits(self._copies(record, point, max_retries), self.encoded)[0]
+
+    def _copies(self, record: Record, point: CheckPoint, max_retries: int) -> Iterator[Record]:
         if record.reconsume_times < max_retries:
-            return made
+            yield from retries(record, point, self.host, v2=self._v2)
         popped = {**record.properties}
         popped.setdefault(Property.RETRY_TOPIC, checked_topic(point))
-        dead = sent_back(replace(record, properties=popped), group, 0, delay_level=TO_DEAD_LETTERS)
-        return replace(dead.record, born_host=made.born_host)
+        source = replace(record, properties=popped)
+        for dead in copies(source, point.key.group, 0, delay_level=TO_DEAD_LETTERS):
+            yield replace(dead.record, born_host=self.host)
 
     def encoded(self, record: Record) -> bytes:
         """The bytes that the writer gets."""

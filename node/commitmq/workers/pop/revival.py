@@ -139,10 +139,13 @@ class Revival:
         record = self._record(one)
         # Whether it was a dead letter depends on a setting that may have changed.
         most = 0 if record is None else record.reconsume_times
-        return record is not None and any(
-            self.before.pass_over(self._records.encoded(self._records.again(record, one.check_point, limit)))
-            for limit in (most + 1, most)
-        )
+        try:
+            return record is not None and any(
+                self.before.pass_over(self._records.encoded(self._records.again(record, one.check_point, limit)))
+                for limit in (most + 1, most)
+            )
+        except InvalidMessageError:
+            return False  # it can have no copy
 
     def _made(self, one: Return) -> Record | None:
         """The copy of a message; None when it is there already, or can have none. Raises ProtocolError."""
@@ -163,7 +166,11 @@ class Revival:
         if self._is_there(one):
             return None
         most = self._shares.max_retries(key.group, topic)
-        return self._records.again(record, one.check_point, 0 if one.dead else most)
+        try:
+            return self._records.again(record, one.check_point, 0 if one.dead else most)
+        except InvalidMessageError as error:
+            self._report(str(error), one)
+            return None
 
     def _is_of_deleted(self, one: Return) -> bool:
         """Whether the topic was deleted since, and made anew perhaps: another message may be at the offset."""

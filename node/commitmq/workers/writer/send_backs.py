@@ -16,15 +16,17 @@ from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOf
 from commitmq.format.constants import WAITING_TOPICS, Host, SysFlag
 from commitmq.format.record import Record, encode_record
 from commitmq.semantics import delay
+from commitmq.semantics.fitting import first_that_fits
 from commitmq.semantics.retry import (
     DEFAULT_MAX_RETRIES,
     TO_DEAD_LETTERS,
+    SentBack,
+    copies,
     dead_letter_topic,
     is_last_try,
     retry_topic,
-    sent_back,
 )
-from commitmq.store.log.run_check import CheckedRun
+from commitmq.store.log.run_check import CheckedRun, MessageIllegalError
 from commitmq.store.metadata.topic_name import validate_group
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.topic_view import TopicViews
@@ -76,14 +78,23 @@ class SendBacks:
             most = integer(header, "max_retries", 0, 0, _MAX_RETRIES)
         record = self._record(header)
         dead = is_last_try(record, level, most)
-        topic = dead_letter_topic(group) if dead else retry_topic(group)
-        queue = self._queue_of(topic, group)
+        queue = self._queue_of(dead_letter_topic(group) if dead else retry_topic(group), group)
         retries = integer(header, "reconsume_times", 0, 0, _MOST_RETRIES_TOLD)
-        made = sent_back(record, group, queue, delay_level=level, max_retries=most, retries=retries)
+        tries = copies(record, group, queue, delay_level=level, max_retries=most, retries=retries)
+        try:
+            made, placed = first_that_fits(tries, self._placed, (InvalidMessageError, MessageIllegalError))
+        except InvalidMessageError as error:
+            raise Refusal("MESSAGE_ILLEGAL", f"no copy of the message fits: {error}") from error
+        if made.dead and not dead:
+            self._queue_of(made.record.topic, group)
+        born_host_bytes = 20 if ":" in record.born_host.ip else 8
+        return Copy(placed, made.record.topic, made.record.queue_id, made.dead, born_host_bytes)
+
+    def _placed(self, made: SentBack) -> Placed:
+        """Where the copy is stored. Raises InvalidMessageError, MessageIllegalError when it breaks a limit there."""
         data = np.frombuffer(encode_record(replace(made.record, store_host=self._host), buckets=None), np.uint8)
         run = CheckedRun(data, np.array([len(data)], np.int64), 1, moved=True)
-        placed = self._rules.place_copy(run, topic, made.record.queue_id, delayed=not dead)
-        return Copy(placed, topic, made.record.queue_id, dead, 20 if ":" in record.born_host.ip else 8)
+        return self._rules.place_copy(run, made.record.topic, made.record.queue_id, delayed=not made.dead)
 
     def _record(self, header: dict[str, Any]) -> Record:
         """The record that the request names. Raises Refusal."""

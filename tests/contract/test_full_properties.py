@@ -1,0 +1,157 @@
+"""Goal: a message whose properties fill its record is handled as any other one: it is tried again or becomes a dead letter;
+no process, no group and no queue stops at it.
+
+Method: one node; for each way in which messages come back, messages whose properties end at the limit and up to 450 bytes
+before it, among good ones, with a short and the longest name of a group.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from commitmq import Admin, Consumer, ConsumeResult, Message, Producer, Reader, ShareConsumer
+from commitmq.errors import CommitMQError
+from nodes import Node, commitmq, eventually, start_node
+
+pytestmark = pytest.mark.timeout(120)
+LONG_GROUP = "g" * 120
+GOOD = 60
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with start_node(
+        tmp_path_factory.mktemp("full"),
+        "topics.default_queues=1",
+        "groups.heartbeat_interval_ms=200",
+    ) as made:
+        yield made
+        report = json.loads(commitmq("status", "--store", str(made.store), "--json").stdout)
+        assert {one["role"]: one["restarts"] for one in report["processes"] if one["restarts"]} == {}
+        log = (made.store / "commitmq" / "node.log").read_text()
+        assert "Traceback" not in log
+
+
+def fill(node: Node, topic: str, step: int = 30) -> set[bytes]:
+    """Messages at the limit among good ones, in one queue; returns the bodies of the former."""
+    large = set()
+    with Producer(node.address) as producer:
+        limit = next(size for size in range(32_767, 32_000, -1) if takes(producer, topic, size))
+        large.add(b"%d" % limit)
+        for number, size in enumerate(range(limit - 1, limit - 450, -step)):
+            assert takes(producer, topic, size)
+            large.add(b"%d" % size)
+            producer.send(topic, b"good %d" % number, queue=0)
+        producer.send_batch(topic, [b"good"] * GOOD, queue=0)
+    return large
+
+
+def takes(producer: Producer, topic: str, size: int) -> bool:
+    try:
+        producer.send(topic, b"%d" % size, queue=0, properties={"a": "x" * size})
+    except CommitMQError:
+        return False
+    return True
+
+
+def dead_letters(node: Node, group: str, count: int) -> set[bytes]:
+    found: set[bytes] = set()
+    with Reader(f"%DLQ%{group}", node=node.address, start="earliest") as reader:
+        deadline = time.monotonic() + 40
+        while len(found) < count and time.monotonic() < deadline:
+            for message in reader.poll(0.5):
+                assert message.properties["a"] == "x" * int(message.body)
+                found.add(bytes(message.body))
+    return found
+
+
+@pytest.mark.parametrize("group", ["kitchen", LONG_GROUP])
+def test_a_handler_that_always_fails_holds_up_no_queue(node: Node, group: str) -> None:
+    topic = f"handled-{len(group)}"
+    large = fill(node, topic)
+    good = 0
+    lock = threading.Lock()
+
+    def handle(message: Message) -> ConsumeResult | None:
+        nonlocal good
+        if not message.body.startswith(b"good"):
+            assert message.topic == topic
+            raise ValueError("it fails")
+        with lock:
+            good += 1
+        return None
+
+    with Consumer(topic, group=group, node=node.address) as consumer:
+        runner = threading.Thread(target=lambda: consumer.run(handle, backoff=1, max_retries=1))
+        runner.start()
+        try:
+            assert dead_letters(node, group, len(large)) == large
+            with Admin(node.address) as admin:
+                end = sum(one.max for one in admin.offsets(topic))
+                eventually(
+                    lambda: [offset for name, _, offset in admin.group(group)["offsets"] if name == topic] == [end],
+                    "the group has handled all",
+                )
+        finally:
+            consumer.close()
+            runner.join()
+    assert good == GOOD + len(large) - 1
+
+
+@pytest.mark.parametrize("group", ["shop", LONG_GROUP])
+def test_messages_that_nobody_acknowledges_come_back(node: Node, group: str) -> None:
+    """And another group goes on meanwhile."""
+    topic = f"shared-{len(group)}"
+    large = fill(node, topic)
+    came: set[bytes] = set()
+    with ShareConsumer(topic, group=group, node=node.address, invisible_s=2) as consumer:
+        first = [message for _ in range(8) for message in consumer.receive(wait_s=0.2)]
+        for message in first:
+            if message.body.startswith(b"good"):
+                message.ack()
+        with ShareConsumer(topic, group=f"n{len(group)}", node=node.address) as neighbour:
+            assert neighbour.receive(1, 5)
+        deadline = time.monotonic() + 20
+        while came != large and time.monotonic() < deadline:
+            for message in consumer.receive(wait_s=1):
+                came.add(bytes(message.body))
+                message.ack()
+            came |= dead_letters_now(node, group)
+    assert came == large
+
+
+def dead_letters_now(node: Node, group: str) -> set[bytes]:
+    try:
+        with Reader(f"%DLQ%{group}", node=node.address, start="earliest") as reader:
+            return {bytes(one.body) for one in reader.poll(0.2)}
+    except CommitMQError:
+        return set()
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_they_become_dead_letters_when_a_program_says_so(node: Node, ordered: bool) -> None:
+    topic, group = f"dead-{ordered}", f"g-{ordered}"
+    large = fill(node, topic)
+    good = 0
+    with ShareConsumer(topic, group=group, node=node.address, invisible_s=30, ordered=ordered) as consumer:
+        deadline = time.monotonic() + 30
+        while good < GOOD + len(large) - 1 and time.monotonic() < deadline:
+            for message in consumer.receive(wait_s=1):
+                if message.body.startswith(b"good"):
+                    good += message.ack()
+                else:
+                    assert not consumer.nack(message, dead=True)
+    assert good == GOOD + len(large) - 1
+    assert dead_letters(node, group, len(large)) == large
+    if ordered:
+        return
+    with Admin(node.address) as admin:  # (what names their origin is dropped where it has no room)
+        result = admin.dlq_resend(group)
+    assert (result.sent + result.failed, result.sent_before) == (len(large), 0)
+    assert result.failed < 5
+    assert all("properties" in one.reason or "RETRY_TOPIC" in one.reason for one in result.failures)
