@@ -7,8 +7,9 @@
     index.hash_slots, max_items       by :mod:`commitmq.store.index.index_shape`
 
 RocketMQ makes every file at its full size (spec 1.3), so a file's length is its size, and a file of 0 bytes is just
-being made. Only for the index do the files override the sizes in ``commitmq/store.json``: the index is derived, and
-RocketMQ or an administrator may have rebuilt it. A CommitLog or queues of other sizes than ``store.json`` has are
+being made. Only for the index do the files override the sizes in ``commitmq/store.json``, where their items show other
+ones: the index is derived, and RocketMQ or an administrator may have rebuilt it. Index files that show nothing are torn,
+and the node makes them again. A CommitLog or queues of other sizes than ``store.json`` has are
 another store's files, or were cut short.
 """
 
@@ -115,8 +116,9 @@ def _look(layout: StoreLayout, index: bool, likely: Iterable[IndexShape]) -> Geo
         known = {} if remembered is None else remembered.sizes
         own = [IndexShape(known[HASH_SLOTS], known[MAX_ITEMS])] if all(key in known for key in INDEX) else []
         shape = find_shape(layout.index, [*own, *likely, _ROCKETMQ_SHAPE])
-        problem = shape.problem
-        if shape.shape is not None:
+        # The node's own files are made again where they are torn; only files of an unknown shape are left to a person.
+        problem = "" if own else shape.problem
+        if shape.shape is not None and (shape.is_shown or not own or shape.shape in own):
             finds.note(HASH_SLOTS, shape.shape.hash_slots, f"{layout.index / shape.file}")
             finds.note(MAX_ITEMS, shape.shape.max_items, f"{layout.index / shape.file}")
     if remembered is None and not forgotten and SEGMENT in finds.sizes:

@@ -75,7 +75,7 @@ class IndexFiles:
         """Make the files trustworthy (see the module's text); returns the physical offset at which indexing continues.
 
         ``clean``: the node stopped orderly. ``index_timestamp``: checkpoint.indexMsgTimestamp. ``log_end``: the log's
-        end after a recovery; items that point behind it are dropped. Raises StoreError for files of another size.
+        end after a recovery; items that point behind it are dropped. Raises StoreError for files that cannot be read.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -88,6 +88,8 @@ class IndexFiles:
         died_alone = self._marker.exists()
         listing = self._listing
         listing.names = list_index_files(self.folder)
+        listing.saved = SavedState() if saved is None else saved
+        listing.durable = {name for name in listing.names if name <= listing.saved.durable}
         opening = IndexOpening(listing, self.shape, self._commit_log, self._log)
         dropped = opening.drop_of_other_size()
         opening.read_headers()
@@ -95,8 +97,8 @@ class IndexFiles:
         if trusted and saved is not None and saved.newest and saved.newest not in listing.names:
             # RocketMQ deletes its newest file when it recovers, and rebuilds only a part (spec 8.5).
             trusted = False
-        listing.saved = SavedState(clean=trusted) if saved is None else saved
-        listing.durable = {name for name in listing.names if name <= listing.saved.durable}
+        if saved is None:
+            listing.saved.clean = trusted
         if died_alone:
             opening.repair_newest()
             self._is_written = True

@@ -13,14 +13,15 @@ files that end after checkpoint.indexMsgTimestamp are deleted.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from commitmq.errors import StoreError
-from commitmq.format.index_header import HEADER_BYTES, IndexHeader, IndexShape, check_file_size, header_of
+from commitmq.files import disk
+from commitmq.format.index_header import HEADER_BYTES, IndexHeader, IndexShape, header_of
 from commitmq.log import Log
 from commitmq.store.index.index_chain import IndexChain
 from commitmq.store.index.index_file import IndexFile
 from commitmq.store.index.index_listing import IndexListing
+from commitmq.store.index.index_shape import fits
 from commitmq.store.log.commit_log import CommitLog
 
 
@@ -34,33 +35,30 @@ class IndexOpening:
         self._log = log
 
     def drop_of_other_size(self) -> bool:
-        """Delete all files from the first one of another size on. Raises StoreError when all are of another size: then
-        the configuration is wrong.
+        """Delete all files from the first one of another size on: the shape is the store's
+        (:mod:`commitmq.config.fitting`), so such a file is torn.
         """
         listing = self._listing
-        sizes = [(listing.folder / name).stat().st_size for name in listing.names]
-        for number, size in enumerate(sizes):
-            # A file without a size: its name reached the device and its size did not. Neither this file nor later ones
-            # were ever synced.
-            if size == 0 or (size != self._shape.file_bytes and self._shape.file_bytes in sizes):
-                self._log.error("the index file is damaged, it is built again", file=listing.names[number], size=size)
+        for number, name in enumerate(listing.names):
+            # Of a file of 0 bytes the name reached the device and the size did not.
+            size = (listing.folder / name).stat().st_size
+            if size != self._shape.file_bytes:
+                self._log.error("the index file is damaged, it is built again", file=name, size=size)
+                listing.forget_durable(name)
                 listing.delete_from(number)
                 return True
         return False
 
     def read_headers(self) -> None:
-        """Read the headers of all files. Raises StoreError for a file of another size."""
+        """Read the headers of all files. Raises StoreError for a file that cannot be read."""
         for name in self._listing.names:
-            self._listing.headers[name] = self._read_header(self._listing.folder / name)
-
-    def _read_header(self, path: Path) -> IndexHeader:
-        try:
-            with open(path, "rb") as file:
-                check_file_size(path, os.fstat(file.fileno()).st_size, self._shape)
-                data = file.read(HEADER_BYTES)
-        except OSError as error:
-            raise StoreError(f"cannot read the index file: {error.strerror}", path=path) from error
-        return header_of(memoryview(data).cast("q"))
+            path = self._listing.folder / name
+            try:
+                with path.open("rb") as file:
+                    data = file.read(HEADER_BYTES)
+            except OSError as error:
+                raise StoreError(f"cannot read the index file: {error.strerror}", path=path) from error
+            self._listing.headers[name] = header_of(memoryview(data).cast("q"))
 
     def repair_newest(self) -> None:
         """Remove the items that the header of the newest file does not count: this process died while it wrote them."""
@@ -97,7 +95,9 @@ class IndexOpening:
                 return
 
     def drop_damaged(self) -> bool:
-        """Delete files from the first one with an impossible header on. Nothing is lost: they are rebuilt."""
+        """Delete files from the first one on that has an impossible header, or whose items, of which a sample is read, are
+        not those that the header counts. Nothing is lost: they are rebuilt.
+        """
         listing = self._listing
         for number, name in enumerate(listing.names):
             header = listing.headers[name]
@@ -113,12 +113,17 @@ class IndexOpening:
                     and name == listing.saved.newest
                     and header.end_offset < listing.saved.newest_end
                 )
+                or not (header.is_empty or self._has_items(name, header))
             ):
                 self._log.error("the index file is damaged, it is built again", file=name, header=str(header))
                 listing.forget_durable(name)
                 listing.delete_from(number)
                 return True
         return False
+
+    def _has_items(self, name: str, header: IndexHeader) -> bool:
+        with disk.opened(self._listing.folder / name, os.O_RDONLY, "index") as fd:
+            return fits(fd, self._shape, header)
 
     def drop_behind_gap(self) -> bool:
         """Delete the files behind a missing one too: items must be in the order of the log."""

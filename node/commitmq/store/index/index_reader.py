@@ -171,7 +171,7 @@ class IndexReader:
         """The newest matching messages, at most ``max_messages`` and ``max_bytes`` (at least one), from ``start`` on.
 
         Examines at most ``max_items`` items and stops after SLICE_MS; ``following`` then says where to continue. Raises
-        StoreError for files of another size.
+        StoreError for files that cannot be read.
         """
         return _Search(self, query, bound, floor, max_messages, max_bytes, max_items).run(start)
 
@@ -193,14 +193,14 @@ class IndexReader:
         return self._chain.first_gap([one.header for one in mapped if one is not None]) is not None
 
     def mapped(self, name: str) -> MappedIndex | None:
-        """The file called ``name``; None when it no longer exists."""
+        """The file called ``name``; None when it no longer exists, or has another size: it is torn, and made again."""
         found = self._mapped.get(name)
         path = self.folder / name
         try:
             # A file that was cut away may have been recreated under the same name.
             if found is None or os.stat(path).st_ino != found.inode:
                 found = MappedIndex(path, self.shape)
-        except FileNotFoundError:
+        except (FileNotFoundError, StoreError):
             self._mapped.pop(name, None)
             return None
         except OSError as error:

@@ -5,6 +5,9 @@ which pair it is: item ``n`` is at 40 + 4 slots + 20 n, and slot ``keyHash % slo
 ``n`` or a newer one. A wrong pair meets zeros or chains of other keys within a few items. The newest item is searched
 by its physical offset, which the header has too; and because all pairs of one length differ by 5 slots for each item,
 it is on a known grid of 20 bytes.
+
+A power cut may leave a header whose items never reached the device. So a store that remembers its own shape
+(``commitmq/store.json``) keeps it unless items show another one: its torn files are made again.
 """
 
 from __future__ import annotations
@@ -43,11 +46,15 @@ _ITEMS_A_SLOT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class FoundShape:
-    """``shape`` is None without files, or if it cannot be told; ``file`` has that shape. ``problem``: why some do not."""
+    """``shape`` is None without files, or if it cannot be told; ``file`` has that shape. ``problem``: why some do not.
+
+    ``is_shown``: items of ``file`` show the shape. Else it is only one of the shapes of that length.
+    """
 
     shape: IndexShape | None = None
     file: str = ""
     problem: str = ""
+    is_shown: bool = False
 
 
 def find_shape(folder: Path, likely: Iterable[IndexShape]) -> FoundShape:
@@ -64,20 +71,21 @@ def find_shape(folder: Path, likely: Iterable[IndexShape]) -> FoundShape:
         length = lengths.most_common(1)[0][0]
         each = ", ".join(f"{count} of {size} bytes" for size, count in lengths.most_common())
         problem = f"the files in {folder} differ in size ({each})" if len(lengths) > 1 else ""
-        shape, name = _shape_of_some(folder, [name for name, size in sizes.items() if size == length], length, likely)
+        names = [name for name, size in sizes.items() if size == length]
+        shape, name, is_shown = _shape_of_some(folder, names, length, likely)
         if shape is None:
             problem = (
                 problem or f"hash slots and items of the files in {folder}, of {length} bytes each, cannot be told"
             )
-        return FoundShape(shape, name, problem)
+        return FoundShape(shape, name, problem, is_shown)
     except OSError as error:
         return FoundShape(problem=f"the files in {folder} cannot be read: {error.strerror}")
 
 
 def _shape_of_some(
     folder: Path, names: list[str], length: int, likely: Iterable[IndexShape]
-) -> tuple[IndexShape | None, str]:
-    """The shape that one of the files ``names`` shows, and its name; if all of them are empty, any shape that fits."""
+) -> tuple[IndexShape | None, str, bool]:
+    """The shape that one of the files ``names`` shows, its name, and True; if all are empty, any shape that fits."""
     candidates = [shape for shape in dict.fromkeys(likely) if shape.file_bytes == length]
     empty = True
     for name in names:
@@ -86,14 +94,14 @@ def _shape_of_some(
             empty = empty and header.is_empty
             shape = None if header.is_empty else _shape_of(file.fileno(), length, header, candidates)
         if shape is not None:
-            return shape, name
-    return (next(iter(candidates), None) or _by_proportion(length) if empty else None), names[0]
+            return shape, name, True
+    return (next(iter(candidates), None) or _by_proportion(length) if empty else None), names[0], False
 
 
 def _shape_of(fd: int, length: int, header: IndexHeader, candidates: list[IndexShape]) -> IndexShape | None:
     """The shape that the items of one file show; None where no shape fits."""
     for shape in candidates:
-        if _fits(fd, shape, header):
+        if fits(fd, shape, header):
             return shape
     words = (length - HEADER_BYTES) // SLOT_BYTES
     odd = words % _SLOTS_A_ITEM  # slots are so many more than a multiple of five
@@ -109,7 +117,7 @@ def _shape_of(fd: int, length: int, header: IndexHeader, candidates: list[IndexS
             for number in (header.count - 1, header.count, header.count - 2):
                 before = row - number  # rows that are slots
                 shape = IndexShape(odd + before * _SLOTS_A_ITEM, rows - before)
-                if number >= 1 and shape.hash_slots >= 1 and _fits(fd, shape, header):
+                if number >= 1 and shape.hash_slots >= 1 and fits(fd, shape, header):
                     return shape
     return None
 
@@ -131,8 +139,8 @@ def _rows_of_offset(data: mmap.mmap, offset: int, start: int) -> Iterator[int]:
         at = data.find(wanted, at + 1)
 
 
-def _fits(fd: int, shape: IndexShape, header: IndexHeader) -> bool:
-    """Whether a sample of the items that the header counts are valid items under this shape."""
+def fits(fd: int, shape: IndexShape, header: IndexHeader) -> bool:
+    """Whether a sample of the items that the header counts are valid items under this shape; False for a file without."""
     newest = header.count - 1
     if newest < 1 or newest >= shape.max_items or header.slots_used > shape.hash_slots:
         return False

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitmq.errors import DiskFullError, StoreError
+from commitmq.errors import DiskFullError
 from commitmq.format.index_header import IndexShape, list_index_files
 from commitmq.format.java import java_string_hash
 from commitmq.format.record import Record
@@ -193,13 +193,17 @@ def test_file_names_are_local_time_and_always_rise() -> None:
     assert file_name(now + timedelta(hours=1), "20261121024525538") == "20261121034525538"
 
 
-def test_another_size_is_refused_with_both_settings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clean", [True, False])
+def test_files_of_another_size_are_torn_and_made_again(tmp_path: Path, clean: bool) -> None:
     store = IndexStore(tmp_path, IndexShape(5, 6))
-    store.append([Record("T", store_timestamp=1, properties={"KEYS": "k"})])
+    store.append([Record("T", store_timestamp=number + 1, properties={"KEYS": "k"}) for number in range(12)])
     store.build()
-    store.shape = IndexShape(5, 7)
-    with pytest.raises(StoreError, match=r"index\.max_items=7"):
-        store.files().open(clean=True, index_timestamp=0)
+    names = list_index_files(store.folder)
+    assert len(names) == 3
+    for name in names:
+        os.truncate(store.folder / name, 77)
+    assert store.files().open(clean=clean, index_timestamp=1 << 60) == 0
+    assert not list_index_files(store.folder)
 
 
 def test_no_space_is_an_error_that_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

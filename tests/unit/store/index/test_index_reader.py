@@ -6,6 +6,7 @@ own files; and the moments in which a reader meets a writer.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections import defaultdict
@@ -15,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitmq.errors import StoreError
 from commitmq.format.index_header import IndexShape
 from commitmq.format.record import Record
 from commitmq.store.index import index_reader
@@ -239,10 +239,15 @@ def test_bytes_are_bounded_but_one_message_always_comes(tmp_path: Path) -> None:
         assert not page.ran_out
 
 
-def test_another_size_is_refused(tmp_path: Path) -> None:
-    store = small(tmp_path, 3)
-    with pytest.raises(StoreError, match=r"index\.hash_slots=4"):
-        everything(IndexReader(store.log, store.folder, IndexShape(4, 16)), store)
+def test_a_file_of_another_size_is_torn_and_the_others_answer(tmp_path: Path) -> None:
+    store = small(tmp_path, 40)
+    whole = len(everything(reader_of(store), store).offsets)
+    names = store.names()
+    assert len(names) > 2
+    os.truncate(store.folder / names[1], 100)
+    found = reader_of(store).search(KeyQuery("T", "all"), bound=store.end, max_messages=100)
+    assert 0 < len(found.offsets) < whole
+    assert not found.is_whole
 
 
 @pytest.mark.parametrize("text", ["", "1", "1-2", "1-2-3-4", "a-1-2", "1--2", "1-2-" + "9" * 30, "١-2-3"])

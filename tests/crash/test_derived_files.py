@@ -1,0 +1,34 @@
+"""Goal: what a node derives from its log is made again by the node, whatever a power cut left of it, and a query says
+"incomplete" until then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from commitmq import Admin, Producer
+from commitmq.format.index_header import HEADER_BYTES
+from nodes import eventually, start_node
+
+
+def test_an_index_of_which_only_headers_reached_the_device_is_made_again(tmp_path: Path) -> None:
+    """Method: a node dies with all its processes; of each index file only the header is left."""
+    shape = ("index.hash_slots=300", "index.max_items=200")
+    with start_node(tmp_path, *shape) as node, Producer(node.address) as producer:
+        producer.send_batch("t", [b"%d" % at for at in range(500)], keys=[f"k{at}" for at in range(500)])
+        with Admin(node.address) as admin:
+            eventually(lambda: admin.query("t", key="k499").complete, "everything is indexed")
+        node.kill_all()
+        files = sorted((node.store / "index").iterdir())
+        assert len(files) > 2
+        for path in files:
+            with open(path, "r+b") as file:
+                file.seek(HEADER_BYTES)
+                file.write(bytes(path.stat().st_size - HEADER_BYTES))
+        assert node.start().returncode == 0
+        producer.send("t", b"new", keys="k-new")
+        with Admin(node.address) as admin:
+            eventually(lambda: admin.query("t", key="k-new").complete, "the index is whole")
+            for key in ("k0", "k7", "k499", "k-new"):
+                found = admin.query("t", key=key)
+                assert (len(found), found.complete) == (1, True), key
