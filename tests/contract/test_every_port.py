@@ -18,6 +18,7 @@ import orjson
 import pytest
 import zmq
 
+import commitmq
 from attacks import FIRST_ID
 from commitmq.protocol import wire
 from commitmq.protocol.channel import Channel
@@ -167,16 +168,31 @@ def test_one_client_has_so_many_connections(node: Node) -> None:
     channel.close()
 
 
+def consumers_find_no_place(node: Node) -> None:
+    """Consumers come until one finds no place."""
+    with commitmq.Admin(node.address) as admin, contextlib.ExitStack() as consumers:
+        admin.topic_create("crowded", 1)
+        with pytest.raises(commitmq.ProtocolError, match=r"as many as the 512 files suffice for.*ulimit -n") as refused:
+            for number in range(200):
+                began = time.monotonic()
+                one = commitmq.Consumer("crowded", group=f"g{number}", node=node.address, timeout_s=30)
+                consumers.callback(one.close)
+                one.poll(timeout_s=0)
+        assert refused.value.code == "LIMIT_EXCEEDED"
+        assert time.monotonic() - began < 5
+
+
 @pytest.mark.timeout(300)
 def test_few_descriptors(tmp_path: Path) -> None:
-    """A node that may have 512 descriptors for each process, and 600 connections to each of its ports.
+    """A node that may have 512 descriptors for each process, of which the shell gives it 256, and 600 connections to each of
+    its ports. Afterwards consumers come until one finds no place, which learns the reason at once.
 
     Over ipc they come in groups: libzmq's listener of a Unix socket ends the process when no descriptor is left, before the
     gate could refuse a connection (docs/service.md). Only the node's own account reaches these sockets.
     """
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     script = (
-        "import resource,sys,os;resource.setrlimit(resource.RLIMIT_NOFILE,(512,512));os.execv(sys.argv[1],sys.argv[1:])"
+        "import resource,sys,os;resource.setrlimit(resource.RLIMIT_NOFILE,(256,512));os.execv(sys.argv[1],sys.argv[1:])"
     )
     node = Node(tmp_path / "store")
     started = subprocess.run(
@@ -194,6 +210,9 @@ def test_few_descriptors(tmp_path: Path) -> None:
     assert "descriptors=512" in log
     try:
         before = node.pids()
+        for role, pid in before.items():
+            if role != "keeper":  # it opens a handful of files
+                assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (512, 512), role
         for port in ("admin", "writer", "reader-0", "coordinator"):
             for kind in ("tcp", "ipc"):
                 where = endpoint(node, port, kind)
@@ -204,6 +223,8 @@ def test_few_descriptors(tmp_path: Path) -> None:
                         with contextlib.suppress(OSError):  # refused, which is what it is about
                             peers.callback(RawPeer(where, timeout_s=5).close)
                     time.sleep(0.2)
+        assert node.pids() == before
+        consumers_find_no_place(node)
         assert node.pids() == before
     finally:
         node.stop()

@@ -14,11 +14,13 @@ from commitmq.network.router import Router, open_router
 
 
 @contextlib.contextmanager
-def opened(tmp_path: Path, *, only_answers: bool = False) -> Iterator[tuple[Router, list[str]]]:
+def opened(
+    tmp_path: Path, *, only_answers: bool = False, config: NetworkConfig | None = None
+) -> Iterator[tuple[Router, list[str]]]:
     """It and its endpoints, tcp and ipc."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router, endpoints = open_router(
-        context, NetworkConfig(), get_log("test"), f"ipc://{tmp_path}/r.ipc", 0, only_answers=only_answers
+        context, config or NetworkConfig(), get_log("test"), f"ipc://{tmp_path}/r.ipc", 0, only_answers=only_answers
     )
     try:
         yield router, endpoints

@@ -51,7 +51,8 @@ class Connection:
     and its further requests are dropped. ``hurried``: one came, so it is ended at once. ``doubted``: a request came from its
     descriptor under an id that its peer must not have; ``last_fault_s``: when the last one came, 0 when another request came
     since.
-    ``head_bytes``: counted for each frame of a request. ``refusals``: requests that its user may not
+    ``turned_away``: why there is no place for it, until its first request was answered so. ``process``: the one at the other
+    end of a Unix socket. ``head_bytes``: counted for each frame of a request. ``refusals``: requests that its user may not
     ask for. ``idle_s``: since it was closed, how long none of its requests was handled while those of others were.
     ``late_below``: requests that end below this count of ``handled`` bytes waited longer than the limit of :meth:`judge`.
 
@@ -88,9 +89,11 @@ class Connection:
         "last_fault_s",
         "late_below",
         "pending",
+        "process",
         "received",
         "refusals",
         "sends_long",
+        "turned_away",
         "unfinished",
         "user",
     )
@@ -112,6 +115,8 @@ class Connection:
         self.pending = 0
         self.unfinished = 0
         self.sends_long = self.ending = self.hurried = self.doubted = False
+        self.process = 0
+        self.turned_away = ""
         self.last_fault_s = 0.0
         self.ended = False
         self.closed = False
@@ -143,10 +148,10 @@ class Connection:
             self._is_unix = found.family == socket.AF_UNIX
             if self._is_unix:
                 self.head_bytes = FRAME_HEAD_BYTES
-                process, self.account, _ = struct.unpack(
+                self.process, self.account, _ = struct.unpack(
                     "3i", found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
                 )
-                self.client = f"process {process}"
+                self.client = f"process {self.process}"
                 found.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, _PEEK_BASE)
             else:
                 self.client = str(found.getpeername()[0])
@@ -165,6 +170,21 @@ class Connection:
     def is_local(self) -> bool:
         """Whether it came over the node's own Unix socket, which only the node's account reaches."""
         return self._is_unix
+
+    def is_own(self) -> bool:
+        """Whether a process of this node is at the other end: the supervisor, whose child this process is if it is not the
+        supervisor itself, or a child of it.
+        """
+        supervisors = (os.getppid(), os.getpid())
+        if self.process in (0, os.getpid()):
+            return False
+        if self.process in supervisors:
+            return True
+        try:
+            with open(f"/proc/{self.process}/stat", "rb") as stat:
+                return int(stat.read().rpartition(b")")[2].split()[1]) in supervisors
+        except (OSError, ValueError, IndexError):
+            return False
 
     def is_on(self, descriptor: int) -> bool:
         """False when ``descriptor`` belongs to another connection by now: this one has ended, and the gate has not heard. Also

@@ -19,7 +19,12 @@ def raise_descriptor_limit() -> int:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
+    return descriptor_limit()
+
+
+def descriptor_limit() -> int:
+    """How many descriptors this process may have now."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (1 << 20) if soft == resource.RLIM_INFINITY else soft
 
 

@@ -24,6 +24,7 @@ _ANSWER_S: Final = 0.1  # within this time the I/O thread sends an answer
 _DOUBT_S: Final = 1.0
 _GOES_ON_S: Final = 0.5  # requests of a peer that has gone are read within this time
 _LOG_INTERVAL_S: Final = 1.0
+_LONGEST_LOG_INTERVAL_S: Final = 60.0
 
 
 class Ending(NamedTuple):
@@ -53,7 +54,7 @@ class Endings:
         self._asked: deque[Asked] = deque()
         self._doubtful: deque[Asked] = deque()
         self._hurried: deque[Asked] = deque()
-        self._next_line_s = 0.0
+        self._lines: dict[str, tuple[float, float]] = {}  # by bound: when the next may come, and the pause before that
 
     def __len__(self) -> int:
         """Ends that were asked for and are not due."""
@@ -125,8 +126,12 @@ class Endings:
         """Count a connection that was ended, and write it to the log."""
         self.ended[ending.bound] += 1
         now = time.monotonic()
-        if now >= self._next_line_s:
-            # One line a second: a client that breaks a bound a thousand times must not fill the log.
-            self._next_line_s = now + _LOG_INTERVAL_S
+        next_s, pause_s = self._lines.get(ending.bound, (0.0, 0.0))
+        if now >= next_s:
+            # A line for each bound, and ever fewer while it goes on: a client that breaks one a thousand times, or goes on for
+            # days, must not fill the log.
+            is_new = now > next_s + _LONGEST_LOG_INTERVAL_S
+            pause_s = _LOG_INTERVAL_S if is_new else min(2 * pause_s, _LONGEST_LOG_INTERVAL_S)
+            self._lines[ending.bound] = now + pause_s, pause_s
             client, in_all = ending.connection.client, self.ended.total()
             self._log.warning("connection ended", bound=ending.bound, why=ending.why, client=client, in_all=in_all)

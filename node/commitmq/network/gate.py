@@ -7,7 +7,10 @@ sockets that break one of these bounds:
 
 * ``network.max_connections``, and the descriptors that this process may have: connections that never sent a request go
   first;
-* ``network.max_client_connections``: the connections of one address, on this host of one process;
+* ``network.max_client_connections``: the connections of one address, on this host of one process. Of the connections that
+  find no place some are *turned away*: for a second they stand in the descriptors that are kept for bursts, and their
+  first request is answered with the reason. Without it a client could only try again until its time is over. The node's
+  own processes are let in: they are few, and clients need what they do;
 * ``network.first_request_timeout_ms``: a TCP connection without a request;
 * the bytes of the longest request that this port takes: more bytes came, the receiving thread had taken all complete
   requests, and these bytes were not among them;
@@ -51,7 +54,7 @@ from commitmq.config import NetworkConfig
 from commitmq.log import Log
 from commitmq.network import routing_ids
 from commitmq.network.connection import FRAME_HEAD_BYTES, Connection
-from commitmq.network.descriptors import affordable_connections
+from commitmq.network.descriptors import affordable_connections, descriptor_limit
 from commitmq.network.endings import Asked, Ending, Endings
 from commitmq.network.growth import Growth
 from commitmq.network.user_bounds import UserBounds
@@ -72,6 +75,8 @@ _ARMED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _GONE: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _NEWCOMER_S: Final = 1.0
 _LOOKS_A_LIMIT: Final = 4
+_TURNED_AWAY_S: Final = 1.0
+_MOST_TURNED_AWAY: Final = 32  # no more than there are places
 # With quotas of pending bytes: what libzmq reads at once makes no event.
 _BEHIND_S: Final = 0.1
 _SCAN: Final = 1_000
@@ -108,6 +113,7 @@ class Gate:
         self._max_pending_bytes = max(config.max_pending_bytes, 2 * max_request_bytes)
         self._first_number, self._head_bytes = first_number, head_bytes
         self.max_connections = affordable_connections(config.max_connections)
+        self._most_turned_away = min(_MOST_TURNED_AWAY, self.max_connections)
         # Set by the receiving thread: connections with a request, by routing id; how often it found nothing left, and
         # whether it did the last time.
         self.peers: dict[bytes, Connection] = {}
@@ -127,6 +133,7 @@ class Gate:
         self._grew: set[Connection] = set()  # in the last look: libzmq may have read more since
         self._of_client: Counter[str] = Counter()
         self._silent: deque[Connection] = deque()
+        self._turned_away: dict[Connection, float] = {}  # and when each is ended, the first one first
         self._accepted, self._seen_looks, self._counting_s, self._looked_s = 0, -1, 0.0, 0.0
         self._growth = Growth()
         self._settle_at = 0.0
@@ -265,7 +272,9 @@ class Gate:
             self._end_silent(now)
             while (asked := self.endings.hurried()) is not None:
                 self._end_asked(asked, now)
-            due = [at for at in (look_at, self._silent_due_s(), behind_s and behind_at) if at]
+            due = [
+                at for at in (look_at, self._silent_due_s(), self._end_turned_away(now), behind_s and behind_at) if at
+            ]
             timeout_ms = max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
             timeout_ms = 0 if more else timeout_ms
             for descriptor, _ in poller.poll(timeout_ms):
@@ -327,27 +336,66 @@ class Gate:
             return
         self._watched[own] = connection
         self._of_client[connection.client] += 1
-        self._silent.append(connection)
         left = self._left[connection.client] if self._left else 0
         if left > self._max_pending_bytes // _LEFT_OF_CLIENT:
             why = f"{left} bytes that former connections of this client sent wait to be handled"
             self._end(connection, "max_pending_bytes", why)
         elif self._of_client[connection.client] > self._config.max_client_connections:
-            bound = "max_client_connections"
-            self._end(connection, bound, f"more than {self._config.max_client_connections} of one client")
-        elif len(self._connections) > self.max_connections:
+            most = self._config.max_client_connections
+            why = f"this process of the node has {most} connections of one client, the most (network.max_client_connections)"
+            self._turn_away(connection, "max_client_connections", why)
+        elif len(self._connections) - len(self._turned_away) > self.max_connections and not self._lets_in(connection):
             self._make_room(connection)
+        if connection not in self._turned_away:
+            self._silent.append(connection)
+
+    def _lets_in(self, connection: Connection) -> bool:
+        """Whether it comes from a process of the node, and descriptors that are kept for bursts are left for it."""
+        return len(self._connections) <= self.max_connections + 2 * self._most_turned_away and connection.is_own()
 
     def _make_room(self, newest: Connection) -> None:
-        """End the oldest connection without a request, or else the newest."""
+        """End the oldest connection without a request, or else turn the newest away."""
         before = time.monotonic() - _NEWCOMER_S
+        most = self.max_connections
+        enough = "the most (network.max_connections)"
+        if most < self._config.max_connections:
+            enough = (
+                f"as many as the {descriptor_limit()} files suffice for that it may open (LimitNOFILE= of the service, ulimit"
+                " -n of a shell)"
+            )
+        why = f"this process of the node has {most} connections, {enough}"
         for one in itertools.islice(self._silent, _SCAN):
             if one.accepted_s > before:
                 break
             if one.identity is None and not one.ended:
-                newest = one
-                break
-        self._end(newest, "max_connections", f"more than {self.max_connections} connections")
+                self._end(one, "max_connections", why)
+                return
+        self._turn_away(newest, "max_connections", why)
+
+    def _turn_away(self, connection: Connection, bound: str, why: str) -> None:
+        """End a connection for which there is no place, a moment later where there is room for it until then."""
+        if len(self._turned_away) >= self._most_turned_away:
+            self._end(connection, bound, why)
+            return
+        connection.ending, connection.turned_away = True, why
+        self._turned_away[connection] = time.monotonic() + _TURNED_AWAY_S
+        self._uncount(connection)
+        self._tell_end(Ending(connection, bound, why))
+
+    def _end_turned_away(self, now: float) -> float | None:
+        """End those whose time is over. Returns when the next one's is."""
+        due_s = None
+        for connection, due_s in self._turned_away.items():
+            if due_s > now:
+                return due_s
+            if not connection.ended:
+                connection.end()
+        return None
+
+    def _uncount(self, connection: Connection) -> None:
+        self._of_client[connection.client] -= 1
+        if not self._of_client[connection.client]:
+            del self._of_client[connection.client]
 
     def _drop(self, descriptor: int) -> None:
         connection = self._connections.pop(descriptor, None)
@@ -374,10 +422,8 @@ class Gate:
             self._left[connection.client] += connection.pending
         if self.users is not None:
             self.users.forget(connection)
-        if connection.client:
-            self._of_client[connection.client] -= 1
-            if not self._of_client[connection.client]:
-                del self._of_client[connection.client]
+        if self._turned_away.pop(connection, None) is None and connection.client:
+            self._uncount(connection)
 
     def _end(self, connection: Connection, bound: str, why: str) -> None:
         if connection.ended:

@@ -119,7 +119,10 @@ class Router(zmq.Socket[bytes]):
         """
         line = self.line
         if connection.ending:
-            self.gate.endings.drop(connection)
+            if connection.turned_away:
+                self._turn_away(request, connection)
+            else:
+                self.gate.endings.drop(connection)
             return True
         if not self.has_line:
             return False
@@ -143,6 +146,14 @@ class Router(zmq.Socket[bytes]):
         while (owner := line.next_owner()) is not None and (owner.ending or (owner.gone and self.only_answers)):
             line.drop_next()
         return line.take()
+
+    def _turn_away(self, request: list[Any], connection: Connection) -> None:
+        """Answer the first request of a connection for which there is no place; the gate ends it."""
+        why, connection.turned_away = connection.turned_away, ""
+        header = request[1] if type(request[1]) is bytes else request[1].bytes
+        answer = wire.error(wire.request_id(header), "LIMIT_EXCEEDED", why, outcome="not_stored")
+        with contextlib.suppress(zmq.ZMQError):
+            super().send_multipart([request[0], answer], zmq.NOBLOCK)
 
     def _refuse_unread(self, identity: bytes, connection: Connection) -> None:
         """Refuse a long header that names no operation, and end its connection: its further ones would cost the same."""

@@ -11,6 +11,7 @@ socket was idle that long before a request, so it costs a fast request nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import socket
@@ -21,7 +22,7 @@ from typing import Any, Final
 import orjson
 import zmq
 
-from commitmq.errors import AuthenticationError, NodeUnavailableError, ProtocolError
+from commitmq.errors import AuthenticationError, NodeUnavailableError, ProtocolError, RequestError
 from commitmq.protocol import wire
 from commitmq.protocol.profile import Profile
 from commitmq.protocol.zmq_context import acquire_context, release_context
@@ -36,6 +37,7 @@ _EVENTS: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 _OTHER_MECHANISM: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 Frames = Sequence[bytes | memoryview]
@@ -71,11 +73,19 @@ def wants_ipv6(endpoint: str) -> bool:
     return socket.AF_INET6 in families and socket.AF_INET not in families
 
 
+def _not_opened(sentence: str, error: OSError | zmq.ZMQError) -> RequestError:
+    """The error for a socket that could not be opened: of this program, when it may open no more files."""
+    if error.errno in _NO_DESCRIPTOR:
+        return RequestError("CLIENT_ERROR", f"{sentence}: this program may open no more files (`ulimit -n`)")
+    return NodeUnavailableError(f"{sentence}: {error}")
+
+
 class Channel:
     """A DEALER socket to one endpoint. Not thread-safe: the owner serialises its use."""
 
     __slots__ = (
         "_connect_by",
+        "_has_stood",
         "_keys",
         "_lost",
         "_monitor",
@@ -98,6 +108,7 @@ class Channel:
         self._next_id = 0
         self._lost = False
         self.last_use = time.monotonic()
+        self._has_stood = False
         self._connect_by = self.last_use + patience_s  # infinite once the connection stood
         context = acquire_context()
         try:
@@ -105,7 +116,7 @@ class Channel:
         except BaseException as error:
             release_context()
             if isinstance(error, zmq.ZMQError):
-                raise NodeUnavailableError(f"cannot open a socket to {endpoint}: {error}") from error
+                raise _not_opened(f"cannot open a socket to {endpoint}", error) from error
             raise
         try:
             self._open()
@@ -113,7 +124,7 @@ class Channel:
             self.socket.close(0)
             release_context()
             if isinstance(error, zmq.ZMQError):
-                raise NodeUnavailableError(f"cannot connect to {endpoint}: {error}") from error
+                raise _not_opened(f"cannot connect to {endpoint}", error) from error
             raise
 
     def _open(self) -> None:
@@ -178,7 +189,7 @@ class Channel:
             elif kind != zmq.EVENT_DISCONNECTED:
                 self._note_refusal(kind, int.from_bytes(event[0][2:6], "little"))
                 continue
-            self._connect_by = math.inf
+            self._has_stood, self._connect_by = True, math.inf
             if kind == zmq.EVENT_DISCONNECTED:
                 self._lost = True
         return self._lost
@@ -221,6 +232,8 @@ class Channel:
             except zmq.Again:
                 if self.lost():
                     raise self._refusal or NodeUnavailableError(f"the connection to {self.endpoint} ended") from None
+                if not self._has_stood:
+                    self._require_descriptor()
                 if time.monotonic() >= min(deadline, self._connect_by):
                     raise NodeUnavailableError(f"no connection to {self.endpoint}") from None
             except BaseException:
@@ -228,6 +241,14 @@ class Channel:
                 # that half.
                 self._lost |= len(frames) > 1
                 raise
+
+    def _require_descriptor(self) -> None:
+        """Raises RequestError when this program may open no more files: ZeroMQ would try to connect for ever."""
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                raise _not_opened(f"cannot connect to {self.endpoint}", error) from None
 
     def wait(self, deadline: float) -> bytes:
         """First frame of the next answer. Raises ConnectionLost when the connection ends or the time is over."""

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from commitmq.errors import ConfigError
+from commitmq.files.fd_cache import affordable_files
 from commitmq.log import Log
 from commitmq_plugins.rocketmq.remoting import self_signed, tls
 from commitmq_plugins.rocketmq.remoting.limits import ServerLimits
@@ -13,10 +14,13 @@ from commitmq_plugins.rocketmq.settings import RocketMQSettings
 
 
 def limits_of(settings: RocketMQSettings) -> ServerLimits:
-    """The limits of a server's connections."""
+    """The limits of a server's connections. There are no more of them than the process has descriptors for: with none left a
+    client would wait in the kernel's queue, instead of being told at once.
+    """
+    most = affordable_files(settings.max_connections)
     return ServerLimits(
-        max_connections=settings.max_connections,
-        max_connections_per_address=settings.max_connections_per_address or settings.max_connections,
+        max_connections=most,
+        max_connections_per_address=settings.max_connections_per_address or most,
         max_frame_bytes=settings.max_frame_bytes,
         max_unsent_bytes=settings.max_unsent_bytes,
         idle_timeout_s=settings.idle_timeout_ms / 1_000,

@@ -10,6 +10,7 @@ import mmap
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -346,6 +347,18 @@ def test_connections_are_limited_and_a_free_place_is_used(tmp_path: Path, limit:
             assert (await (await at.connect()).ask(Command(ECHO))).code == 0
 
     run(main)
+
+
+def test_there_are_no_more_connections_than_descriptors() -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 400))\n"
+        "from commitmq_plugins.rocketmq.limits import limits_of\n"
+        "from commitmq_plugins.rocketmq.settings import RocketMQSettings\n"
+        "found = limits_of(RocketMQSettings())\n"
+        "print(found.max_connections, found.max_connections_per_address)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.split() == ["144", "144"]  # of the hard limit 400, with 256 left for other files
 
 
 def test_incomplete_frames_of_all_peers_are_limited(tmp_path: Path) -> None:
