@@ -6,11 +6,10 @@ the tests are skipped by name; ``COMMITMQ_CI=1`` forbids that.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
-import subprocess
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,9 @@ from commitmq.store.index.index_reader import IndexReader
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery.sidecar import Sidecar
+from mover_crashes import check_each_once, info, make_topic
 from nodes import Node, commitmq, eventually, start_node
+from small_disk import fill, small_disk
 
 MIB = 1 << 20
 SEGMENT_BYTES = 1 << 18
@@ -37,38 +38,8 @@ INDEX = (f"index.hash_slots={INDEX_SHAPE.hash_slots}", f"index.max_items={INDEX_
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """An empty 8 MiB file system."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=4096", "commitmq-test", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        reason = f"mounting a tmpfs is not permitted here: {mounted.stderr.strip()}"
-        if os.environ.get("COMMITMQ_CI") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder: Path, leave_bytes: int = 0) -> Path:
-    """A file that takes all space of the file system but ``leave_bytes``."""
-    filler = folder / "filler"
-    usage = os.statvfs(folder)
-    size = usage.f_bavail * usage.f_frsize - leave_bytes
-    with open(filler, "wb") as file:
-        while size > 0:
-            try:
-                os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), min(size, 4096))
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                break
-            size -= 4096
-    return filler
+    with small_disk(tmp_path / "disk") as folder:
+        yield folder
 
 
 class Stored:
@@ -262,6 +233,39 @@ def test_a_node_killed_on_a_full_disk_starts_there_and_has_everything(disk: Path
         stored.send_when_possible()
         stored.check(stored.read_all(node.address))
         check_after_stop(node, stored)
+
+
+@pytest.mark.parametrize("loses_positions", [False, True], ids=["its files as they are", "all of it made again"])
+def test_a_timer_that_starts_on_a_full_disk_waits_there(disk: Path, loses_positions: bool) -> None:
+    """It ends neither by SIGBUS nor by an error; it says for which files it waits, and delivers when there is room."""
+    settings = (
+        "disk.warning_ratio=1.0",
+        "retention.clean_forcibly=false",
+        "memory.enable=false",
+        "timer.persist_interval_ms=50",
+    )
+    with start_node(disk, f"commit_log.segment_bytes={MIB}", *settings, *INDEX) as node:
+        make_topic(node)
+        sent = [b"%d" % number for number in range(20)]
+        with Producer(node.address) as producer:
+            for body in sent[:-1]:
+                producer.send("parcels", body, delay=3.0)
+            producer.send("parcels", sent[-1], delay=60.0)
+            eventually(lambda: info(node, "timer").get("waiting"), "they wait in the wheel")
+            fill(disk)
+            if loses_positions:
+                for path in (disk / "store/commitmq/timer.json", disk / "store/config/timercheck"):
+                    path.unlink()
+                fill(disk)
+            os.kill(node.pids()["timer"], signal.SIGKILL)
+            eventually(lambda: info(node, "timer").get("no_room"), "it waits for room")
+            time.sleep(3.0)
+            warnings = node.report()["disk_warnings"]
+            assert any(one.startswith("timer waits for room on the disk: ") for one in warnings), warnings
+            assert node.row("timer")["restarts"] == 1
+            (disk / "filler").unlink()
+            eventually(lambda: not info(node, "timer").get("no_room"), "it goes on")
+            check_each_once(node, "timer", sent[:-1])
 
 
 @pytest.mark.slow

@@ -13,7 +13,9 @@ NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_no_space(error: BaseException | None) -> bool:
-    """Whether ``error`` says that there is no space."""
+    """Whether ``error`` says that there is no space: an error of the system, or a StoreError made of one."""
+    if isinstance(error, StoreError):
+        return isinstance(error, DiskFullError) or is_no_space(error.__cause__)
     return isinstance(error, OSError) and error.errno in NO_SPACE
 
 

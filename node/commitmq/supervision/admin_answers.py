@@ -94,7 +94,7 @@ class AdminAnswers:
             processes=self._process_rows(state),
             positions=status.positions(self._control),
             disk_flags=status.disk_flags(self._control),
-            disk_warnings=status.disk_warnings(self._control, self._config, self._layout),
+            disk_warnings=self._disk_warnings(),
             dispatchers=status.dispatcher_rows(self._table, self._control, self._config),
             plugins=self.roster.reports,
         )
@@ -118,9 +118,13 @@ class AdminAnswers:
         told = [self._exposure.audit.fault, *(str(one.info.get("audit") or "") for one in self._table.workers.values())]
         return [one for one in told if one]
 
+    def _disk_warnings(self) -> list[str]:
+        disk = status.disk_warnings(self._control, self._config, self._layout)
+        return [*disk, *status.waiting_for_room(self._table)]
+
     def start_warnings(self) -> list[str]:
         """What whoever started the node must know: open listeners, the disk, a drain, and what the start cut."""
-        disk = status.disk_warnings(self._control, self._config, self._layout)
+        disk = self._disk_warnings()
         cut = self.recovered().get("cut_now")
         drained = ["the node is drained and refuses sends, until `commitmq drain off` (flow.refuse_sends)"]
         told = [*self._exposure.warnings, *disk, *(drained if self._config.flow.refuse_sends else [])]

@@ -123,6 +123,15 @@ def disk_warnings(control: ControlBlock, config: NodeConfig, layout: StoreLayout
     return found
 
 
+def waiting_for_room(table: ProcessTable) -> list[str]:
+    """A sentence for each kind of file that a process cannot write at present, because the disk has no room."""
+    return [
+        f"{worker.role} waits for room on the disk: {what}: {why}"
+        for worker in table.workers.values()
+        for what, why in (worker.info.get("no_room") or {}).items()
+    ]
+
+
 def process_row(
     role: str, pid: int, state: str, restarts: int, cpu: CpuMeter, memory: MemoryGauge, **details: Any
 ) -> dict[str, Any]:

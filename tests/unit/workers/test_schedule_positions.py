@@ -16,6 +16,7 @@ from commitmq.workers.runtime.mover_positions import MoverPositions
 from commitmq.workers.schedule.levels import Portion
 from commitmq.workers.schedule.process import Schedule
 from commitmq.workers.schedule.progress import Progress
+from small_disk import room
 
 stored: list[Progress] = []
 
@@ -25,7 +26,7 @@ def schedule() -> Schedule:
     stored.clear()
     made: Any = object.__new__(Schedule)
     made._control = {Word.WRITTEN: 1_000, Word.FLUSHED: 1_000}
-    made._context = SimpleNamespace(tell=lambda **_: None, control=made._control)
+    made._context = SimpleNamespace(tell=lambda **_: None, control=made._control, room=room())
     made._positions = MoverPositions(made._context, 0, take=made._progress, store=stored.append, start=Progress())
     made._delivery = SimpleNamespace(report_again=lambda: None)
     made._levels = [SimpleNamespace(number=number, offset=5, waiting=None) for number in (1, 2)]

@@ -20,6 +20,7 @@ from commitmq.workers.timer.due_slot import ROW, DueSlot
 from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.process import Timer
 from commitmq.workers.timer.progress import Progress, ProgressFiles
+from small_disk import room
 
 
 class Words(dict[Word, int]):
@@ -36,7 +37,7 @@ def timer(tmp_path_factory: pytest.TempPathFactory) -> Timer:
     (layout.own).mkdir(parents=True, exist_ok=True)
     made = object.__new__(Timer)
     made._control = Words({Word.WRITTEN: 1_000, Word.FLUSHED: 0})  # type: ignore[assignment]
-    made._context = SimpleNamespace(tell=lambda **_: None, control=made._control)  # type: ignore[assignment]
+    made._context = SimpleNamespace(tell=lambda **_: None, control=made._control, room=room())  # type: ignore[assignment]
     made._files = ProgressFiles(layout, get_log("test"))
     made._index = TimerIndex.make_empty(layout, 1_040)
     made._deliveries = SimpleNamespace(left=[], begins_at=list)  # type: ignore[assignment]

@@ -7,6 +7,7 @@ restart does; a dictionary is the model. The columns of numbers are compared wit
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commitmq import failpoints
 from commitmq.counting import families
 from commitmq.counting.table import OTHER, CountReader, CountTable
 from commitmq.format.timer_check import TimerCheck, decode_check, encode_check
@@ -28,10 +30,12 @@ from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.metrics import TimerMetrics
 from commitmq.workers.timer.progress import Progress, ProgressFiles
 from commitmq.workers.timer.unit_log import DamagedTimerLogError
+from small_disk import fill, room, small_disk
 from timer_model import slot_time
 
 START_MS = 1_795_000_000_000
 FILE_BYTES = 52 * 5 + 20
+SPAWN = multiprocessing.get_context("spawn")
 
 
 def incoming(count: int, first: int) -> Incoming:
@@ -118,6 +122,65 @@ def test_a_damaged_unit_is_found(tmp_path: Path) -> None:
         chain(again, START_MS)
 
 
+def test_units_without_room_do_not_count_and_are_put_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = StoreLayout(tmp_path)
+    index = TimerIndex.make_empty(layout, FILE_BYTES)
+    told: list[int] = []
+    index.on_add = lambda hashes, _steps: told.append(len(hashes))
+    slots, no_rolls = START_MS + 1000 * (np.arange(13) % 4), np.zeros(13, np.bool_)
+    for place in ("disk.resize.timerlog:before", "timerlog.write", "timerlog.write@3"):
+        name, _, hit = place.partition("@")
+        monkeypatch.setattr(failpoints, "_points", failpoints.parse(f"{name}=errno:ENOSPC@{hit or 1}"))
+        monkeypatch.setattr(failpoints, "ACTIVE", True)
+        with pytest.raises(OSError, match="No space"):
+            index.add(incoming(13, 0), slots, no_rolls, START_MS)
+        monkeypatch.setattr(failpoints, "ACTIVE", False)
+        assert (index.log.end, index.wheel.count(START_MS // 1000), told) == (0, 0, [])
+    index.add(incoming(13, 0), slots, no_rolls, START_MS)
+    assert [chain(index, START_MS + 1000 * slot) for slot in range(4)] == [
+        list(range(100 * slot, 1300, 400)) for slot in range(4)
+    ]
+    index.flush()
+    check_bytes(layout, {START_MS + 1000 * slot: list(range(100 * slot, 1300, 400)) for slot in range(4)})
+    assert told == [13]
+
+
+def test_no_look_into_a_hole_of_the_timer_log_on_a_full_disk(tmp_path: Path) -> None:
+    """It would end the process by SIGBUS: so another one looks."""
+    with small_disk(tmp_path / "disk") as folder:
+        layout = StoreLayout(folder)
+        file_bytes = 52 * 5_000 + 20
+        index = TimerIndex.make_empty(layout, file_bytes)
+        index.add(incoming(3, 0), np.full(3, START_MS), np.zeros(3, np.bool_), START_MS)
+        index.flush()
+        end = index.log.end
+        index.add(incoming(3, 3), np.full(3, START_MS + 1000), np.zeros(3, np.bool_), START_MS)
+        index.flush()
+        fill(folder)
+        looks = SPAWN.Process(target=open_and_damage, args=(folder, file_bytes, end))
+        looks.start()
+        looks.join(60)
+        assert looks.exitcode == 0
+
+
+def open_and_damage(folder: Path, file_bytes: int, end: int) -> None:
+    """Open with the later units cut off, and with positions that name units in a hole, as a torn file has them."""
+    layout = StoreLayout(folder)
+    index = TimerIndex.open(layout, file_bytes, Progress(START_MS, log_end=end, is_whole=True))
+    assert chain(index, START_MS) == [0, 100, 200]
+    in_hole = 52 * 4_000
+    for look in (
+        lambda: index.log.units(np.array([in_hole])),
+        lambda: index.log.chain(in_hole, START_MS),
+        lambda: index.log.check(np.array([in_hole]), np.array([START_MS])),
+    ):
+        with pytest.raises(DamagedTimerLogError):
+            look()
+    index.log.end = in_hole
+    assert len(index.log.waiting(START_MS)) == 3
+    index.log.cut()
+
+
 @given(st.lists(st.integers(0, 8 * 86_400_000), min_size=1), st.sampled_from([2, 21_600, 172_800]))
 def test_rolls_are_the_rule(ahead: list[int], window: int) -> None:
     rules = TimerRules(roll_window_slots=window)
@@ -202,7 +265,7 @@ def test_a_damaged_file_is_kept_aside_and_the_queue_counts(tmp_path: Path, name:
 
 def metrics_of(layout: StoreLayout, names: dict[int, str]) -> TimerMetrics:
     layout.config.mkdir(exist_ok=True)
-    return TimerMetrics(layout.config / "timermetrics", get_log("test"), names.get, lambda: START_MS)
+    return TimerMetrics(layout.config / "timermetrics", get_log("test"), room(), names.get, lambda: START_MS)
 
 
 def test_the_counts_of_topics_follow_from_the_timer_log(tmp_path: Path) -> None:
@@ -267,7 +330,7 @@ def test_topics_that_share_a_row_of_counts_are_added_up(tmp_path: Path) -> None:
     name = families.DELAYED_WAITING.name
     names = {number: f"topic-{number}" for number in range(6)}
     table = CountTable(tmp_path / "counts", 4)
-    metrics = TimerMetrics(tmp_path / "timermetrics", get_log("test"), names.get, lambda: START_MS, table)
+    metrics = TimerMetrics(tmp_path / "timermetrics", get_log("test"), room(), names.get, lambda: START_MS, table)
     hashes, one = np.arange(6, dtype=np.int64), np.ones(6, np.int64)
     metrics.begin(hashes, one)
     assert waiting() == {"topic-0": 1, "topic-1": 1, "topic-2": 1, "topic-3": 1, OTHER: 2}

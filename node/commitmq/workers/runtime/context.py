@@ -44,6 +44,7 @@ from commitmq.workers.runtime.doorbell import NAPPING, SLEEPING, Doorbell, Ringe
 from commitmq.workers.runtime.lifeline import has_ended, last_words
 from commitmq.workers.runtime.refusals import Refusals
 from commitmq.workers.runtime.role_lock import RoleTaken, acquire_role_lock
+from commitmq.workers.runtime.room import Room, StoppedWithoutRoom
 from commitmq.workers.runtime.slots import role_slot
 
 # The context has a property named zmq, which would hide the module in annotations.
@@ -113,6 +114,7 @@ class WorkerContext:
         self.vouching = Vouching(str(self.params.pop("vouching", "")))
         self.audit = audit_log(self.layout.audit, self.role, self.config, self.log, lambda why: self.tell(audit=why))
         self.quotas = UserQuotas(self.layout.root, self.config.flow, self.log)
+        self.room = Room(self)
         self._lifeline_fd, self._doorbell_fd, self._woken_ms = (
             self.lifeline.fileno(),
             self.doorbell.fileno(),
@@ -280,6 +282,12 @@ class WorkerContext:
             self._read_lifeline()
         return readable
 
+    def pause(self, pause_ms: int) -> None:
+        """Wait for ``pause_ms``, whatever comes; a stop ends it."""
+        end = monotonic_ms() + pause_ms
+        while not self.stopping and (left := end - monotonic_ms()) > 0:
+            self.wait(left)
+
     def fileno(self) -> int:
         """A descriptor that can be read when :meth:`wait` would return something: for a loop of another kind."""
         return self._epoll.fileno()
@@ -359,7 +367,10 @@ def main(
         context.heartbeat()
         if failpoints.ACTIVE:
             failpoints.hit(f"{role}.begin")
-        run(context)
+        try:
+            run(context)
+        except StoppedWithoutRoom as error:
+            log.warning("stops while it waits for room on the disk", why=str(error))
         control.put_worker(context.slot, WorkerWord.STATE, WorkerState.STOPPED)
         context.close()
     except SupervisorGone:

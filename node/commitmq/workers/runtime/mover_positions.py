@@ -7,6 +7,7 @@ are stored once the log is flushed as far. So no position speaks of a message, o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 from commitmq.control import Word
@@ -68,7 +69,8 @@ class MoverPositions(Generic[P]):
             return False
         self._store_at_ms = now + self._interval_ms
         try:
-            self._store(positions)
+            if not self._context.room.try_to("positions", partial(self._store, positions)):
+                return False
         except (OSError, StoreError) as error:
             # Nothing is lost: the former positions count, and more is looked at again after a death.
             self._context.log.error("the positions cannot be written", error=str(error))

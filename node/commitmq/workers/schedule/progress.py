@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +49,8 @@ class ProgressFiles:
         self._theirs = layout.config / "delayOffset.json"
         self._ours = layout.own / "schedule.json"
         self._version = DataVersion()
+        self._next: DataVersion | None = None
+        """What a call that failed may have left in ``delayOffset.json``."""
 
     def load(self) -> Progress:
         """What the files say. Levels that they do not name begin at 0. Raises StoreError or OSError for a file that cannot be
@@ -65,7 +67,7 @@ class ProgressFiles:
         theirs = json_config.load_table(self._theirs)
         data = theirs or {}
         with _shape_of(self._theirs):
-            self._version = DataVersion.from_json(data.get("dataVersion"))
+            self._version, self._next = DataVersion.from_json(data.get("dataVersion")), None
             offsets = _levels(data.get("offsetTable") or {})
         ours = json_config.load_table(self._ours) or {}
         with _shape_of(self._ours):
@@ -77,14 +79,16 @@ class ProgressFiles:
 
     def store(self, progress: Progress) -> None:
         """Write both. Raises StoreError or OSError; the same call may be repeated."""
-        before = _as_list(self._version)
-        self._version.advance()
-        versions = [before, _as_list(self._version)]
+        if self._next is None:
+            self._next = replace(self._version)
+            self._next.advance()
+        versions = [_as_list(self._version), _as_list(self._next)]
         table = dict(sorted(progress.offsets.items()))
         json_config.persist(self._ours, {"log": progress.log, "offsets": table, "versions": versions})
         if failpoints.ACTIVE:
             failpoints.hit("schedule.between_files")
-        json_config.persist(self._theirs, {"dataVersion": self._version.to_json(), "offsetTable": table})
+        json_config.persist(self._theirs, {"dataVersion": self._next.to_json(), "offsetTable": table})
+        self._version, self._next = self._next, None
 
 
 @contextlib.contextmanager

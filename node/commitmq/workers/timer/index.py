@@ -73,7 +73,10 @@ class TimerIndex:
         self.log.cut()
 
     def add(self, incoming: Incoming, slots_ms: Integers, rolls: NDArray[np.bool_], write_ms: int) -> None:
-        """Put the messages of ``incoming`` into the slots ``slots_ms``. Raises OSError; then nothing counts."""
+        """Put the messages of ``incoming`` into the slots ``slots_ms``.
+
+        Raises OSError; then nothing counts, and the same call may be repeated.
+        """
         units = np.zeros(len(incoming), UNIT)
         positions = self.log.places(len(incoming))
         magic = np.full(len(incoming), MAGIC_DEFAULT, np.int64)
@@ -85,8 +88,9 @@ class TimerIndex:
         units["physical_offset"], units["record_bytes"] = incoming.physical, incoming.sizes
         units["topic_hash"] = incoming.topic_hash
         steps = self.log.steps(magic)
-        units["previous"] = self.wheel.put(slots_ms // PRECISION_MS, positions, steps)
+        units["previous"], change_slots = self.wheel.put(slots_ms // PRECISION_MS, positions, steps)
         self.log.append(units, positions)
+        change_slots()
         self.on_add(incoming.topic_hash, steps)
 
     def newest(self, slot_ms: int) -> int:

@@ -8,6 +8,7 @@ file is for people and for RocketMQ, and a few seconds behind.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from commitmq.log import Log
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.json_config import DataVersion
 from commitmq.workers.runtime.context import monotonic_ms
+from commitmq.workers.runtime.room import Room
 
 Integers = NDArray[np.int64]
 NameOf = Callable[[int], "str | None"]
@@ -36,9 +38,15 @@ class TimerMetrics:
     """The counts and the file. One process uses it."""
 
     def __init__(
-        self, path: Path, log: Log, name_of: NameOf, now_ms: Callable[[], int], counts: CountTable | None = None
+        self,
+        path: Path,
+        log: Log,
+        room: Room,
+        name_of: NameOf,
+        now_ms: Callable[[], int],
+        counts: CountTable | None = None,
     ) -> None:
-        self._path, self._log, self._name_of, self._now_ms = path, log, name_of, now_ms
+        self._path, self._log, self._room, self._name_of, self._now_ms = path, log, room, name_of, now_ms
         self._counts: dict[int, int] = {}
         self._changed_ms: dict[int, int] = {}
         self._version: DataVersion | None = None
@@ -105,11 +113,10 @@ class TimerMetrics:
             if self._version is None:
                 self._version = _version_of(self._path)
             self._version.advance()
-            json_config.replace_text(self._path, self._encoded(self._version))
+            replace = partial(json_config.replace_text, self._path, self._encoded(self._version))
+            self._changed = not self._room.try_to("timermetrics", replace)
         except (StoreError, OSError) as error:
             self._log.warning("timermetrics cannot be written", error=str(error))
-            return
-        self._changed = False
 
     def _encoded(self, version: DataVersion) -> str:
         """In RocketMQ's compact form."""

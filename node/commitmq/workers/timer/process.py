@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -59,6 +60,8 @@ _MOST_TAKEN: Final = 8  # times, before what is due gets its turn
 _REST_MS: Final = 5  # behind a delivery: what is due meanwhile shares the next one
 _TAKE_REST_MS: Final = 20  # behind a turn that only took messages in, unless something is due before
 _MAX_MAPPED: Final = 4
+_FILES: Final = "timer log"
+_POSITIONS: Final = "positions"
 _FAR_BYTES: Final = 64 << 20  # an idle timer writes its position in the log each so many bytes
 
 
@@ -71,7 +74,7 @@ class Timer:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._control = context.control
+        self._control, self._room = context.control, context.room
         self._config = context.config.timer
         self._layout = context.layout
         config, layout = context.config, context.layout
@@ -103,7 +106,7 @@ class Timer:
         )
         self._changed = False
         path, names = layout.config / "timermetrics", self._queue.topics.get
-        self._metrics = TimerMetrics(path, context.log, names, _clock_ms, context.counts)
+        self._metrics = TimerMetrics(path, context.log, context.room, names, _clock_ms, context.counts)
 
     # ------------------------------------------------------------ begin and resume
 
@@ -125,7 +128,8 @@ class Timer:
             progress = replace(progress, is_whole=False)
         if progress.is_whole:
             try:
-                self._index = TimerIndex.open(self._layout, self._config.log_file_bytes, progress)
+                opened = partial(TimerIndex.open, self._layout, self._config.log_file_bytes, progress)
+                self._index = self._room.wait(_FILES, opened)
                 self._offset, self._read_ms = progress.queue_offset, progress.read_ms
             except (StoreError, OSError) as error:
                 self._context.log.warning("wheel and timer log are made again", why=str(error))
@@ -157,10 +161,13 @@ class Timer:
         self._again.survey(self._queue, bound, floor, self._now_ms, self._read_ms, self._context.heartbeat)
         overdue = self._again.first_overdue
         log = progress.log if progress.log != UNKNOWN else end if overdue is None else overdue
-        self._files.store(Progress(progress.read_ms, progress.queue_offset, log), first_offset=first)
+        made = Progress(progress.read_ms, progress.queue_offset, log)
+        self._room.wait(_POSITIONS, partial(self._files.store, made, first_offset=first))
         if failpoints.ACTIVE:
             failpoints.hit("timer.before_making_again")
-        self._index = TimerIndex.make_empty(self._layout, self._config.log_file_bytes)
+        self._index = self._room.wait(
+            _FILES, partial(TimerIndex.make_empty, self._layout, self._config.log_file_bytes)
+        )
         self._offset = first
         if behind > first:
             self._context.log.info("makes wheel and timer log from the queue", messages=behind - first)
@@ -247,7 +254,7 @@ class Timer:
         late = _rows_of(messages, is_late & ~messages.cancels)
         messages.keep(~is_late)
         if len(messages):
-            self._index.add(messages, slots[~is_late], rolls[~is_late], write_ms)
+            self._room.wait(_FILES, partial(self._index.add, messages, slots[~is_late], rolls[~is_late], write_ms))
             self._next_ms = min(self._next_ms, int(slots[~is_late].min()))
         if len(late):
             self._deliveries.put(late)
@@ -335,7 +342,8 @@ class Timer:
     def distrust(self, error: StoreError) -> None:
         """Wheel and timer log do not fit together: the next :meth:`resume` makes them again."""
         self._context.log.error("the timer log is damaged", error=str(error))
-        self._files.store(replace(self._positions.written, is_whole=False))
+        not_whole = replace(self._positions.written, is_whole=False)
+        self._room.wait(_POSITIONS, partial(self._files.store, not_whole))
 
     def close(self) -> None:
         """Write the last positions, if everything delivered is flushed soon."""

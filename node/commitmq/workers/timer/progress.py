@@ -55,6 +55,8 @@ class ProgressFiles:
         self._theirs = layout.config / "timercheck"
         self._ours = layout.own / "timer.json"
         self._version = (0, 0, 0)
+        self._next: tuple[int, int, int] | None = None
+        """What a call that failed may have left in ``timercheck``."""
 
     def load(self) -> Progress:
         """What the files say. Raises StoreError or OSError for a file that cannot be read now, or not be set aside."""
@@ -68,7 +70,7 @@ class ProgressFiles:
     def _read(self) -> Progress:
         theirs = self._check()
         check = theirs or TimerCheck(0, 0, 0, 0)
-        self._version = (check.state_version, check.timestamp, check.counter)
+        self._version, self._next = (check.state_version, check.timestamp, check.counter), None
         ours = json_config.load_table(self._ours) or {}
         try:
             if (ours and theirs is None) or list(self._version) in ours.get("versions", ()):
@@ -101,23 +103,23 @@ class ProgressFiles:
         While the wheel is made again, RocketMQ shall take everything from ``first_offset`` on: it may deliver again, and
         loses nothing.
         """
-        before = self._version
-        state, _, counter = before
-        self._version = (state, time.time_ns() // 1_000_000, counter + 1)
+        state, _, counter = self._version
+        self._next = self._next or (state, time.time_ns() // 1_000_000, counter + 1)
         table = {
             "is_whole": progress.is_whole,
             "log": progress.log,
             "log_end": progress.log_end,
             "queue_offset": progress.queue_offset,
             "read_ms": progress.read_ms,
-            "versions": [list(before), list(self._version)],
+            "versions": [list(self._version), list(self._next)],
         }
         json_config.persist(self._ours, table)
         if failpoints.ACTIVE:
             failpoints.hit("timer.between_files")
         offset = progress.queue_offset if progress.is_whole else first_offset
-        check = TimerCheck(progress.read_ms, progress.log_end, offset, offset, *self._version)
+        check = TimerCheck(progress.read_ms, progress.log_end, offset, offset, *self._next)
         atomic_file.replace(self._theirs, encode_check(check), "timercheck")
+        self._version, self._next = self._next, None
 
 
 def _latest_ms() -> int:

@@ -1,4 +1,8 @@
-"""The timer log on disk: units are appended, and the chain of a slot is read (spec 12.2; :mod:`commitmq.format.timer_log`)."""
+"""The timer log on disk: units are appended, and the chain of a slot is read (spec 12.2; :mod:`commitmq.format.timer_log`).
+
+The files have holes where no unit was written yet. They are written by system calls, which say when there is no room. They are
+read through maps, but never in a hole: on a tmpfs that is full a look at one ends the process by SIGBUS.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from numpy.typing import NDArray
 
 from commitmq.errors import StoreError
 from commitmq.files import disk
+from commitmq.files.holes import data_extents, nonzero_chunks
 from commitmq.files.write_all import write_all
 from commitmq.format.file_names import segment_name
 from commitmq.format.timer_log import (
@@ -58,6 +63,8 @@ class UnitLog:
         self._folder = folder
         self.end = end
         self._maps: dict[int, NDArray[np.uint8]] = {}
+        self._whole_bytes: dict[int, int] = {}
+        """How far each mapped file has no hole."""
         self._unsynced: set[int] = set()
         folder.mkdir(mode=0o750, exist_ok=True)
         sizes = {int(path.name): path.stat().st_size for path in folder.iterdir() if path.name.isdigit()}
@@ -71,17 +78,25 @@ class UnitLog:
     # ------------------------------------------------------------ appending
 
     def append(self, units: Units, positions: Integers) -> None:
-        """Write ``units`` at ``positions`` (of :meth:`places`). They are not durable before :meth:`flush`."""
+        """Write ``units`` at ``positions`` (of :meth:`places`). They are not durable before :meth:`flush`.
+
+        Raises OSError; then none of them counts, and the same call may be repeated.
+        """
         bases = positions - positions % self.file_bytes
+        end = self.end
         for base in np.unique(bases).tolist():
             mine = np.flatnonzero(bases == base)
             start = int(positions[mine[0]])
-            if start == base and self.end < base:
-                self._fill(base - self.file_bytes)
+            if start == base and end < base:
+                self._fill(base - self.file_bytes, end)
+            data = units[mine].tobytes()
             with self._opened(base) as fd:
-                write_all(fd, units[mine].tobytes(), start - base, place="timerlog.write")
+                write_all(fd, data, start - base, place="timerlog.write")
             self._unsynced.add(base)
-            self.end = start + len(mine) * UNIT_BYTES
+            end = start + len(data)
+            if base in self._maps:
+                self._whole_bytes[base] = end - base
+        self.end = end
 
     def places(self, count: int) -> Integers:
         """Where the next ``count`` units go."""
@@ -104,9 +119,9 @@ class UnitLog:
                 disk.sync(fd, "timerlog")
         self._unsynced.clear()
 
-    def _fill(self, base: int) -> None:
-        """End the file at ``base`` with a filler, where a reader expects a unit."""
-        at = self.end - base
+    def _fill(self, base: int, end: int) -> None:
+        """End the file at ``base`` with a filler at ``end``, where a reader expects a unit."""
+        at = end - base
         if base in self._bases and at + FILLER_BYTES <= self.file_bytes:
             with self._opened(base) as fd:
                 write_all(fd, encode_filler(self.file_bytes - at), at, place="timerlog.write")
@@ -154,7 +169,10 @@ class UnitLog:
                 raise self._damaged(base)
             mine = bases == base
             whole = data[: len(data) // UNIT_BYTES * UNIT_BYTES].view(UNIT)
-            out[mine] = whole[(positions[mine] - base) // UNIT_BYTES]
+            numbers = (positions[mine] - base) // UNIT_BYTES
+            if int(numbers.max()) >= len(whole):
+                raise self._damaged(int(positions[mine].max()))
+            out[mine] = whole[numbers]
         return out
 
     def waiting(self, from_ms: int) -> Units:
@@ -175,7 +193,7 @@ class UnitLog:
         for base in self._bases:
             data = self._mapped(base)
             assert data is not None
-            size = max(0, min(self.file_bytes, self.end - base)) // UNIT_BYTES * UNIT_BYTES
+            size = max(0, min(len(data), self.end - base)) // UNIT_BYTES * UNIT_BYTES
             units = data[:size].view(UNIT)
             good = (units["size"] == UNIT_BYTES) & (units["magic"] & MAGIC_DEFAULT != 0)
             good &= units["write_ms"] + units["delay_ms"] >= from_ms
@@ -191,13 +209,16 @@ class UnitLog:
             raise self._damaged(int(positions[known][np.argmin(good)]))
 
     def _mapped(self, base: int) -> NDArray[np.uint8] | None:
+        """The bytes of the file at ``base`` before its first hole; None without the file."""
         if base not in self._maps:
             if base not in self._bases:
                 return None
             with disk.opened(self._folder / segment_name(base), os.O_RDWR, "timerlog") as fd:
+                extents = data_extents(fd, 0, self.file_bytes)
                 mapping: mmap.mmap = disk.map_file(fd, self.file_bytes, "timerlog", writable=False)
             self._maps[base] = np.frombuffer(mapping, np.uint8)
-        return self._maps[base]
+            self._whole_bytes[base] = extents[0][1] if extents and not extents[0][0] else 0
+        return self._maps[base][: self._whole_bytes[base]]
 
     def _damaged(self, position: int) -> DamagedTimerLogError:
         error = DamagedTimerLogError("the timer log has no unit where its wheel says", path=self._folder)
@@ -212,13 +233,14 @@ class UnitLog:
             self._forget(base)
         if self._bases and self.end < self._bases[-1] + self.file_bytes:
             base = self._bases[-1]
-            data = self._mapped(base)
-            assert data is not None
-            if data[self.end - base :].any():
-                with self._opened(base) as fd:
-                    disk.resize(fd, self.end - base, "timerlog")
+            size = self.end - base
+            with self._opened(base) as fd:
+                if any(nonzero_chunks(fd, size, self.file_bytes)):
+                    disk.resize(fd, size, "timerlog")
                     disk.resize(fd, self.file_bytes, "timerlog")
                     disk.sync(fd, "timerlog")
+            if base in self._maps:
+                self._whole_bytes[base] = min(size, self._whole_bytes[base])
 
     def clear(self) -> None:
         """Delete all files: the log begins at 0 again."""

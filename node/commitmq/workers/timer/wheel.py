@@ -7,6 +7,7 @@ that a power cut could take.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -50,10 +51,11 @@ class Wheel:
         else:
             self.is_new = False
 
-    def put(self, numbers: Integers, positions: Integers, steps: Integers) -> Integers:
+    def put(self, numbers: Integers, positions: Integers, steps: Integers) -> tuple[Integers, Callable[[], None]]:
         """Put the units at ``positions`` of the timer log into the slots ``numbers``; ``steps`` change their counts.
 
-        Returns the position of the unit before each one in its slot. ``positions`` ascend.
+        Returns the position of the unit before each one in its slot, and what changes the slots: to be called when the units
+        are written. ``positions`` ascend.
         """
         index = numbers % SLOTS
         order = np.argsort(index, kind="stable")
@@ -73,11 +75,14 @@ class Wheel:
         rows["messages"] = np.where(is_fresh, 0, rows["messages"]) + np.add.reduceat(steps[order], heads)
         rows["magic"] = np.where(is_fresh, 0, rows["magic"])
         rows["time"] = numbers[heads]
-        self.slots[index[heads]] = rows
-        self._dirty[index[heads] // _PAGE_SLOTS] = True
         previous = np.empty(len(index), np.int64)
         previous[order] = before
-        return previous
+
+        def change() -> None:
+            self.slots[index[heads]] = rows
+            self._dirty[index[heads] // _PAGE_SLOTS] = True
+
+        return previous, change
 
     def last(self, number: int) -> int:
         """The position of the newest unit of slot ``number``; NO_POSITION when it has none."""

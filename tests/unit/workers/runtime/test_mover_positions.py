@@ -12,6 +12,7 @@ from typing import Any
 from commitmq.control import Word
 from commitmq.errors import StoreError
 from commitmq.workers.runtime.mover_positions import MoverPositions
+from small_disk import room
 
 
 class Mover:
@@ -25,7 +26,7 @@ class Mover:
         self.fails = False
         config = SimpleNamespace(sync_flush=sync)
         errors = SimpleNamespace(error=lambda *_, **__: None)
-        context: Any = SimpleNamespace(control=self.words, config=config, wait=self.wait, log=errors)
+        context: Any = SimpleNamespace(control=self.words, config=config, wait=self.wait, log=errors, room=room())
         self.positions: MoverPositions[int] = MoverPositions(
             context, interval_ms, take=lambda: self.now, store=self.store, start=0
         )

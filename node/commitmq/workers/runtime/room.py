@@ -1,0 +1,75 @@
+"""Writes that wait for room on the disk.
+
+A full disk ends no process and loses nothing: whoever writes to the store does it by :class:`Room`, which leaves out a write
+that found no room, says so in ``status`` and once in the log, and does it again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from commitmq.errors import StoreError
+from commitmq.files.no_space import is_no_space
+
+if TYPE_CHECKING:
+    from commitmq.workers.runtime.context import WorkerContext
+
+AGAIN_MS: Final = 500
+_R = TypeVar("_R")
+
+
+class StoppedWithoutRoom(Exception):
+    """The process shall stop, and the disk still has no room: what was not written is found again by the next start."""
+
+
+class Room:
+    """``waiting``: why each kind of file (``timer log``) cannot be written at present."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self.waiting: dict[str, str] = {}
+
+    def try_to(self, what: str, write: Callable[[], object]) -> bool:
+        """Call ``write``, which writes ``what``. False when there was no room: then it is to be called again later.
+
+        Raises the other errors of ``write``.
+        """
+        try:
+            write()
+        except (OSError, StoreError) as error:
+            if not is_no_space(error):
+                raise
+            self.missed(what, error)
+            return False
+        self.found(what)
+        return True
+
+    def wait(self, what: str, write: Callable[[], _R]) -> _R:
+        """Call ``write`` again and again until there is room; returns what it returns.
+
+        Raises its other errors, and StoppedWithoutRoom.
+        """
+        results: list[_R] = []
+        while not self.try_to(what, lambda: results.append(write())):
+            self._context.pause(AGAIN_MS)
+            if self._context.stopping:
+                raise StoppedWithoutRoom(self.waiting[what])
+        return results[0]
+
+    def missed(self, what: str, error: Exception) -> None:
+        """``what`` could not be written, because of ``error``."""
+        if what not in self.waiting:
+            self.waiting[what] = str(error)
+            self._context.log.error("waits for room on the disk", file=what, why=str(error))
+            self._tell()
+
+    def found(self, what: str) -> None:
+        """``what`` was written."""
+        if what in self.waiting:
+            del self.waiting[what]
+            self._context.log.info("has room on the disk again", file=what)
+            self._tell()
+
+    def _tell(self) -> None:
+        self._context.tell(no_room=dict(self.waiting))
