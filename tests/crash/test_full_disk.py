@@ -6,6 +6,7 @@ the tests are skipped by name; ``COMMITMQ_CI=1`` forbids that.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from commitmq.store.index.index_reader import IndexReader
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery.sidecar import Sidecar
-from mover_crashes import check_each_once, info, make_topic
+from mover_crashes import QUEUES, check_each_once, info, make_topic
 from nodes import Node, commitmq, eventually, start_node
 from small_disk import fill, small_disk
 
@@ -235,6 +236,13 @@ def test_a_node_killed_on_a_full_disk_starts_there_and_has_everything(disk: Path
         check_after_stop(node, stored)
 
 
+def timer_progress(disk: Path) -> dict[str, object]:
+    with contextlib.suppress(FileNotFoundError):
+        found: dict[str, object] = json.loads((disk / "store/commitmq/timer.json").read_bytes())
+        return found
+    return {}
+
+
 @pytest.mark.parametrize("loses_positions", [False, True], ids=["its files as they are", "all of it made again"])
 def test_a_timer_that_starts_on_a_full_disk_waits_there(disk: Path, loses_positions: bool) -> None:
     """It ends neither by SIGBUS nor by an error; it says for which files it waits, and delivers when there is room."""
@@ -248,20 +256,28 @@ def test_a_timer_that_starts_on_a_full_disk_waits_there(disk: Path, loses_positi
         make_topic(node)
         sent = [b"%d" % number for number in range(20)]
         with Producer(node.address) as producer:
+            for queue in range(QUEUES):
+                producer.send("parcels", b"a page of queue %d" % queue, queue=queue)
             for body in sent[:-1]:
                 producer.send("parcels", body, delay=3.0)
             producer.send("parcels", sent[-1], delay=60.0)
-            eventually(lambda: info(node, "timer").get("waiting"), "they wait in the wheel")
+            eventually(lambda: timer_progress(disk).get("is_whole"), "they wait in the wheel, and its positions are written")
             fill(disk)
             if loses_positions:
                 for path in (disk / "store/commitmq/timer.json", disk / "store/config/timercheck"):
                     path.unlink()
                 fill(disk)
-            os.kill(node.pids()["timer"], signal.SIGKILL)
-            eventually(lambda: info(node, "timer").get("no_room"), "it waits for room")
+            old = node.pids()["timer"]
+            os.kill(old, signal.SIGKILL)
+            eventually(lambda: node.healed("timer", old), "it is started again")
+
+            def says_why() -> bool:
+                warnings = node.report()["disk_warnings"]
+                return any(one.startswith("timer waits for room on the disk: ") for one in warnings)
+
+            eventually(says_why, "it waits for room")
             time.sleep(3.0)
-            warnings = node.report()["disk_warnings"]
-            assert any(one.startswith("timer waits for room on the disk: ") for one in warnings), warnings
+            assert says_why()
             assert node.row("timer")["restarts"] == 1
             (disk / "filler").unlink()
             eventually(lambda: not info(node, "timer").get("no_room"), "it goes on")

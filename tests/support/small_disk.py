@@ -41,6 +41,7 @@ def small_disk(folder: Path, size: str = "8m") -> Iterator[Path]:
 def fill(folder: Path, leave_bytes: int = 0) -> Path:
     """A file that takes all space of the file system but ``leave_bytes``."""
     filler = folder / "filler"
+    filler.unlink(missing_ok=True)
     usage = os.statvfs(folder)
     size = usage.f_bavail * usage.f_frsize - leave_bytes
     with open(filler, "wb") as file:
