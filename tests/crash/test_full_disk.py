@@ -261,7 +261,9 @@ def test_a_timer_that_starts_on_a_full_disk_waits_there(disk: Path, loses_positi
             for body in sent[:-1]:
                 producer.send("parcels", body, delay=3.0)
             producer.send("parcels", sent[-1], delay=60.0)
-            eventually(lambda: timer_progress(disk).get("is_whole"), "they wait in the wheel, and its positions are written")
+            eventually(
+                lambda: timer_progress(disk).get("is_whole"), "they wait in the wheel, and its positions are written"
+            )
             fill(disk)
             if loses_positions:
                 for path in (disk / "store/commitmq/timer.json", disk / "store/config/timercheck"):

@@ -19,7 +19,7 @@ from commitmq.workers.runtime.room import Room
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str = "8m") -> Iterator[Path]:
-    """An empty tmpfs at ``folder``. Where mounting is not permitted the test is skipped by name; COMMITMQ_CI=1 forbids that."""
+    """An empty tmpfs at ``folder``. Where nobody may mount one the test is skipped by name; COMMITMQ_CI=1 forbids that."""
     folder.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes=4096", "commitmq-test", str(folder)],

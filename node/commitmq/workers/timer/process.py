@@ -165,9 +165,7 @@ class Timer:
         self._room.wait(_POSITIONS, partial(self._files.store, made, first_offset=first))
         if failpoints.ACTIVE:
             failpoints.hit("timer.before_making_again")
-        self._index = self._room.wait(
-            _FILES, partial(TimerIndex.make_empty, self._layout, self._config.log_file_bytes)
-        )
+        self._index = self._room.wait(_FILES, partial(TimerIndex.make_empty, self._layout, self._config.log_file_bytes))
         self._offset = first
         if behind > first:
             self._context.log.info("makes wheel and timer log from the queue", messages=behind - first)

@@ -53,7 +53,9 @@ def test_each_file_waits_for_itself() -> None:
     assert list(told.waiting) == ["two"]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), StoreError("damaged"), wrapped(OSError(errno.EIO, "x"))])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "broken"), StoreError("damaged"), wrapped(OSError(errno.EIO, "x"))]
+)
 def test_another_error_is_raised(error: Exception) -> None:
     told = Told()
 
