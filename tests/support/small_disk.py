@@ -8,7 +8,6 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,22 +56,23 @@ def fill(folder: Path, leave_bytes: int = 0) -> Path:
 
 
 class Told:
-    """A context for a :class:`Room`, and what was told: ``waiting`` now, and how often it was told."""
+    """What a :class:`Room` has told: ``waiting`` now, and how often it told something."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, str] = {}
         self.times = self.pauses = 0
         self.stopping = False
-        self.log = get_log("test")
 
     def tell(self, **info: Any) -> None:
         self.waiting = info["no_room"]
         self.times += 1
 
-    def pause(self, _ms: int) -> None:
+    def pause(self, _ms: int) -> bool:
         self.pauses += 1
+        return not self.stopping
 
 
-def room(told: Told | SimpleNamespace | None = None) -> Room:
+def room(told: Told | None = None) -> Room:
     """A Room that tells ``told``."""
-    return Room(told or Told())  # type: ignore[arg-type]
+    told = told or Told()
+    return Room(get_log("test"), told.tell, told.pause)

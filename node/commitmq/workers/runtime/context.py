@@ -114,7 +114,7 @@ class WorkerContext:
         self.vouching = Vouching(str(self.params.pop("vouching", "")))
         self.audit = audit_log(self.layout.audit, self.role, self.config, self.log, lambda why: self.tell(audit=why))
         self.quotas = UserQuotas(self.layout.root, self.config.flow, self.log)
-        self.room = Room(self)
+        self.room = Room(self.log, self.tell, self.pause)
         self._lifeline_fd, self._doorbell_fd, self._woken_ms = (
             self.lifeline.fileno(),
             self.doorbell.fileno(),
@@ -282,11 +282,12 @@ class WorkerContext:
             self._read_lifeline()
         return readable
 
-    def pause(self, pause_ms: int) -> None:
-        """Wait for ``pause_ms``, whatever comes; a stop ends it."""
+    def pause(self, pause_ms: int) -> bool:
+        """Wait for ``pause_ms``, whatever comes, or until this worker shall stop: then False."""
         end = monotonic_ms() + pause_ms
         while not self.stopping and (left := end - monotonic_ms()) > 0:
             self.wait(left)
+        return not self.stopping
 
     def fileno(self) -> int:
         """A descriptor that can be read when :meth:`wait` would return something: for a loop of another kind."""

@@ -7,13 +7,11 @@ that found no room, says so in ``status`` and once in the log, and does it again
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from commitmq.errors import StoreError
 from commitmq.files.no_space import is_no_space
-
-if TYPE_CHECKING:
-    from commitmq.workers.runtime.context import WorkerContext
+from commitmq.log import Log
 
 AGAIN_MS: Final = 500
 _R = TypeVar("_R")
@@ -23,11 +21,18 @@ class StoppedWithoutRoom(Exception):
     """The process shall stop, and the disk still has no room: what was not written is found again by the next start."""
 
 
+class Tell(Protocol):
+    """Reports to the supervisor."""
+
+    def __call__(self, **info: Any) -> None: ...
+
+
 class Room:
     """``waiting``: why each kind of file (``timer log``) cannot be written at present."""
 
-    def __init__(self, context: WorkerContext) -> None:
-        self._context = context
+    def __init__(self, log: Log, tell: Tell, pause: Callable[[int], bool]) -> None:
+        """``pause``: wait for so many milliseconds; False when the process shall stop."""
+        self._log, self._report, self._pause = log, tell, pause
         self.waiting: dict[str, str] = {}
 
     def try_to(self, what: str, write: Callable[[], object]) -> bool:
@@ -52,8 +57,7 @@ class Room:
         """
         results: list[_R] = []
         while not self.try_to(what, lambda: results.append(write())):
-            self._context.pause(AGAIN_MS)
-            if self._context.stopping:
+            if not self._pause(AGAIN_MS):
                 raise StoppedWithoutRoom(self.waiting[what])
         return results[0]
 
@@ -61,15 +65,15 @@ class Room:
         """``what`` could not be written, because of ``error``."""
         if what not in self.waiting:
             self.waiting[what] = str(error)
-            self._context.log.error("waits for room on the disk", file=what, why=str(error))
+            self._log.error("waits for room on the disk", file=what, why=str(error))
             self._tell()
 
     def found(self, what: str) -> None:
         """``what`` was written."""
         if what in self.waiting:
             del self.waiting[what]
-            self._context.log.info("has room on the disk again", file=what)
+            self._log.info("has room on the disk again", file=what)
             self._tell()
 
     def _tell(self) -> None:
-        self._context.tell(no_room=dict(self.waiting))
+        self._report(no_room=dict(self.waiting))
