@@ -137,14 +137,25 @@ class GroupAdmin:
         return rows
 
     def commit_offsets(
-        self, group: str, offsets: Iterable[tuple[str, int, int]], *, copied_from: str | None = None
+        self,
+        group: str,
+        offsets: Iterable[tuple[str, int, int]],
+        *,
+        incarnations: Mapping[str, int] | None = None,
+        copied_from: str | None = None,
     ) -> list[GroupOffset]:
         """Commit offsets for a group whose members are not at this node: ``(topic, queue, next offset)`` each.
 
-        An offset never goes back. Returns the stored offsets. Raises FencedError for a queue that a member of the group reads.
+        An offset never goes back. Returns the stored offsets. Raises FencedError for a queue that a member of the group reads,
+        and ProtocolError for another topic than the one of these ``incarnations``, by topic.
         ``copied_from``: the group that was there; the audit log then has a line ``group.clone``.
         """
-        fields = {"group": group, "offsets": [list(one) for one in offsets], **_source(copied_from)}
+        fields = {
+            "group": group,
+            "offsets": [list(one) for one in offsets],
+            "incarnations": dict(incarnations or {}),
+            **_source(copied_from),
+        }
         answer = self._ask("coordinator", "offset.commit", fields)
         return [GroupOffset(*one[:3]) for one in answer["stored"]]
 

@@ -22,22 +22,32 @@ _LOOK_S: Final = 0.05
 class TopicAdmin:
     """A part of :class:`commitmq.Admin`."""
 
-    def offsets(self, topic: str, timestamp: int | datetime | None = None) -> list[QueueBounds]:
+    def offsets(
+        self, topic: str, timestamp: int | datetime | None = None, *, incarnation: int | None = None
+    ) -> list[QueueBounds]:
         """For each queue the offset of its first message and the offset that the next message will get.
 
-        With ``timestamp`` (milliseconds or a datetime) ``by_time`` is the first message that was stored then or later.
+        With ``timestamp`` (milliseconds or a datetime) ``by_time`` is the first message that was stored then or later. With
+        an ``incarnation`` raises ProtocolError TOPIC_NOT_EXIST for another topic of that name.
         """
-        return self._bounds(topic, timestamp)[0]
+        return self._bounds(topic, timestamp, incarnation=incarnation)[0]
 
     def hidden_queues(self, topic: str) -> list[QueueBounds]:
         """The bounds of queues that have messages and lie beyond the topic's read queues, so that nobody reads them."""
         return self._bounds(topic, hidden=True)[1]
 
     def _bounds(
-        self, topic: str, timestamp: int | datetime | None = None, *, hidden: bool = False
+        self,
+        topic: str,
+        timestamp: int | datetime | None = None,
+        *,
+        hidden: bool = False,
+        incarnation: int | None = None,
     ) -> tuple[list[QueueBounds], list[QueueBounds]]:
         """The bounds of the queues that are read, and with ``hidden`` of those beyond that have messages."""
         fields: dict[str, Any] = {"topic": topic, **({"hidden": True} if hidden else {})}
+        if incarnation is not None:
+            fields["incarnation"] = incarnation
         if timestamp is not None:
             fields["timestamp"] = int(timestamp.timestamp() * 1000) if isinstance(timestamp, datetime) else timestamp
         answer = self._ask("reader", "offsets", fields)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from commitmq.client.admin import Admin
-from commitmq.errors import ConfigError, NodeUnavailableError
+from commitmq.errors import ConfigError, NodeUnavailableError, ProtocolError
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
 from commitmq_plugins.spark.gaps import Gap
 from commitmq_plugins.spark.options import SourceOptions
@@ -164,9 +164,15 @@ class NodeOrigin:
             name = topic.name
             if wants(name):
                 is_batch = topic.attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH
+                try:
+                    bounds = self._admin.offsets(name, incarnation=topic.incarnation)
+                except ProtocolError as error:
+                    if error.code != "TOPIC_NOT_EXIST":
+                        raise
+                    continue  # it was deleted meanwhile
                 found += [
                     Slice(name, queue, is_batch, low, max(low, high), incarnation=str(topic.incarnation))
-                    for queue, low, high, _ in self._admin.offsets(name)
+                    for queue, low, high, _ in bounds
                 ]
         self._wait_until_flushed()
         return sorted(found, key=lambda one: (one.topic, one.queue_id))

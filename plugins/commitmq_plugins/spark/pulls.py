@@ -97,6 +97,8 @@ class RecordPuller:
             "mode": mode,
             **self._filter,
         }
+        if one.incarnation.isdecimal():
+            fields["incarnation"] = int(one.incarnation)
         while True:
             try:
                 if self._channel is None:

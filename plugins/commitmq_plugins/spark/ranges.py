@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from commitmq_plugins.spark.gaps import Gap
 from commitmq_plugins.spark.options import EARLIEST, LATEST, Bound, SourceOptions
 from commitmq_plugins.spark.origins import Origin
 from commitmq_plugins.spark.stores import Slice
+
+ANEW: Final = "the topic was deleted and made anew"
+EXPIRED: Final = "expired"
+GONE: Final = "the queue is gone"
+SHORT: Final = "the queue ends before"
 
 
 def chosen(origin: Origin, options: SourceOptions, gaps: list[Gap]) -> list[Slice]:
@@ -37,10 +43,27 @@ def position(origin: Origin, one: Slice, bound: Bound, gaps: list[Gap]) -> int:
         return one.end
     offset = int(wanted)
     if offset < one.first:
-        gaps.append(Gap(origin.name, one.topic, one.queue_id, offset, one.first, "expired"))
+        gaps.append(Gap(origin.name, one.topic, one.queue_id, offset, one.first, EXPIRED))
     if offset > one.end:
-        gaps.append(Gap(origin.name, one.topic, one.queue_id, one.end, offset, "the queue ends before"))
+        gaps.append(Gap(origin.name, one.topic, one.queue_id, one.end, offset, SHORT))
     return min(max(offset, one.first), one.end)
+
+
+def resumed(store: str, one: Slice, known: int | None, was: str | None, gaps: list[Gap]) -> int:
+    """The queue offset at which a job goes on in a queue that it has read up to ``known``, when its topic had the
+    incarnation ``was``; both None for a new queue. What it cannot read any more is added to ``gaps``.
+
+    A new queue is read from its first message, and so is one of a topic made anew. A queue that ends before ``known`` is
+    read from its end on, never again from its first message.
+    """
+    if known is None:
+        return one.first
+    if was != one.incarnation:
+        gaps.append(Gap(store, one.topic, one.queue_id, max(known - 1, 0), max(known, 1), ANEW))
+        return one.first
+    gaps.append(Gap(store, one.topic, one.queue_id, known, one.first, EXPIRED))
+    gaps.append(Gap(store, one.topic, one.queue_id, one.end, known, SHORT))
+    return min(max(known, one.first), one.end)
 
 
 def unknown_queues(origin: Origin, bound: Bound, found: Sequence[Slice]) -> list[Gap]:

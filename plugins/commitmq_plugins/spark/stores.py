@@ -201,11 +201,13 @@ class OpenStore:
         return self._topics
 
     def incarnation(self, topic: str) -> str:
-        """The incarnation of the present topic of this name. A topic made by RocketMQ is identified by where its
+        """The incarnation of the present topic of this name: a number, or for a topic made by RocketMQ ``@`` and where its
         predecessor ended.
         """
         known = self.configured_topics().get(topic)
-        return str((known.incarnation if known is not None else 0) or self._deleted.get(topic, 0))
+        if (known is None or not known.incarnation) and topic in self._deleted:
+            return f"@{self._deleted[topic]}"
+        return str(known.incarnation if known is not None else 0)
 
     def place(self, queue: Slice, offset: int, bound: int) -> int:
         """Physical offset of the first message at or behind queue ``offset``; ``bound`` when there is none."""
@@ -272,11 +274,17 @@ class OpenStore:
     def slices(self, floor: int, bound: int, wants: Callable[[str], bool] = lambda _topic: True) -> list[Slice]:
         """The readable range of all queues of wanted topics, by topic and number; empty queues included."""
         found = []
+        folders = [
+            (folder, is_batch, _folders(folder, wants))
+            for folder, is_batch in ((self.layout.consume_queue, False), (self.layout.batch_consume_queue, True))
+        ]
+        if any(topic not in self.configured_topics() for _, _, queues in folders for topic, _ in queues):
+            self._topics = None  # it may have come behind the last look; its settings are there before its queues
         is_live = self.is_live
         is_clean = not is_live and not self.layout.abort.exists() and Sidecar.load(self.layout.sidecar) is not None
-        for folder, is_batch in ((self.layout.consume_queue, False), (self.layout.batch_consume_queue, True)):
+        for folder, is_batch, queues in folders:
             reader = self.batches if is_batch else self.queues
-            for topic, queue_id in _folders(folder, wants):
+            for topic, queue_id in queues:
                 lowest = self.floor_of(topic, floor)
                 span = reader.bounds(topic, queue_id, bound=bound, floor=lowest)
                 if span is not None and not is_batch and not is_live and not topic.startswith(LMQ_PREFIX):

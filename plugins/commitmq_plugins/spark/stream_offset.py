@@ -1,26 +1,31 @@
 """The offset of a stream: Spark writes it into its checkpoint before a micro-batch, and reads it again after a crash.
 
-    {"version": 2,
+    {"version": 3,
+     "begun": whether the stream has begun,
      "positions": {STORE: {TOPIC: {QUEUE: the next queue offset}}},
+     "begins": {STORE: {TOPIC: {QUEUE: the queue offset at which the micro-batch that ends here begins}}},
      "incarnations": {STORE: {TOPIC: which topic of that name}},
      "parts": {STORE: how many partitions the micro-batch that ends here is cut into}}
 
-``incarnations``: a topic that is deleted and created again has queue offsets that begin at 0 again, so an offset means
-nothing without its topic's incarnation. ``parts``: a repeated attempt is cut like the first one, also when the program
-was restarted with other settings or on other machines in between; the sink identifies stored rows by task and order.
-
-Version 1 had only the positions. Such a checkpoint can be continued: its topics are taken for the present ones.
+``begun``: Spark keeps no offset for the begin of a stream; it asks for it again when it plans the first micro-batch, and
+after a crash in it. So that offset says nothing, and the end of the first micro-batch says where that one began.
+``begins``: only queues of which the offset before has no position, or another one: all queues of the first micro-batch,
+later new ones. ``incarnations``: a topic that is deleted and created again has queue offsets that begin at 0 again, so an
+offset means nothing without its topic's incarnation. ``parts``: a repeated attempt is cut like the first one, also when
+the program was restarted with other settings or on other machines in between; the sink identifies stored rows by task
+and order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from commitmq.errors import ConfigError
+from commitmq_plugins.spark.stores import Slice
 
-VERSION: Final = 2
+VERSION: Final = 3
 _VERSION: Final = "version"
 
 Positions = dict[str, dict[str, dict[str, int]]]
@@ -31,54 +36,67 @@ Incarnations = dict[str, dict[str, str]]
 class StreamOffset:
     """One offset; see the module."""
 
+    begun: bool = True
     positions: Positions = field(default_factory=dict)
+    begins: Positions = field(default_factory=dict)
     incarnations: Incarnations = field(default_factory=dict)
     parts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StreamOffset:
-        """Raises ConfigError for an offset of a later version."""
-        if _VERSION not in data:
-            return cls(_copied(data))
-        if data[_VERSION] != VERSION:
+        """Raises ConfigError for an offset of another version."""
+        if data.get(_VERSION) != VERSION:
             raise ConfigError(
-                f"the checkpoint has offsets of version {data[_VERSION]}; this program knows {VERSION}: use the version that "
-                "wrote it, or a new checkpoint"
+                f"the checkpoint has offsets of version {data.get(_VERSION, 1)}; this program knows {VERSION}: use the version "
+                "that wrote it, or a new checkpoint"
             )
         return cls(
+            bool(data["begun"]),
             _copied(data["positions"]),
+            _copied(data["begins"]),
             {store: dict(topics) for store, topics in data["incarnations"].items()},
             dict(data["parts"]),
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            _VERSION: VERSION,
-            "positions": self.positions,
-            "incarnations": self.incarnations,
-            "parts": self.parts,
-        }
+        return {_VERSION: VERSION, **asdict(self)}
 
-    def position(self, store: str, topic: str, queue_id: int) -> int | None:
-        """The next queue offset of a queue; None for a queue that was not seen yet."""
+    def position(self, store: str, topic: str, queue_id: int, incarnation: str | None = None) -> int | None:
+        """The next queue offset of a queue; None for a queue that was not seen yet, and with ``incarnation`` also for one
+        of another topic of that name.
+        """
+        if incarnation not in (None, self.incarnation(store, topic)):
+            return None
         return self.positions.get(store, {}).get(topic, {}).get(str(queue_id))
 
     def incarnation(self, store: str, topic: str) -> str | None:
         """The incarnation of the topic that the positions belong to; None when it is unknown."""
         return self.incarnations.get(store, {}).get(topic)
 
-    def put(self, store: str, topic: str, incarnation: str, queue_id: int, position: int) -> None:
-        """Set a queue's position. Queues of another incarnation of its topic are dropped."""
-        known = self.incarnation(store, topic)
-        if known is not None and known != incarnation:
-            self.positions.get(store, {}).pop(topic, None)
-        self.incarnations.setdefault(store, {})[topic] = incarnation
-        self.positions.setdefault(store, {}).setdefault(topic, {})[str(queue_id)] = position
+    def begin(self, store: str, topic: str, queue_id: int, before: StreamOffset) -> int:
+        """Where the micro-batch that ends here begins; ``before`` is the offset before this one. Raises ConfigError."""
+        found = self.begins.get(store, {}).get(topic, {}).get(str(queue_id))
+        if found is None:
+            found = before.position(store, topic, queue_id, self.incarnations[store][topic])
+        if found is None:
+            raise ConfigError(f"the checkpoint does not say where queue {queue_id} of {topic!r} in {store} begins")
+        return found
+
+    def read(self, store: str, one: Slice) -> None:
+        """Count ``one`` as read, from its first message to its end. Queues of another incarnation of its topic are dropped."""
+        queue = str(one.queue_id)
+        if self.incarnations.setdefault(store, {}).setdefault(one.topic, one.incarnation) != one.incarnation:
+            self.incarnations[store][one.topic] = one.incarnation
+            self.positions.get(store, {}).pop(one.topic, None)
+        queues = self.positions.setdefault(store, {}).setdefault(one.topic, {})
+        if queues.get(queue) != one.first:
+            self.begins.setdefault(store, {}).setdefault(one.topic, {})[queue] = one.first
+        queues[queue] = one.end
 
     def ahead(self) -> StreamOffset:
         """A copy to move forward, for a micro-batch that is not cut yet."""
         incarnations = {store: dict(topics) for store, topics in self.incarnations.items()}
-        return StreamOffset(_copied(self.positions), incarnations)
+        return StreamOffset(positions=_copied(self.positions), incarnations=incarnations)
 
 
 def _copied(positions: Mapping[str, Any]) -> Positions:

@@ -1,9 +1,9 @@
 """``spark.readStream.format("commitmq")``: micro-batches from one set of queue offsets to the next.
 
 An offset (:mod:`commitmq_plugins.spark.stream_offset`) has the next position of each queue. Spark stores it before a
-micro-batch runs and reads the same range again after a crash, so the source loses and repeats nothing. New queues and
-topics are read from their first message; a topic that was deleted and created again is another topic. Only flushed
-messages count, so an offset never has to go back.
+micro-batch runs and reads the same range again after a crash, so the source loses and repeats nothing. Where a stream
+begins is decided once, with the end of its first micro-batch. New queues and topics are read from their first message; a
+topic that was deleted and created again is another topic. Only flushed messages count, so an offset never has to go back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.gaps import Gap, GapPolicy
 from commitmq_plugins.spark.options import FAIL, IGNORE, SourceOptions
 from commitmq_plugins.spark.origins import Origin, existing, open_origins, require_topics
-from commitmq_plugins.spark.ranges import position, unknown_queues
+from commitmq_plugins.spark.ranges import ANEW, EXPIRED, GONE, SHORT, position, resumed, unknown_queues
 from commitmq_plugins.spark.source import least_partitions, record_batches
 from commitmq_plugins.spark.stores import Slice
 from commitmq_plugins.spark.stream_offset import Positions, StreamOffset
@@ -66,40 +66,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------ offsets
 
     def initialOffset(self) -> dict[str, Any]:
-        """The offset at which a query without a checkpoint begins. Raises DataLossError."""
-
-        def look(origins: Sequence[Origin]) -> StreamOffset:
-            gaps: list[Gap] = []
-            found = StreamOffset()
-            self._look_for_topics(origins)
-            for origin in origins:
-                slices = origin.slices(self._options.wants)
-                for one in slices:
-                    _put(found, origin, one, position(origin, one, self._options.start, gaps))
-                gaps += unknown_queues(origin, self._options.start, slices)
-            self._policy.take(gaps)
-            return found
-
-        return self._looking(look).to_json()
+        """The offset of a stream that has not begun. It says nothing: Spark asks for it once to find the end of the first
+        micro-batch, again to plan that, and again after a crash in it.
+        """
+        return StreamOffset(begun=False).to_json()
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch. Everything before ``start`` was processed."""
+        """The end of the next micro-batch, with the begin of a stream that has not begun. Everything before ``start`` was
+        processed. Raises DataLossError.
+        """
         self.commit(start)
         begin = StreamOffset.from_json(start)
 
         def look(origins: Sequence[Origin]) -> StreamOffset:
             self._look_for_topics(origins)
-            wanted = [
-                (origin, replace(one, first=first, end=max(first, end)))
-                for origin in origins
-                for one, first, end in self._ahead(origin, begin)
-            ]
+            gaps: list[Gap] = []
+            wanted = [(origin, one) for origin in origins for one in self._ahead(origin, begin, gaps)]
+            self._policy.take(gaps)
             found = begin.ahead()
             cut: dict[str, list[Slice]] = {}
             for (origin, one), end in zip(wanted, _limited(wanted, limit), strict=True):
-                _put(found, origin, one, end)
+                found.read(origin.name, replace(one, end=end))
                 cut.setdefault(origin.name, []).append(replace(one, end=end))
-            if found.positions != begin.positions or found.incarnations != begin.incarnations:
+            if not begin.begun or found.positions != begin.positions or found.incarnations != begin.incarnations:
                 found.parts = {one.name: self._parts(one, cut.get(one.name, []), len(origins)) for one in origins}
                 return found
             return begin  # exactly the same: another offset would be another micro-batch
@@ -126,28 +115,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 _log.warning("the topic does not exist; the query waits for it", topic=topic, places=places)
         self._awaited = missing
 
-    def _ahead(self, origin: Origin, start: StreamOffset) -> Iterator[tuple[Slice, int, int]]:
-        """Each queue with its next position and its present end."""
-        anew: list[Gap] = []
-        found: list[tuple[Slice, int, int]] = []
+    def _ahead(self, origin: Origin, start: StreamOffset, gaps: list[Gap]) -> list[Slice]:
+        """Each queue from its next position to its present end."""
+        found = []
         for one in origin.slices(self._options.wants):
-            known = start.position(origin.name, one.topic, one.queue_id)
-            first = one.first if known is None else known
-            was = start.incarnation(origin.name, one.topic)
-            if known is not None and was is not None and was != one.incarnation:
-                reason = "the topic was deleted and made anew; unread messages of the former topic are gone"
-                anew.append(Gap(origin.name, one.topic, one.queue_id, known, known + 1, reason))
-                first = one.first
-            elif one.end < first:
-                reason = "the queue ends before the messages that were read from it: this is another store"
-                anew.append(Gap(origin.name, one.topic, one.queue_id, one.end, first, reason))
-                first = one.first
+            if start.begun:
+                known = start.position(origin.name, one.topic, one.queue_id)
+                was = start.incarnation(origin.name, one.topic)
+                first = resumed(origin.name, one, known, was, gaps)
+            else:
+                first = position(origin, one, self._options.start, gaps)
             end = one.end
             if self._target is not None:
-                end = min(end, self._target.position(origin.name, one.topic, one.queue_id) or 0)
-            found.append((one, first, end))
-        self._policy.take(anew)
-        yield from found
+                end = min(end, self._target.position(origin.name, one.topic, one.queue_id, one.incarnation) or 0)
+            found.append(replace(one, first=first, end=max(first, end)))
+        if not start.begun:
+            gaps += unknown_queues(origin, self._options.start, found)
+        return found
 
     def _parts(self, origin: Origin, slices: Sequence[Slice], origins: int) -> int:
         """The number of partitions for the messages that a micro-batch reads of one store."""
@@ -172,7 +156,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = StreamOffset()
             for origin in origins:
                 for one in origin.slices(self._options.wants):
-                    _put(found, origin, one, one.end)
+                    found.read(origin.name, replace(one, first=one.end))
+            found.begins.clear()
             return found
 
         return self._looking(look)
@@ -205,24 +190,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = {(one.topic, one.queue_id): one for one in origin.slices(self._options.wants)}
         result = []
         for topic, queues in end.positions.get(origin.name, {}).items():
-            wanted = end.incarnation(origin.name, topic)
-            is_same = start.incarnation(origin.name, topic) in (None, wanted)
-            for number, stop in queues.items():
-                one = known.get((topic, int(number)))
-                first = start.position(origin.name, topic, int(number)) if is_same else None
-                if one is None or wanted not in (None, one.incarnation):
-                    if first is None or first < stop:
-                        why = "the queue is gone" if one is None else "the topic was deleted and made anew"
-                        gaps.append(Gap(origin.name, topic, int(number), first or 0, stop, why))
+            for queue_id, stop in ((int(queue), stop) for queue, stop in queues.items()):
+                first = end.begin(origin.name, topic, queue_id, start)
+                if first >= stop:
                     continue
-                if first is None or first > stop:
-                    first = one.first
-                if first < one.first:
-                    gaps.append(Gap(origin.name, topic, one.queue_id, first, min(one.first, stop), "expired"))
-                if stop > one.end:
-                    gaps.append(
-                        Gap(origin.name, topic, one.queue_id, max(first, one.end), stop, "the queue ends before")
-                    )
+                one = known.get((topic, queue_id))
+                if one is None or one.incarnation != end.incarnation(origin.name, topic):
+                    gaps.append(Gap(origin.name, topic, queue_id, first, stop, GONE if one is None else ANEW))
+                    continue
+                gaps.append(Gap(origin.name, topic, queue_id, first, min(one.first, stop), EXPIRED))
+                gaps.append(Gap(origin.name, topic, queue_id, max(first, one.end), stop, SHORT))
                 first, stop = max(first, one.first), min(stop, one.end)
                 if first < stop:
                     result.append(replace(one, first=first, end=stop))
@@ -238,11 +215,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Everything before ``end`` was processed: commit that to the nodes, for the group of option ``group``."""
         if not self._options.group:
             return
-        positions = StreamOffset.from_json(end).positions
+        done = StreamOffset.from_json(end)
         for address in self._options.nodes:
+            incarnations = {
+                topic: int(one) for topic, one in done.incarnations.get(address, {}).items() if one.isdecimal()
+            }
             offsets = [
                 (topic, int(queue), offset)
-                for topic, queues in positions.get(address, {}).items()
+                for topic, queues in done.positions.get(address, {}).items()
                 for queue, offset in queues.items()
                 if self._committed.get(address, {}).get(topic, {}).get(queue) != offset
             ]
@@ -250,7 +230,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             try:
                 with Admin(address) as admin:
-                    admin.commit_offsets(self._options.group, offsets)
+                    admin.commit_offsets(self._options.group, offsets, incarnations=incarnations)
             except CommitMQError as error:
                 # Spark's checkpoint is the authority; the next commit repeats everything for the node.
                 _log.warning("the progress could not be told to the node", node=address, error=str(error))
@@ -293,7 +273,3 @@ def _limited(wanted: Sequence[tuple[Origin, Slice]], limit: ReadLimit) -> list[i
             ends[index] = wanted[index][1].first + 1
         return ends
     return [one.end for _, one in wanted]
-
-
-def _put(offset: StreamOffset, origin: Origin, one: Slice, value: int) -> None:
-    offset.put(origin.name, one.topic, one.incarnation, one.queue_id, value)

@@ -147,7 +147,6 @@ def export(
             options,
             wants,
             manifest.positions,
-            manifest.bounds,
             manifest.facts,
             least=cores,
             max_bytes=max_partition_bytes,
@@ -287,7 +286,7 @@ def _commit(
         DataFile(row.path, row.topic, row.date, row.rows, row.bytes, row.first_ms, row.last_ms)
         for row in sorted(rows, key=lambda one: (one.topic, one.date, one.first_ms, one.path))
     ]
-    manifest.commit(form.to_json(), files, positions, [one.to_json() for one in gaps], found.bounds, found.facts)
+    manifest.commit(form.to_json(), files, positions, [one.to_json() for one in gaps], found.facts)
     done.commits += 1
     done.messages += sum(one.rows for one in files)
     done.files += len(files)

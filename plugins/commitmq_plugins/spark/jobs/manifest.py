@@ -12,9 +12,8 @@ commit appears, so a reader of the manifest's files never sees an incomplete fil
 A commit is JSON: ``version`` (1), ``number``, ``made_ms``, ``form`` (columns and bodies; the same in all commits),
 ``files`` (``path`` below ROOT, ``topic``, ``date``, ``rows``, ``bytes``, ``first_ms``, ``last_ms``), ``positions``
 (store, topic, queue: the offset behind the last exported message; only of queues that changed), ``gaps`` (missing
-messages), ``bounds`` (store: the physical offset below which its messages were read), ``incarnations`` (store, topic:
-the incarnation of the topic that the positions belong to), ``queues`` (topic: its number of queues) and ``stores`` (a
-store's identity: the name of the store in this manifest). Commits of earlier versions lack the last three.
+messages), ``incarnations`` (store, topic: the incarnation of the topic that the positions belong to), ``queues`` (topic:
+its number of queues) and ``stores`` (a store's identity: the name of the store in this manifest).
 """
 
 from __future__ import annotations
@@ -94,7 +93,6 @@ class Commit:
     files: list[DataFile]
     positions: Positions
     gaps: list[dict[str, Any]] = field(default_factory=list)
-    bounds: dict[str, int] = field(default_factory=dict)
     facts: StoreFacts = field(default_factory=StoreFacts)
 
     def to_json(self) -> dict[str, Any]:
@@ -109,7 +107,6 @@ class Commit:
             "files": [asdict(one) for one in self.files],
             "positions": positions,
             "gaps": self.gaps,
-            "bounds": self.bounds,
             "incarnations": self.facts.incarnations,
             "queues": self.facts.queues,
             "stores": self.facts.stores,
@@ -132,8 +129,7 @@ class Commit:
                 for queue, offset in queues.items()
             },
             data["gaps"],
-            data["bounds"],
-            StoreFacts(data.get("incarnations", {}), data.get("queues", {}), data.get("stores", {})),
+            StoreFacts(data["incarnations"], data["queues"], data["stores"]),
         )
 
 
@@ -170,14 +166,6 @@ class Manifest:
         found: Positions = {}
         for commit in self.commits:
             found.update(commit.positions)
-        return found
-
-    @property
-    def bounds(self) -> dict[str, int]:
-        """The physical offset up to which each store's log was read."""
-        found: dict[str, int] = {}
-        for commit in self.commits:
-            found.update(commit.bounds)
         return found
 
     @property
@@ -223,7 +211,6 @@ class Manifest:
         files: Sequence[DataFile],
         positions: Positions,
         gaps: Sequence[dict[str, Any]] = (),
-        bounds: Mapping[str, int] | None = None,
         facts: StoreFacts | None = None,
     ) -> Commit:
         """Add ``files``, which exist under their unfinished names, and ``positions`` to the export."""
@@ -234,7 +221,7 @@ class Manifest:
         for folder in {(self.root / file.path).parent for file in files}:
             sync_folder(folder)
         number, now = len(self.commits) + 1, time.time_ns() // 1_000_000
-        made = Commit(number, now, form, list(files), positions, list(gaps), dict(bounds or {}), facts or StoreFacts())
+        made = Commit(number, now, form, list(files), positions, list(gaps), facts or StoreFacts())
         if failpoints.ACTIVE:
             failpoints.hit("export.before_commit")
         try:

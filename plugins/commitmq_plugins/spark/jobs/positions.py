@@ -16,28 +16,26 @@ from commitmq_plugins.spark.jobs.arrow_map import map_in_arrow
 from commitmq_plugins.spark.jobs.manifest import Positions, StoreFacts
 from commitmq_plugins.spark.options import SourceOptions
 from commitmq_plugins.spark.origins import open_origins, require_topics
-from commitmq_plugins.spark.plan import FilePartition, Partition
+from commitmq_plugins.spark.plan import Partition
+from commitmq_plugins.spark.ranges import ANEW, resumed
 from commitmq_plugins.spark.reading import read_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RANGE: Final = "id"
-ANEW: Final = "the topic was deleted and made anew"
 
 
 @dataclass(slots=True)
 class News:
     """Partitions of new messages, in the order of each store's log; ``gaps`` lists the missing ones.
 
-    ``passed``: where queues begin behind a gap, for queues that have one. ``bounds``: store -> the physical offset
-    below which its messages were read, if it is known.
+    ``passed``: where queues begin behind a gap, for queues that have one.
     """
 
     partitions: list[Partition] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     passed: Positions = field(default_factory=dict)
-    bounds: dict[str, int] = field(default_factory=dict)
     facts: StoreFacts = field(default_factory=StoreFacts)
     names: dict[str, str] = field(default_factory=dict)
 
@@ -54,7 +52,6 @@ def news(
     options: SourceOptions,
     wants: Callable[[str], bool],
     positions: Positions,
-    bounds: Mapping[str, int],
     known: StoreFacts,
     *,
     least: int,
@@ -62,9 +59,8 @@ def news(
 ) -> News:
     """All messages behind ``positions``; for queues without a position all messages from the first one.
 
-    A queue whose topic was deleted and created again is read from its beginning, and a gap reports it. Such a queue is
-    recognised by its topic's incarnation. When ``known`` lacks the incarnation, it is recognised by its end, or by its
-    records: all of them lie behind ``bounds``, although the queue begins before its position.
+    A queue whose topic was deleted and created again is read from its beginning, and a gap reports it; ``known`` has the
+    incarnations of the topics that ``positions`` belong to.
     """
     found = News()
     origins = open_origins(options)
@@ -93,32 +89,13 @@ def news(
                     slices.append(one)
                     continue
                 at = positions.get(key)
-                if at is None or at == one.first:
-                    slices.append(one)
-                    continue
-                anew = was is None and (
-                    at > one.end or (at > one.first and one.floor >= bounds.get(store, one.floor + 1))
-                )
-                if at > one.first and not anew:
-                    slices.append(replace(one, first=at))
-                    continue
-                if anew:
-                    found.gaps.append(Gap(*key, min(one.first, at), max(at, 1), ANEW))
-                    # The former topic may have had more queues. Queues that the new topic gets later start at their
-                    # beginning.
-                    found.passed.update(
-                        {other: 0 for other in positions if other[:2] == key[:2] and other not in found.passed}
-                    )
-                else:
-                    found.gaps.append(Gap(*key, at, one.first, "expired"))
-                found.passed[key] = one.first
-                slices.append(one)
+                first = resumed(store, one, at, was, found.gaps)
+                if at is not None and first != at:
+                    found.passed[key] = first
+                slices.append(replace(one, first=first))
             found.gaps += origin.lost(wants)
             count = origin.parts_of(slices, least=-(-least // len(origins)), max_bytes=max_bytes)
-            parts = origin.partitions(slices, count)
-            if parts and isinstance(parts[0], FilePartition):
-                found.bounds[store] = parts[0].bound
-            found.partitions += parts
+            found.partitions += origin.partitions(slices, count)
     finally:
         for origin in origins:
             origin.close()
