@@ -5,11 +5,13 @@ Method: a real node is sent to while real queries run in micro-batches; what the
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StringType, StructField, StructType
 from source_reading import wait_until_shown
@@ -48,12 +50,16 @@ class Query:
         self.options = options
         self.batches: list[list[Any]] = []
 
-    def run(self) -> list[str]:
-        """The bodies of one run; ``batches`` has its micro-batches."""
+    def run(self, *, dies: bool = False) -> list[str]:
+        """The bodies of one run; ``batches`` has its micro-batches. It ``dies`` at the end of its first micro-batch, before
+        Spark has noted that one.
+        """
         self.batches = []
 
         def keep(frame: DataFrame, _number: int) -> None:
             self.batches.append(frame.collect())
+            if dies:
+                raise RuntimeError("the driver dies")
 
         stream = self.spark.readStream.format("commitmq").schema(SCHEMA).options(**self.options).load()
         query = (
@@ -83,6 +89,47 @@ def test_a_stream_goes_on_where_it_was_and_sees_new_topics(
     send(node, f"{kind}_two", second[20:])
     assert query.run() == second
     assert query.run() == []
+
+
+def test_a_stream_from_the_end_begins_once(spark: SparkSession, node: Node, tmp_path: Path) -> None:
+    """It dies twice in its first micro-batch while producers write: what came before it never comes, and nothing behind its
+    begin is missing.
+    """
+    topic, over, sent = "written", threading.Event(), [0] * 4
+    with Producer(node=node.address) as producer:
+        for queue in range(4):
+            producer.send_batch(topic, [b"old"] * 500, queue=queue)
+    wait_until_shown(node.address)
+
+    def write() -> None:
+        with Producer(node=node.address) as producer:
+            while not over.wait(0.02):
+                queue = sum(sent) % 4
+                producer.send(topic, b"new", queue=queue)
+                sent[queue] += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        query = Query(spark, tmp_path, node=node.address, topics=topic, startingOffsets="latest")
+        with pytest.raises(StreamingQueryException, match="the driver dies"):
+            query.run(dies=True)
+        (first,) = query.batches
+        with pytest.raises(StreamingQueryException, match="the driver dies"):
+            query.run(dies=True)
+        assert sorted(query.batches[0]) == sorted(first)
+        query.run()
+        rows = [row for batch in query.batches for row in batch]
+    finally:
+        over.set()
+        writer.join()
+    wait_until_shown(node.address)
+    query.run()
+    rows += [row for batch in query.batches for row in batch]
+    assert {row.body for row in rows} == {b"new"}
+    for queue, count in enumerate(sent):
+        offsets = sorted(row.queue_offset for row in rows if row.queue_id == queue)
+        assert offsets == list(range(min(offsets), 500 + count))
 
 
 def test_limits_are_kept(spark: SparkSession, node: Node, tmp_path: Path) -> None:
