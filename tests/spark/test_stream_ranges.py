@@ -201,7 +201,9 @@ class Stream(RuleBasedStateMachine):
         """The micro-batch runs; the driver ``dies`` before it notes that."""
         slices: list[Any] = list(self.reader.partitions(self._start(), self.offsets[self.commits]))
         rows = [
-            (one.topic, int(one.incarnation), one.queue_id, offset) for one in slices for offset in range(one.first, one.end)
+            (one.topic, int(one.incarnation), one.queue_id, offset)
+            for one in slices
+            for offset in range(one.first, one.end)
         ]
         assert len(set(rows)) == len(rows)
         self.rows[self.commits] = set(rows)  # as an idempotent sink does
@@ -224,9 +226,7 @@ class Stream(RuleBasedStateMachine):
         given = set().union(*self.rows) if self.rows else set()
         missing = {place for place in self.everything if self.must_come(place) and place not in given}
         gone = {place for place in missing if place[:2] not in alive}
-        told = {
-            (gap.topic, gap.queue_id, offset) for gap in self.noted.gaps for offset in range(gap.first, gap.end)
-        }
+        told = {(gap.topic, gap.queue_id, offset) for gap in self.noted.gaps for offset in range(gap.first, gap.end)}
         assert missing - gone <= self.expired
         assert {(topic, queue, offset) for topic, _, queue, offset in missing - gone} <= told
 

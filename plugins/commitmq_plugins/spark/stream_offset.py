@@ -47,8 +47,8 @@ class StreamOffset:
         """Raises ConfigError for an offset of another version."""
         if data.get(_VERSION) != VERSION:
             raise ConfigError(
-                f"the checkpoint has offsets of version {data.get(_VERSION, 1)}; this program knows {VERSION}: use the version "
-                "that wrote it, or a new checkpoint"
+                f"the checkpoint has offsets of version {data.get(_VERSION, 1)}; this program knows {VERSION}: use "
+                "the program that wrote it, or a new checkpoint"
             )
         return cls(
             bool(data["begun"]),
