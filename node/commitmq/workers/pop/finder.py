@@ -297,8 +297,9 @@ def _begin(start: str, least: int, end: int) -> int:
     return end if start == "latest" else least
 
 
-def take_back(found: Found) -> None:
-    """Undo a pop whose check points were not stored."""
-    for key, offset in found.moved.items():
+def take_back(found: Found, stored: int = 0) -> None:
+    """Undo a pop of whose check points only the first ``stored`` are stored."""
+    kept = {(one.topic, one.queue): one.next_offset for one in found.portions[:stored]}
+    for key, offset in {**found.moved, **kept}.items():
         if found.share.next.get(key, -1) > offset:
             found.share.next[key] = offset

@@ -23,7 +23,7 @@ from commitmq.workers.pop.pop_rates import PopRates
 from commitmq.workers.pop.records import Records
 from commitmq.workers.pop.requests import Receipt, invisible_of, pop_of, receipts_of
 from commitmq.workers.pop.revival import Fate, Return, Revival
-from commitmq.workers.pop.turn import Step, Turn, nothing
+from commitmq.workers.pop.turn import NO_RECORDS, Step, Turn, nothing
 from commitmq.workers.reader.answers import Answers
 from commitmq.workers.reader.filters import Filters
 from commitmq.workers.runtime.context import monotonic_ms
@@ -141,6 +141,7 @@ class Handler:
         pop_time = self._last_pop_ms = max(now_ms(), self._last_pop_ms)
         revive_queue = self._next_revive_queue = (self._next_revive_queue + 1) % self._revive_queues
         points = [self._point(pop, portion, pop_time, revive_queue) for portion in found.portions]
+        first = len(self.turn.records)
         self.turn.records += [self._records.check_point(one.check_point, revive_queue, now_ms()) for one in points]
         for point in points:
             self._points.add(point)
@@ -148,8 +149,8 @@ class Handler:
             Step(
                 pop.client,
                 pop.request,
-                partial(self._handed_out, pop, found),
-                partial(self._take_back, found, points),
+                range(first, len(self.turn.records)),
+                partial(self._settle_pop, pop, found, points),
                 partial(self._popped, pop, found, pop_time, revive_queue),
             )
         )
@@ -164,10 +165,17 @@ class Handler:
         log = max(self.log_end, portion.floor)
         return Point(CheckPoint(key, pop.invisible_ms, deltas), revive_queue, pop.client, log)
 
-    def _take_back(self, found: Found, points: list[Point]) -> None:
-        take_back(found)
-        for point in points:
+    def _settle_pop(self, pop: Pop, found: Found, points: list[Point], stored: list[bool]) -> bool:
+        """Messages whose check points could not be stored are handed out later. (Those of a check point that is stored, of a
+        pop that is refused, stay in flight unseen: after their time they come back, and no second time by another one.)
+        """
+        if all(stored):
+            self._handed_out(pop, found)
+            return True
+        take_back(found, sum(stored))
+        for point in points[sum(stored) :]:
             self._points.drop(point)
+        return False
 
     def _popped(self, pop: Pop, found: Found, pop_time: int, revive_queue: int) -> tuple[bytes, list[Any]]:
         parts = [
@@ -220,8 +228,8 @@ class Handler:
             self.turn.claimed[one.key, one.offset] = None
             live.append(one)
         acked = _by_check_point(live)
-        self._acknowledge(acked)
-        self._answer(client, header["id"], partial(self._settle, acked), late=late)
+        records = self._acknowledge(acked)
+        self._answer(client, header["id"], records, partial(self._settle, acked), late=late)
 
     def nack(self, client: bytes, header: dict[str, Any]) -> None:
         """The messages come back at once, or with ``dead`` are dead letters. Raises WriterLost."""
@@ -253,7 +261,7 @@ class Handler:
             sentence = "not all messages could be given back"
             self._refuse(client, header["id"], "SERVICE_NOT_AVAILABLE", sentence, retry_after_ms=500)
         else:
-            self._answer(client, header["id"], nothing, late=late)
+            self._answer(client, header["id"], NO_RECORDS, nothing, late=late)
 
     def extend(self, client: bytes, header: dict[str, Any]) -> None:
         """The messages stay invisible for another while, from now on: each gets a new receipt handle."""
@@ -264,6 +272,7 @@ class Handler:
             return
         handles: list[str | None] = []
         made: list[tuple[Receipt, Point]] = []
+        first = len(self.turn.records)
         for one in receipts:
             old = self._live(one)
             if old is None:
@@ -276,44 +285,54 @@ class Handler:
             self.turn.records.append(self._records.check_point(point.check_point, point.revive_queue, now_ms()))
             made.append((one, point))
             handles.append(one.extended(pop_time, invisible_ms))
-        acked = _by_check_point([one for one, _ in made])
-        self._acknowledge(acked)
+        self._acknowledge(_by_check_point([one for one, _ in made]))
 
-        def stored() -> None:
-            self._settle(acked)
-            for _, point in made:
-                self._points.add(point)
+        def settle(stored: list[bool]) -> bool:
+            """A check point that is stored takes the place of the one before it, with that one's ack or without."""
+            is_stored = stored[: len(made)]
+            for (one, point), is_one in zip(made, is_stored, strict=True):
+                old = self._points.by_key.get(one.key)
+                if is_one and old is not None:
+                    self._points.settle(old, one.offset)
+                if is_one:
+                    self._points.add(point)
+            return all(is_stored)
 
-        self._answer(client, header["id"], stored, handles=handles)
+        self._answer(client, header["id"], range(first, len(self.turn.records)), settle, handles=handles)
 
     def _live(self, one: Receipt) -> Point | None:
         """The check point of a message in flight that nobody has spoken of in this turn, and whose topic is still there."""
         point = None if (one.key, one.offset) in self.turn.claimed else self._points.has(one.key, one.offset)
         return None if point is None or self._revival.is_deleted(point) else point
 
-    def _answer(self, client: bytes, request: int, stored: Callable[[], None], **fields: Any) -> None:
-        self.turn.steps.append(Step(client, request, stored, nothing, lambda: (wire.ok(request, **fields), [])))
+    def _answer(
+        self, client: bytes, request: int, records: range, settle: Callable[[list[bool]], bool], **fields: Any
+    ) -> None:
+        self.turn.steps.append(Step(client, request, records, settle, lambda: (wire.ok(request, **fields), [])))
 
     def _refuse(self, client: bytes, request: int, code: str, sentence: str, **fields: Any) -> None:
         """An error as an answer: what the request has stored stays."""
         answer = wire.error(request, code, sentence, **fields)
-        self.turn.steps.append(Step(client, request, nothing, nothing, lambda: (answer, [])))
+        self.turn.steps.append(Step(client, request, NO_RECORDS, nothing, lambda: (answer, [])))
 
-    def _settle(self, acked: Acked) -> None:
-        """Their acks are stored."""
-        for key, (_, offsets) in acked.items():
+    def _settle(self, acked: Acked, stored: list[bool]) -> bool:
+        """Which of their acks are stored."""
+        for (key, (_, offsets)), is_stored in zip(acked.items(), stored, strict=True):
             point = self._points.by_key.get(key)
-            if point is not None:
+            if point is not None and is_stored:
                 self._points.settle(point, *offsets)
+        return all(stored)
 
-    def _acknowledge(self, acked: Acked) -> None:
-        """Store an ack for each check point."""
+    def _acknowledge(self, acked: Acked) -> range:
+        """Store an ack for each check point. Returns their numbers in the turn."""
+        first = len(self.turn.records)
         for key, (handle, offsets) in acked.items():
             ack = Ack(key, offsets[0]) if len(offsets) == 1 else Ack(key, offsets=tuple(offsets))
             point = self._points.by_key.get(key)
             invisible_ms = handle.invisible_ms if point is None else point.check_point.invisible_ms
             queue = handle.revive_queue if point is None else point.revive_queue
             self.turn.records.append(self._records.ack(ack, invisible_ms, queue, now_ms()))
+        return range(first, len(self.turn.records))
 
     # ------------------------------------------------------------ invisible time over
 

@@ -30,7 +30,7 @@ from commitmq.workers.pop.pop_rates import PopRates
 from commitmq.workers.pop.requests import Receipt, asked_of
 from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.pop.shares import QueueKey, Share, Shares
-from commitmq.workers.pop.turn import Step, nothing
+from commitmq.workers.pop.turn import NO_RECORDS, Step, nothing
 from commitmq.workers.reader.answers import Answers
 
 _AGAIN_MS: Final = 200
@@ -111,7 +111,7 @@ class OrderedHandler:
                 self.rates.take(self.rates.flow, pop, taken.portions)
             return header, frames
 
-        self._steps.append(Step(pop.client, pop.request, nothing, nothing, handed_out))
+        self._steps.append(Step(pop.client, pop.request, NO_RECORDS, nothing, handed_out))
         pop.done = True
         return True
 
@@ -151,7 +151,7 @@ class OrderedHandler:
         if any(fate is not Fate.DONE for fate in fates):
             sentence = "not all messages could become dead letters"
             answer = wire.error(header["id"], "SERVICE_NOT_AVAILABLE", sentence, retry_after_ms=500)
-            self._steps.append(Step(client, header["id"], nothing, nothing, lambda: (answer, [])))
+            self._steps.append(Step(client, header["id"], NO_RECORDS, nothing, lambda: (answer, [])))
         else:
             self._answer(client, header["id"], late=late)
 
@@ -204,7 +204,7 @@ class OrderedHandler:
         self._orders.put(key, state)
 
     def _answer(self, client: bytes, request: int, **fields: Any) -> None:
-        self._steps.append(Step(client, request, nothing, nothing, lambda: (wire.ok(request, **fields), [])))
+        self._steps.append(Step(client, request, NO_RECORDS, nothing, lambda: (wire.ok(request, **fields), [])))
 
     # ------------------------------------------------------------ the end of a request, and of a turn
 

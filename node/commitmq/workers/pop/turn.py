@@ -1,14 +1,16 @@
 """What one turn of the pop process stores and answers: one append for the requests of many clients.
 
-An answer leaves when what it promises is stored (:mod:`commitmq.workers.pop.unflushed`). When the append is refused, every
-step of the turn is taken back.
+An answer leaves when what it promises is stored (:mod:`commitmq.workers.pop.unflushed`). The timer topic's part is appended
+first, a run behind the other, up to one that the writer refuses, as on a full disk: so what is stored of it is its beginning.
+No check point lies behind a gap, and no ack of one that was replaced (extend) is stored without its successor. Each step is
+told which of its records are stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from commitmq import failpoints
 from commitmq.format.record import Record
@@ -18,29 +20,29 @@ from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.workers.pop.records import Records
 from commitmq.workers.pop.unflushed import Unflushed
 from commitmq.workers.reader.answers import Answers
-from commitmq.workers.runtime.run_mover import MovedRun, Put, RunMover
+from commitmq.workers.runtime.run_mover import Put, RunMover
 
 
 class Step(NamedTuple):
-    """``stored`` or ``taken_back`` is called by the end of the append.
+    """What a request has in a turn: ``records``, by their numbers.
 
-    ``answer`` makes header and frames of what is promised; before the end, so it changes nothing.
+    ``settle`` is told which of them are stored, and takes back what is not; False refuses the request. ``answer`` makes header
+    and frames of what is promised; before that, so it changes nothing.
     """
 
     client: bytes
     request: int
-    stored: Callable[[], None]
-    taken_back: Callable[[], None]
+    records: range
+    settle: Callable[[list[bool]], bool]
     answer: Callable[[], tuple[bytes, list[Any]]]
 
 
-def _ordered(runs: Iterable[MovedRun]) -> list[MovedRun]:
-    """Check points first: the ack of a check point that was replaced (extend) must not be stored without its successor."""
-    return sorted(runs, key=lambda run: run.topic != TIMER_TOPIC)
+NO_RECORDS: Final = range(0)
 
 
-def nothing() -> None:
-    """A step that has nothing to do."""
+def nothing(_stored: list[bool]) -> bool:
+    """A step that has nothing to settle."""
+    return True
 
 
 @dataclass(slots=True)
@@ -64,10 +66,10 @@ class Turn:
             del self.claimed[one]
 
     def store(self, made: Records, mover: RunMover, answers: Answers, unflushed: Unflushed) -> bool:
-        """Append and answer. False when the append was refused. Raises WriterLost."""
+        """Append and answer. False when not everything could be stored. Raises WriterLost."""
         if failpoints.ACTIVE and self.records:
             failpoints.hit("pop.before_put")
-        puts: list[Put] = []
+        stored, refused = [False] * len(self.records), None
         promised: list[tuple[bytes, list[Any]]] = []
 
         def promise() -> None:
@@ -75,24 +77,42 @@ class Turn:
 
         if self.records:
             ack = unflushed.ack()
-            puts = mover.put(_ordered(run for run, _ in made.runs(self.records)), ack, promise)
+            refused = self._append(made, mover, ack, promise, stored)
             unflushed.stored(ack)
         else:
             promise()
         if failpoints.ACTIVE and self.records:
             failpoints.hit("pop.after_put")
-        refused = next((put for put in puts if put.code), None)
         for step, (header, frames) in zip(self.steps, promised, strict=True):
-            if refused is None:
+            is_stored = step.settle([stored[number] for number in step.records])
+            if refused is None or is_stored:
                 answers.send(step.client, header, frames)
-                step.stored()
             else:
-                step.taken_back()
                 sentence = f"it could not be stored: {refused.sentence}"
                 more = {"retry_after_ms": 500} if refused.retry else {}
                 answers.send(step.client, wire.error(step.request, refused.code, sentence, **more))
         self._clear()
         return refused is None
+
+    def _append(
+        self, made: Records, mover: RunMover, ack: str, promise: Callable[[], None], stored: list[bool]
+    ) -> Put | None:
+        """Marks in ``stored`` what is stored. Returns the first refusal. ``promise`` is called once. Raises WriterLost."""
+        runs = made.runs(self.records)
+        timed = [[one] for one in runs if one[0].topic == TIMER_TOPIC]
+        others = [one for one in runs if one[0].topic != TIMER_TOPIC]
+        meanwhile: Callable[[], None] | None = promise
+        for part in [*timed, others] if others else timed:
+            refused = None
+            puts = mover.put([run for run, _ in part], ack, meanwhile)
+            meanwhile = None
+            for (_, numbers), put in zip(part, puts, strict=True):
+                refused = refused or (put if put.code else None)
+                for number in numbers:
+                    stored[number] = not put.code
+            if refused is not None:
+                return refused
+        return None
 
     def lose(self, answers: Answers) -> None:
         """The writer was lost: whether anything is stored is open."""

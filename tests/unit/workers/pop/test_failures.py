@@ -223,7 +223,7 @@ def test_check_points_are_stored_before_the_acks_of_those_they_replace() -> None
     """Both are overdue: the acks go to the revive topic itself, and one of them came first in the turn."""
     records = Records(NodeConfig(), "C")
     turn, mover = Turn(), MagicMock()
-    mover.put.return_value = []
+    mover.put.side_effect = lambda runs, *_: [Put() for _ in runs]
     now = 1_000_000
     turn.records += [
         records.ack(Ack(KEY, 40), 5_000, 1, now),
@@ -231,8 +231,9 @@ def test_check_points_are_stored_before_the_acks_of_those_they_replace() -> None
         records.ack(Ack(KEY, 41), 5_000, 1, now),
     ]
     turn.store(records, mover, MagicMock(), MagicMock())
-    runs, *_ = mover.put.call_args.args
-    assert [(run.topic, run.run.count) for run in runs] == [(TIMER_TOPIC, 1), (revive_topic("C"), 2)]
+    runs = [one.args[0] for one in mover.put.call_args_list]
+    found = [[(run.topic, run.run.count) for run in some] for some in runs]
+    assert found == [[(TIMER_TOPIC, 1)], [(revive_topic("C"), 2)]]
 
 
 @pytest.mark.parametrize("code", ["", "SYSTEM_BUSY"])
@@ -251,10 +252,14 @@ def test_an_answer_is_made_while_the_writer_works_and_sent_when_it_is_done(code:
 
     mover.put = put
     answers.send = lambda _client, header, *_frames: order.append("told" if header == b"done" else "refused")
-    turn.steps.append(Step(b"c", 7, lambda: order.append("stored"), lambda: order.append("taken back"), answer))
+    def settle(stored: list[bool]) -> bool:
+        order.append("stored" if stored == [True] else "taken back")
+        return stored == [True]
+
+    turn.steps.append(Step(b"c", 7, range(1), settle, answer))
     turn.records.append(Records(NodeConfig(), "C").ack(Ack(KEY, 40), 5_000, 1, 1_000_000))
     assert turn.store(Records(NodeConfig(), "C"), mover, answers, MagicMock()) is not bool(code)
-    assert order == ["made", "written", *(["taken back", "refused"] if code else ["told", "stored"])]
+    assert order == ["made", "written", *(["taken back", "refused"] if code else ["stored", "told"])]
 
 
 def test_a_request_that_fails_half_way_stores_nothing() -> None:
