@@ -252,6 +252,7 @@ def test_an_answer_is_made_while_the_writer_works_and_sent_when_it_is_done(code:
 
     mover.put = put
     answers.send = lambda _client, header, *_frames: order.append("told" if header == b"done" else "refused")
+
     def settle(stored: list[bool]) -> bool:
         order.append("stored" if stored == [True] else "taken back")
         return stored == [True]

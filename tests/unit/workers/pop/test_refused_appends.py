@@ -34,7 +34,9 @@ from commitmq.workers.runtime.run_mover import MovedRun, Put
 INVISIBLE_MS = 2_000
 POP, ACK, EXTEND = "pop", "ack", "extend"
 OPERATION = st.tuples(st.sampled_from([POP, ACK, EXTEND]), st.integers(0, 99))
-TURN = st.tuples(st.lists(OPERATION, min_size=1, max_size=4), st.lists(st.booleans(), max_size=8), st.integers(0, 1_500))
+TURN = st.tuples(
+    st.lists(OPERATION, min_size=1, max_size=4), st.lists(st.booleans(), max_size=8), st.integers(0, 1_500)
+)
 
 
 @dataclass
@@ -96,7 +98,13 @@ class World:
 
     def turn(self, operations: list[tuple[str, int]]) -> None:
         for operation, choice in operations:
-            header = {"id": 1, "group": "g", "topics": ["orders"], "max_messages": choice + 1, "invisible_ms": INVISIBLE_MS}
+            header = {
+                "id": 1,
+                "group": "g",
+                "topics": ["orders"],
+                "max_messages": choice + 1,
+                "invisible_ms": INVISIBLE_MS,
+            }
             if operation == POP:
                 self.handler.pop(b"c", header)
             elif self.receipts:
