@@ -1,8 +1,8 @@
-"""Goal: where the writer refuses a part of what a turn stores, as on a full disk, no message is shown without its check point, none
-is shown by two check points, and none is passed over.
+"""Goal: where the writer refuses a part of what a turn stores, as on a full disk, no message is shown without its check point,
+none is shown by two check points, and none is passed over.
 
-Method: hypothesis lets clients receive, acknowledge and extend in turns whose records are appended one by one; the writer refuses
-some. The log that comes out is read as after a death of the process: it must say what the process has in memory.
+Method: hypothesis lets clients receive, acknowledge and extend in turns whose records are appended one by one; the writer
+refuses some. The log that comes out is read as after a death of the process: it must say what the process has in memory.
 """
 
 from __future__ import annotations
