@@ -7,6 +7,7 @@ test checks that both are equal.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -188,6 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb and exit: every typed error becomes one sentence and its exit code, never a traceback."""
     if None in (sys.stdin, sys.stdout, sys.stderr):
         import_module("commitmq.cli.streams").stand_in()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="surrogateescape")  # the name of a file may be no text: it is written as it is
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
         try:

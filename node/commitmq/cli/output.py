@@ -48,9 +48,9 @@ def json_option(function: _Function) -> _Function:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output, on one line, so that several of them are JSON lines."""
-    import orjson
+    from commitmq.protocol.wire import dumps
 
-    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.write(dumps(value) + b"\n")
     sys.stdout.flush()
 
 

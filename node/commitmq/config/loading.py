@@ -50,12 +50,15 @@ def load(
     """
     data = {} if path is None else _read(path)
     pairs = [*_variables(environment or {}), *((*_split(override), _SET) for override in overrides)]
-    in_file = profile_name(data.pop("profile", DEFAULT_PROFILE), str(path))
+    for name, text, where in pairs:
+        _require_utf8(name, text, where)
+    file = None if path is None else str(path).encode(errors="backslashreplace").decode()
+    in_file = profile_name(data.pop("profile", DEFAULT_PROFILE), str(file))
     asked = [profile_name(_value_of(text), where) for name, text, where in pairs if name == "profile"]
     base = of_profile(profile_name(profile, "--profile") if profile is not None else (asked or [in_file])[-1])
-    config = from_mapping(data, base=base, where=str(path))
+    config = from_mapping(data, base=base, where=str(file))
     before = dict(flat(base))
-    sources = {name: f"file {path}" for name, value in flat(config) if value != before.get(name)}
+    sources = {name: f"file {file}" for name, value in flat(config) if value != before.get(name)}
     given = {name for name in sources if not name.startswith("plugins.")}
     for name, text, where in pairs:
         if name != "profile":
@@ -105,6 +108,15 @@ def with_text(config: NodeConfig, name: str, text: str, where: str) -> NodeConfi
     return replace(
         config, **{section_name: replace(section, **{key: checked(section, section_name, key, value, where)})}
     )
+
+
+def _require_utf8(name: str, text: str, where: str) -> None:
+    """Raises ConfigError for bytes of a command line or an environment that are no text: other processes could not be told."""
+    try:
+        (name + text).encode()
+    except UnicodeEncodeError as error:
+        sentence = f"{where}: {name}={text!r} is not UTF-8".encode(errors="backslashreplace").decode()
+        raise ConfigError(sentence) from error
 
 
 def _read(path: Path) -> dict[str, Any]:

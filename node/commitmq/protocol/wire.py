@@ -93,9 +93,34 @@ def request_id(frame: bytes) -> int | None:
     return identity if type(identity) is int else None
 
 
+def escaped(value: Any) -> Any:
+    """``value`` with each text as UTF-8 can carry it. A path whose name is not UTF-8 has surrogates, which are shown as in
+    ``/tmp/\\udce9``.
+    """
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {escaped(key): escaped(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [escaped(one) for one in value]
+    return value
+
+
+def dumps(value: Any) -> bytes:
+    """``value`` as JSON; :func:`escaped` where it is needed. Raises TypeError for what JSON cannot hold."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return orjson.dumps(escaped(value))
+
+
 def ok(identity: int, **fields: Any) -> bytes:
     """A positive answer to request ``identity``."""
-    return orjson.dumps({"v": PROTOCOL_VERSION, "id": identity, "ok": True, **fields})
+    header = {"v": PROTOCOL_VERSION, "id": identity, "ok": True, **fields}
+    try:
+        return orjson.dumps(header)
+    except TypeError:
+        return dumps(header)
 
 
 def answer_again(answer: bytes, first: int, identity: int) -> bytes:
@@ -112,7 +137,7 @@ def error(identity: int | None, code: str, sentence: str, **fields: Any) -> byte
     if len(sentence) > MAX_SENTENCE_CHARACTERS:
         half = MAX_SENTENCE_CHARACTERS // 2
         sentence = f"{sentence[:half]} … {sentence[-half:]}"
-    return orjson.dumps({"v": PROTOCOL_VERSION, "id": identity, "ok": False, "code": code, "error": sentence, **fields})
+    return dumps({"v": PROTOCOL_VERSION, "id": identity, "ok": False, "code": code, "error": sentence, **fields})
 
 
 def parse_answer(frame: bytes | memoryview) -> dict[str, Any]:

@@ -10,6 +10,7 @@ RocketMQ ignores folders it does not know, so it still opens a store that has Co
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,19 @@ _MAX_SOCKET_FOLDER_BYTES = 66
 def fits_sockets(folder: Path) -> bool:
     """Whether the paths of Unix sockets in ``folder`` are short enough."""
     return len(os.fsencode(folder)) <= _MAX_SOCKET_FOLDER_BYTES
+
+
+def why_not_utf8(path: Path) -> str:
+    """Why ``path`` cannot be told to other programs in UTF-8, as in JSON and in the addresses of sockets; "" when it can."""
+    name = os.fsencode(path)
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return "and this one is not: give the folder another name"
+    if text != str(path):
+        encoding = sys.getfilesystemencoding()
+        return f"and the locale of this command has {encoding}: run it with LC_ALL=C.UTF-8, or with PYTHONUTF8=1"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-import orjson
+from commitmq.protocol import wire
 
 Report = Callable[[dict[str, Any]], None]
 _STDOUT: Final = 1
@@ -39,7 +39,7 @@ def pipe_report(fd: int) -> Report:
     def report(message: dict[str, Any]) -> None:
         if fd >= 0:
             with contextlib.suppress(OSError):
-                os.write(fd, orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE))
+                os.write(fd, wire.dumps(message) + b"\n")
 
     return report
 

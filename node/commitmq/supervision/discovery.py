@@ -23,6 +23,7 @@ import orjson
 
 from commitmq.config import NodeConfig, from_mapping
 from commitmq.plugin import loading as plugins
+from commitmq.protocol import wire
 
 _MAX_ATTEMPTS = 20
 _START_S = 60.0
@@ -126,7 +127,7 @@ def main() -> int:
     os.dup2(2, 1)
 
     def write(message: dict[str, Any]) -> None:
-        data = memoryview(orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE))
+        data = memoryview(wire.dumps(message) + b"\n")
         while data:
             data = data[os.write(lines, data) :]
 

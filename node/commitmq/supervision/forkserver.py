@@ -33,6 +33,7 @@ from commitmq import log as log_module
 from commitmq.config import NodeConfig, from_mapping
 from commitmq.config.live import with_live_values
 from commitmq.files import kernel_cache
+from commitmq.protocol import wire
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.processes import (
     pass_interpreter_on,
@@ -196,9 +197,9 @@ def main(arguments: list[str]) -> int:
         kernels = kernel_cache.choose()
         place = {"folder": str(kernels.folder), "origin": kernels.origin}
         if not kernels.complete:
-            connection.send(orjson.dumps({"event": "compiling", "kernels": place}))
+            connection.send(wire.dumps({"event": "compiling", "kernels": place}))
         seconds = _preload(settings["modules"])
-        connection.send(orjson.dumps({"event": "ready", "preload_s": round(seconds, 3), "kernels": place}))
+        connection.send(wire.dumps({"event": "ready", "preload_s": round(seconds, 3), "kernels": place}))
         while True:
             data, descriptors, _, _ = socket.recv_fds(connection, _MAX_MESSAGE_BYTES, 1)
             if not data:
@@ -293,7 +294,7 @@ def _become_worker(request: dict[str, Any], lifeline_fd: int, layout: StoreLayou
     except Exception as error:
         log.exception("cannot import the worker", error=repr(error))
         with contextlib.suppress(OSError):
-            lifeline.send(orjson.dumps({"event": "error", "error": f"cannot import {request['module']}: {error!r}"}))
+            lifeline.send(wire.dumps({"event": "error", "error": f"cannot import {request['module']}: {error!r}"}))
         return 70
     code = int(runtime.main(role, run, layout.root, config, lifeline, request["params"]))
     for stream in (sys.stdout, sys.stderr):

@@ -23,7 +23,7 @@ from commitmq.errors import StoreError
 from commitmq.files import atomic_file, disk
 from commitmq.files.disk import sync_folder
 from commitmq.store.access import close_own_folders
-from commitmq.store.layout import StoreLayout, fits_sockets
+from commitmq.store.layout import StoreLayout, fits_sockets, why_not_utf8
 from commitmq.store.metadata.epoch import read_epoch
 from commitmq.supervision.processes import lock_holder
 
@@ -54,7 +54,11 @@ def node_life(layout: StoreLayout) -> str:
 
 
 def make_folders(layout: StoreLayout) -> None:
-    """Create the folders that must exist before anything can be locked. Raises StoreError when the system refuses."""
+    """Create the folders that must exist before anything can be locked. Raises StoreError when the system refuses, or when the
+    path cannot be told to clients.
+    """
+    if why := why_not_utf8(layout.root):
+        raise StoreError(f"a node's store needs a path in UTF-8, {why}", path=layout.root)
     try:
         layout.root.mkdir(parents=True, exist_ok=True)
         layout.own.mkdir(exist_ok=True)
@@ -98,7 +102,8 @@ def _make_socket_folder(layout: StoreLayout) -> None:
     It lies in a folder where every account may create files. No other account can create it earlier or enter it. The
     store's last name is taken again if it is free: clients that outlive a stop look there.
     """
-    short = [Path(one) for one in (tempfile.gettempdir(), "/tmp") if fits_sockets(Path(one, "commitmq-" + "0" * 16))]
+    folders = [Path(one) for one in (tempfile.gettempdir(), "/tmp") if not why_not_utf8(Path(one))]
+    short = [one for one in folders if fits_sockets(one / ("commitmq-" + "0" * 16))]
     if not short:
         raise StoreError("the path is too long for Unix sockets, and so is that of TMPDIR", path=layout.run)
     former = _former_socket_folder(layout)

@@ -36,6 +36,7 @@ from commitmq.network.auditing import audit_log
 from commitmq.network.guard import make_guard
 from commitmq.network.router import Router, open_router
 from commitmq.network.user_bounds import UserBounds
+from commitmq.protocol import wire
 from commitmq.security.on_behalf import Vouching
 from commitmq.security.user_quotas import UserQuotas
 from commitmq.store.layout import StoreLayout
@@ -228,7 +229,7 @@ class WorkerContext:
 
     def _tell(self, message: dict[str, Any]) -> None:
         try:
-            self.lifeline.send(orjson.dumps(message))
+            self.lifeline.send(wire.dumps(message))
         except OSError as error:
             raise SupervisorGone from error
 

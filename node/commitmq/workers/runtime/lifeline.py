@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-import orjson
+from commitmq.protocol import wire
 
 
 def has_ended(lifeline: socket.socket) -> bool:
@@ -25,4 +25,4 @@ def has_ended(lifeline: socket.socket) -> bool:
 def last_words(lifeline: socket.socket, error: str) -> None:
     """Tell the supervisor why this worker ends, if it still listens."""
     with contextlib.suppress(OSError):
-        lifeline.send(orjson.dumps({"event": "error", "error": error[:4096]}))
+        lifeline.send(wire.dumps({"event": "error", "error": error[:4096]}))
