@@ -67,24 +67,37 @@ class TestIndex(DispatcherContract):
 
 
 class Right:
-    """Keeps the offsets of all records in one file, which it replaces at each batch. The others get one thing wrong."""
+    """Keeps the offset of each record, with its topic, in one file, which it replaces at each batch. The others get one
+    thing wrong.
+    """
 
     def open(self, view: DispatcherView) -> int:
         self.file = view.folder / "seen.json"
         view.folder.mkdir(parents=True, exist_ok=True)
-        self.seen: list[int] = json.loads(self.file.read_bytes()) if self.file.exists() else []
+        kept: list[tuple[int, str]] = json.loads(self.file.read_bytes()) if self.file.exists() else []
+        self.seen = [offset for offset, _ in kept]
+        self.topics = {offset: topic for offset, topic in kept}
+        self.deleted = view.topics_deleted
         self.position = view.position
         return view.position
+
+    def offsets(self, batch: DispatchBatch) -> list[int]:
+        """Of the records that are not of a deleted topic."""
+        topics = [batch.topics[number] for number in batch.rows["topic"].tolist()]
+        found = dict(zip(batch.rows["physical_offset"].tolist(), topics, strict=True))
+        self.topics |= found
+        deleted = self.deleted()
+        return [offset for offset, topic in found.items() if offset >= deleted.get(topic, 0)]
 
     def dispatch(self, batch: DispatchBatch) -> None:
         for index in range(len(batch)):
             batch.record(index)
-        self.seen = sorted({*self.seen, *batch.rows["physical_offset"].tolist()})
+        self.seen = sorted({*self.seen, *self.offsets(batch)})
         self.position = batch.end
         self.save()
 
     def save(self) -> None:
-        self.file.write_text(json.dumps(self.seen))
+        self.file.write_text(json.dumps([(offset, self.topics[offset]) for offset in self.seen]))
 
     def flush(self, *, thorough: bool) -> tuple[int, int]:
         return self.position, 0
@@ -99,7 +112,8 @@ class Right:
         self.save()
 
     def forget(self, topic: str) -> None:
-        pass
+        self.seen = [one for one in self.seen if self.topics[one] != topic]
+        self.save()
 
     def close(self) -> None:
         pass
@@ -107,14 +121,14 @@ class Right:
 
 class CountsTwice(Right):
     def dispatch(self, batch: DispatchBatch) -> None:
-        self.seen += batch.rows["physical_offset"].tolist()
+        self.seen += self.offsets(batch)
         self.position = batch.end
         self.save()
 
 
 class SavesAtCloseOnly(Right):
     def dispatch(self, batch: DispatchBatch) -> None:
-        self.seen = sorted({*self.seen, *batch.rows["physical_offset"].tolist()})
+        self.seen = sorted({*self.seen, *self.offsets(batch)})
         self.position = batch.end
 
     def close(self) -> None:
@@ -128,7 +142,7 @@ class ClaimsTheFuture(Right):
 
 class NeedsWholeBatches(Right):
     def dispatch(self, batch: DispatchBatch) -> None:
-        self.seen += [*batch.rows["physical_offset"][:1].tolist()]
+        self.seen += self.offsets(batch)[:1]
         self.save()
 
 
@@ -177,11 +191,35 @@ class WritesElsewhere(Right):
 
 class AppliesHalfABatch(Right):
     def dispatch(self, batch: DispatchBatch) -> None:
-        for index in range(len(batch)):
-            self.seen.append(int(batch.rows["physical_offset"][index]))
+        for index, offset in enumerate(self.offsets(batch)):
+            self.seen.append(offset)
             self.save()
             batch.record(index)
         self.position = batch.end
+
+
+class ForgetsNothing(Right):
+    def forget(self, topic: str) -> None:
+        pass
+
+
+class ForgetsOneTopic(Right):
+    def forget(self, topic: str) -> None:
+        if topic == "orders":
+            super().forget(topic)
+
+
+class ForgetsUntilTheReplay(Right):
+    def open(self, view: DispatcherView) -> int:
+        found = super().open(view)
+        self.deleted = dict
+        return found
+
+
+class ForgetsAll(Right):
+    def forget(self, topic: str) -> None:
+        self.seen.clear()
+        self.save()
 
 
 class TestRight(DispatcherContract):
@@ -232,6 +270,10 @@ def install(monkeypatch: pytest.MonkeyPatch, dispatcher: type[Right]) -> None:
         (PositionInAString, "test_nothing_at_all"),
         (WritesElsewhere, "test_its_files_are_in_its_own_folder"),
         (AppliesHalfABatch, "test_a_record_that_cannot_be_read"),
+        (ForgetsNothing, "test_forget"),
+        (ForgetsOneTopic, "test_forget"),
+        (ForgetsUntilTheReplay, "test_forget"),
+        (ForgetsAll, "test_forget"),
     ],
 )
 def test_a_mistake_is_found(

@@ -48,7 +48,7 @@ from commitmq.plugin.hookspecs import Dispatcher, DispatcherSpec, DispatcherView
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch
-from commitmq.testing.sample_log import SampleLog, write_sample_log
+from commitmq.testing.sample_log import TOPICS, SampleLog, write_sample_log
 
 if TYPE_CHECKING:
     from commitmq.testing.node import CommitMQNode
@@ -124,11 +124,17 @@ class Life:
         self.position, self.durable = found, 0
         return self
 
-    def feed(self, end: int, cuts: Iterable[int] = (), skip: tuple[int, int] = (0, 0)) -> Life:
-        """Dispatch from the position up to ``end``. Records in ``skip`` are missing, like those that a person skipped."""
+    def feed(
+        self, end: int, cuts: Iterable[int] = (), skip: tuple[int, int] = (0, 0), *, without: str | None = None
+    ) -> Life:
+        """Dispatch from the position up to ``end``. Records in ``skip`` are missing, like those that a person skipped, and so
+        are those of the topic ``without``.
+        """
         for batch in self._batches(end, cuts):
             offsets = batch.rows["physical_offset"]
             rows = batch.rows[(offsets < skip[0]) | (offsets >= skip[1])]
+            if without in batch.topics:
+                rows = rows[rows["topic"] != batch.topics.index(without)]
             self.dispatcher.dispatch(DispatchBatch(batch.start, batch.end, rows, batch.topics, batch.log))
             self.position = batch.end
         return self
@@ -187,6 +193,8 @@ class DispatcherContract:
     """Number of random ways through the log in each of the replay tests."""
     phases: ClassVar[Collection[Phase]] = (Phase.generate, Phase.shrink)
     """Hypothesis's phases: a failing way is made shorter, which takes a while."""
+    keeps_deleted_topics: ClassVar[bool] = False
+    """True: ``forget`` keeps the content of deleted topics on purpose, as that of SqliteDispatcher without ``drop_topic`` does."""
     in_node: ClassVar[bool] = True
     """False leaves out the tests with a node."""
 
@@ -384,18 +392,30 @@ class DispatcherContract:
         assert reopened.close() == expected
 
     def test_forget(self, sample: SampleLog, tmp_path: Path) -> None:
-        """A deleted topic does not come back when its records are replayed."""
-        topic = "orders"
+        """A deleted topic leaves the content, and does not come back when its records are replayed."""
         if not hasattr(self._life(tmp_path / "look", sample).open().dispatcher, "forget"):
             pytest.skip("it has no forget(topic): it keeps its content of deleted topics")
-        life = self._life(tmp_path / "a", sample).open().feed(sample.end)
-        forget: Callable[[str], None] = life.dispatcher.forget  # type: ignore[attr-defined]
-        forget(topic)
-        forget("there-was-never-such-a-topic")
-        killed = life.copy(tmp_path / "b")
-        expected = life.close()
-        killed.open(0, restarted=True, deleted={topic: sample.end}).feed(sample.end, range(0, len(sample.offsets), 7))
-        assert killed.close() == expected
+        kept = self._straight(tmp_path / "straight", sample)
+        without: set[str] = set()
+        forgotten: set[str] = set()
+        for topic in TOPICS:
+            root = tmp_path / topic
+            if self._life(root / "without", sample).open().feed(sample.end, without=topic).close() != kept:
+                without.add(topic)
+            life = self._life(root / "a", sample).open().feed(sample.end)
+            forget: Callable[[str], None] = life.dispatcher.forget  # type: ignore[attr-defined]
+            forget(topic)
+            forget("there-was-never-such-a-topic")
+            killed = life.copy(root / "b")
+            expected = life.close()
+            if expected != kept:
+                forgotten.add(topic)
+            killed.open(0, restarted=True, deleted={topic: sample.end})
+            assert killed.feed(sample.end, range(0, len(sample.offsets), 7)).close() == expected
+        if self.keeps_deleted_topics:
+            assert not forgotten, "keeps_deleted_topics is set, and forget() changes the content"
+        else:
+            assert without <= forgotten, f"forget() leaves the content of {sorted(without - forgotten)}"
 
     # ------------------------------------------------------------ directly: poison
 
