@@ -24,6 +24,7 @@ from commitmq.client.consumer import Consumer
 from commitmq.client.message import Message
 from commitmq.client.producer import Producer
 from nodes import Node, environment, eventually, start_node
+from shares import shared
 
 SCRIPT = Path(__file__).parents[1] / "support" / "attacks.py"
 MOST_BYTES = 400_000_000
@@ -139,8 +140,7 @@ def check_unharmed(node: Node, watched: Watched) -> None:
     assert not too_large
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", shared(ATTACKS, 5))
 def test_an_attack_harms_nobody(node: Node, name: str) -> None:
     with Watched(node) as watched, attacked(node, name):
         time.sleep(0.5)
@@ -149,8 +149,7 @@ def test_an_attack_harms_nobody(node: Node, name: str) -> None:
     check_unharmed(node, watched)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("port", PORTS)
+@pytest.mark.parametrize("port", shared(PORTS, 2))
 def test_a_request_without_end_is_ended_behind_others_of_the_same_port(node: Node, port: str) -> None:
     # The gate must know that the requests before it are taken. The supervisor grew to 3.3 GB in ten seconds.
     endpoints = {name: node.endpoints()[port] for name in PORTS}

@@ -76,7 +76,7 @@ class Right:
         view.folder.mkdir(parents=True, exist_ok=True)
         kept: list[tuple[int, str]] = json.loads(self.file.read_bytes()) if self.file.exists() else []
         self.seen = [offset for offset, _ in kept]
-        self.topics = {offset: topic for offset, topic in kept}
+        self.topics = dict(kept)
         self.deleted = view.topics_deleted
         self.position = view.position
         return view.position

@@ -512,11 +512,11 @@ def test_snapshots_are_taken_while_it_runs(tmp_path: Path) -> None:
     ("point", "action"),
     [
         ("writer.after_append", "kill"),
-        pytest.param("writer.before_answer", "kill_node", marks=pytest.mark.slow),
-        pytest.param("writer.before_publish", "kill", marks=pytest.mark.slow),
+        pytest.param("writer.before_answer", "kill_node", marks=pytest.mark.long),
+        pytest.param("writer.before_publish", "kill", marks=pytest.mark.long),
         pytest.param("writer.before_answer", "kill", marks=pytest.mark.slow),
         pytest.param("writer.after_append", "kill_node", marks=pytest.mark.slow),
-        pytest.param("writer.before_publish", "kill_node", marks=pytest.mark.slow),
+        pytest.param("writer.before_publish", "kill_node", marks=pytest.mark.long),
     ],
 )
 def test_killed_between_append_and_answer(tmp_path: Path, point: str, action: str) -> None:

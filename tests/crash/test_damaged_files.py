@@ -24,6 +24,7 @@ from commitmq.errors import CommitMQError
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import rebuild
 from commitmq.offline.verify import Report, verify
+from shares import shared
 
 # A start that is refused leaves sockets of this process's workers to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -147,14 +148,14 @@ def check_one(original: Path, truth: dict[Place, Served], folder: Path, kind: st
 def test_damage_is_named_and_never_served(
     original: Path, truth: dict[Place, Served], tmp_path: Path, kind: str
 ) -> None:
-    """One way of damage for each kind of file, which the seed chooses; the slow suite has all of them."""
+    """One way of damage for each kind of file, which the seed chooses; the slow suite has all of them
+    for some kinds, the long one for the others."""
     number = seed()
     check_one(original, truth, tmp_path, kind, random.Random(f"{kind}/{number}").choice(DAMAGES), number)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", shared(KINDS, 5))
 def test_much_damage_is_named_and_never_served(
     original: Path, truth: dict[Place, Served], tmp_path: Path, kind: str
 ) -> None:

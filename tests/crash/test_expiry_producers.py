@@ -15,6 +15,7 @@ from commitmq.format.file_names import segment_name
 from commitmq.store.layout import StoreLayout
 from commitmq.store.producers.producer_snapshot import ProducerSnapshot
 from nodes import Node, commitmq, eventually, start_node
+from shares import shared
 
 SEGMENT_BYTES = 1 << 18
 SETTINGS = (
@@ -36,8 +37,7 @@ def fill(node: Node) -> None:
             producer.send_batch("other", [bytes(50_000)] * 5, queue=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["online", "closed", "damaged"])
+@pytest.mark.parametrize("how", shared(["damaged", "online", "closed"], 1))
 def test_what_a_producer_sent_is_known_after_its_messages_are_gone(tmp_path: Path, how: str) -> None:
     with start_node(tmp_path, *SETTINGS) as node:
         assert send(node, 5) == [False] * 5

@@ -412,7 +412,7 @@ def test_a_few_steps(node: Node, seed: int, monkeypatch: pytest.MonkeyPatch) -> 
     run(node, seed, 15, monkeypatch)
 
 
-@pytest.mark.parametrize("seed", shared(range(10, 14), 2))
+@pytest.mark.parametrize("seed", shared(range(10, 14), 1))
 def test_more_steps(node: Node, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run(node, seed, 40, monkeypatch)
 

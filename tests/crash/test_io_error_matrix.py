@@ -203,7 +203,7 @@ def test_each_place_errs_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("run", shared(range(6), 2))
+@pytest.mark.parametrize("run", shared(range(6), 1))
 def test_each_place_errs_in_many_ways(tmp_path: Path, run: int) -> None:
     number = seed() + run
     errors = draw(number)

@@ -18,6 +18,7 @@ from commitmq import Admin, Producer
 from delays import Peer, everything
 from mover_crashes import QUEUES, TOPIC, check_each_once, dying_node, make_topic, places, wait_for_death
 from nodes import Node, eventually, started
+from shares import shared
 
 pytestmark = pytest.mark.timeout(240)
 EACH, RUNS = 45, 2
@@ -77,7 +78,7 @@ def check(node: Node, sent: dict[bytes, int]) -> None:
     assert not [one for one in stored if one.store_timestamp < sent[one.body]], "none early"
 
 
-@pytest.mark.parametrize("place", places(FIRST, SLOW[:3], (*SLOW[3:], *LONG)))
+@pytest.mark.parametrize("place", places(FIRST[:2], SLOW[:1], (*FIRST[2:], *SLOW[1:], *LONG)))
 def test_each_message_is_delivered_once(tmp_path: Path, place: str) -> None:
     with dying_node(tmp_path, SETTINGS, place) as node:
         sent = send_all(node)
@@ -88,8 +89,7 @@ def test_each_message_is_delivered_once(tmp_path: Path, place: str) -> None:
 LETTERS = "%DLQ%CMQ_UNDELIVERED"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["timer.before_put=kill@4", "timer.after_put=kill@4"])
+@pytest.mark.parametrize("place", shared(["timer.before_put=kill@4", "timer.after_put=kill@4"], 1))
 def test_what_its_topic_does_not_take_any_more_is_a_dead_letter_once(tmp_path: Path, place: str) -> None:
     """The topic is deleted while its messages wait. The timer dies around the puts of the dead letters."""
     with dying_node(tmp_path, (*SETTINGS, "topics.auto_create=false"), place) as node:
@@ -163,10 +163,7 @@ DAMAGES = (
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        *(pytest.param(one, marks=pytest.mark.slow) for one in DAMAGES[:2]),
-        *(pytest.param(one, marks=pytest.mark.long) for one in DAMAGES[2:]),
-    ],
+    shared(DAMAGES, 1),
 )
 def test_the_queue_alone_is_enough(tmp_path: Path, damage: object) -> None:
     node = Node(tmp_path / "store", *SETTINGS)

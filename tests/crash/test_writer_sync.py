@@ -43,9 +43,14 @@ def send_until_trouble(producer: Producer, most: int = 2_000) -> list[bytes]:
     return acked
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("action", ["kill", "kill_node"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "action"),
+    [
+        pytest.param(place, action, marks=pytest.mark.slow if number == kind else pytest.mark.long)
+        for number, place in enumerate(PLACES)
+        for kind, action in enumerate(("kill", "kill_node"))
+    ],
+)
 def test_a_death_around_the_sync(tmp_path: Path, place: str, action: str) -> None:
     extra = {"COMMITMQ_FAILPOINTS": f"{place}={action}@40", "COMMITMQ_FAILPOINTS_ONCE": str(tmp_path)}
     with start_node(tmp_path, NEVER_SLOW, **extra) as node, Producer(node.address, timeout_s=3) as producer:

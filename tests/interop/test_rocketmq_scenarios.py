@@ -81,10 +81,30 @@ ONLY_NEWEST = (
     "send_other_compressions",
 )
 
+OFTEN = (
+    *EVERYDAY,
+    "offsets_reset_while_running",
+    "send_delay_level",
+    "transactions",
+    "retry",
+    "dead_letters_ordered",
+    "push_ordered",
+    "push_broadcast",
+    "push_sql",
+    "request_reply",
+    "lite_pull_subscribe",
+    "refused_sends",
+    "refused_pulls",
+)
+"""With the older clients too whenever the slow tests run: a scenario of each kind. The others are long."""
+
 CASES = [
     *(pytest.param(NEWEST, name) for name in EVERYDAY),
     *(pytest.param(NEWEST, name, marks=pytest.mark.slow) for name in (*ONLY_NEWEST, *SCENARIOS)),
-    *(pytest.param(OLDER, name, marks=pytest.mark.slow) for name in (*SCENARIOS, *EVERYDAY)),
+    *(
+        pytest.param(OLDER, name, marks=(pytest.mark.slow, *([] if name in OFTEN else [pytest.mark.long])))
+        for name in (*SCENARIOS, *EVERYDAY)
+    ),
 ]
 
 

@@ -26,6 +26,7 @@ from commitmq_plugins.spark.gaps import DataLossError
 from commitmq_plugins.spark.jobs.export import Form, export, exported
 from commitmq_plugins.spark.jobs.manifest import ExportError, Manifest
 from golden_stores import GoldenStore
+from shares import shared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,7 +98,7 @@ STEPS = (
 )
 
 
-@pytest.mark.parametrize("step", [STEPS[0], *(pytest.param(step, marks=pytest.mark.slow) for step in STEPS[1:])])
+@pytest.mark.parametrize("step", [STEPS[0], *shared(STEPS[1:], 2)])
 def test_an_export_that_failed_anywhere_is_simply_run_again(
     spark: SparkSession,
     golden_stores: dict[str, GoldenStore],

@@ -9,6 +9,7 @@ import pytest
 
 
 def shared(cases: Iterable[Any], slow: int) -> list[Any]:
-    """The first ``slow`` of ``cases`` for the slow suite, the others for the long one."""
+    """The first ``slow`` of ``cases`` for the slow suite, the others for the long one. A tuple is several arguments."""
     marks = pytest.mark.slow, pytest.mark.long
-    return [pytest.param(case, marks=marks[number >= slow]) for number, case in enumerate(cases)]
+    values = (case if isinstance(case, tuple) else (case,) for case in cases)
+    return [pytest.param(*value, marks=marks[number >= slow]) for number, value in enumerate(values)]
