@@ -194,7 +194,7 @@ class DispatcherContract:
     phases: ClassVar[Collection[Phase]] = (Phase.generate, Phase.shrink)
     """Hypothesis's phases: a failing way is made shorter, which takes a while."""
     keeps_deleted_topics: ClassVar[bool] = False
-    """True: ``forget`` keeps the content of deleted topics on purpose, as that of SqliteDispatcher without ``drop_topic`` does."""
+    """True: ``forget`` keeps the content of deleted topics on purpose, as SqliteDispatcher's does without a ``drop_topic``."""
     in_node: ClassVar[bool] = True
     """False leaves out the tests with a node."""
 
