@@ -3,8 +3,9 @@
     round = ReviveRound(committed offset)
     round.take(record)         each record of the queue from round.next_offset on
     round.idle(now_ms)         the queue's end is reached and the timer has nothing overdue
-    for point in round.due():  copy the messages of point.check_point.left() to the retry topic, store one that cannot
-                               be copied as check_point.rewritten(…); then round.processed(point)
+    for point in round.due(now_ms):
+                               copy the messages of point.check_point.left() to the retry topic, store one that cannot be
+                               copied as check_point.rewritten(…); then round.processed(point)
     commit round.position
 
 The committed offset is that of the last *processed* check point (spec 18), so a pass reads again the acks behind it. An
@@ -76,11 +77,16 @@ class ReviveRound:
         if self.newest_ms and now_ms - self.newest_ms > QUIET_MS:
             self.newest_ms = now_ms
 
-    def due(self) -> list[DuePoint]:
-        """The check points to process now, in the queue's order, up to the first that is not due."""
+    def due(self, now_ms: int) -> list[DuePoint]:
+        """The check points to process now, in the queue's order, up to the first that is not due.
+
+        After a clock was set back a delivery later than ``now_ms`` makes nothing due, and a check point of such a time, which
+        was delivered a moment before it, holds up nothing.
+        """
+        newest_ms = min(self.newest_ms, now_ms)
         found = []
         for point in self._points.values():
-            if not point.check_point.is_due(self.newest_ms):
+            if not point.check_point.is_due(newest_ms) and point.check_point.revive_ms <= now_ms + _FAR_MS:
                 break
             found.append(point)
         return found

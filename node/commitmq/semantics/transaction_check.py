@@ -74,7 +74,9 @@ class CheckRound:
     """The state of one round; offsets are queue offsets, times milliseconds.
 
     ``decided`` are half offsets below ``half_offset`` that the caller knows as ended. RocketMQ forgets them, and so asks
-    about a renewed immune message that was ended by its first offset; with them it is passed.
+    about a renewed immune message that was ended by its first offset; with them it is passed. ``end_offset``: the end of the
+    half queue when the round began, behind which it does not go. Without it store timestamps are compared with ``start_ms``,
+    as RocketMQ does, whose rounds stand still after the clock was set back.
     """
 
     def __init__(
@@ -85,11 +87,13 @@ class CheckRound:
         rules: CheckRules | None = None,
         *,
         decided: Collection[int] = (),
+        end_offset: int | None = None,
     ) -> None:
         self.half_offset = half_offset
         self.next_op_offset = op_offset
         self._rules = rules or CheckRules()
         self._start_ms = start_ms
+        self._end_offset = end_offset
         self._first_op_offset = op_offset
         self._min_half_offset = half_offset
         self._decided = decided
@@ -132,23 +136,27 @@ class CheckRound:
         """Whether the round has taken as long as it may."""
         return now_ms - self._start_ms > self._rules.longest_round_ms
 
-    def decide(self, half: Record, now_ms: int) -> Decision:
-        """What to do about ``half``, the record at :meth:`next_undecided`."""
+    def decide(self, half: Record, now_ms: int, proven_ms: int | None = None) -> Decision:
+        """What to do about ``half``, the record at :meth:`next_undecided`. ``proven_ms``: the time by a clock that is not
+        doubted, by which a half message is given up for its age.
+        """
         rules = self._rules
         age_ms = now_ms - half.born_timestamp
+        proven_age_ms = age_ms if proven_ms is None else min(age_ms, proven_ms - half.born_timestamp)
         times = half.properties.get(Property.TRANSACTION_CHECK_TIMES)
         check_times = 0 if times is None else integer(times)
-        if (times is not None and check_times >= rules.check_max) or age_ms > rules.reserved_ms:
+        if (times is not None and check_times >= rules.check_max) or proven_age_ms > rules.reserved_ms:
             return Decision(Step.DISCARD, discarded_record(half))
         check_times += 1
-        if half.store_timestamp >= self._start_ms:
+        end = self._end_offset
+        if half.store_timestamp >= self._start_ms if end is None else half.queue_offset >= end:
             return Decision(Step.STOP)
         immunity = half.properties.get(Property.TRANSACTION_IMMUNITY_SECONDS)
         immune_ms = rules.timeout_ms if immunity is None else immunity_ms(immunity, rules.timeout_ms)
         if immunity is None:
             if 0 <= age_ms <= immune_ms:
                 return Decision(Step.STOP)
-        elif age_ms <= immune_ms:
+        elif -immune_ms <= age_ms <= immune_ms:
             first = half.properties.get(Property.TRANSACTION_PREPARED_QUEUE_OFFSET)
             if first is not None and self._is_ended(integer(first)):
                 return Decision(Step.PASS)

@@ -84,7 +84,7 @@ class Entrance:
 
     def by_link(self, link: str, address: str) -> str:
         """The new session of a visitor with a link. Raises RefusedError."""
-        name = self._logins.use(link, time.time())
+        name = self._logins.use(link, time.monotonic())
         if not name:
             return self._log_in(Login(), Actor(f"uid {os.geteuid()}", PROTOCOL, address), "a link")
         user = self._shared.access().users.get(name)

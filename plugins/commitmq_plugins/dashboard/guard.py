@@ -183,7 +183,7 @@ def make_link(folder: Path, user: str = "") -> str:
         key = path.read_text(encoding="ascii")
     except OSError as error:
         raise StoreError(f"cannot read the dashboard's key: {error.strerror}", path=path) from error
-    text = f"{secrets.token_hex(16)}-{int(time.time())}-{user}"
+    text = f"{secrets.token_hex(16)}-{int(time.monotonic())}-{user}"
     return f"{text}.{_mac(key, text)}"
 
 

@@ -24,6 +24,7 @@ from commitmq.semantics.revive_round import ReviveRound
 from pending_store import BROKER, PendingStore
 
 NOW = 1_763_800_000_000
+LATER = 1 << 60
 KEY = CheckPointKey("orders", "g", 0, 10, NOW, "b0")
 POINT = CheckPoint(KEY, 10_000, (0, 1, 2))
 
@@ -53,9 +54,9 @@ def passed(records: list[Record], position: int = -1, *, now_ms: int | None = No
 def test_the_golden_queue_revives_what_was_not_acked(pending: PendingStore) -> None:
     records = pending.of(revive_topic("C"))
     round_ = passed(records)
-    assert round_.due() == [], "the queue's newest delivery is not late enough"
+    assert round_.due(LATER) == [], "the queue's newest delivery is not late enough"
     round_.idle(round_.newest_ms + 3_001)
-    (point,) = round_.due()
+    (point,) = round_.due(LATER)
     assert (point.offset, point.check_point.left()) == (0, [1, 3])
     retried = [one.properties["KEYS"] for one in pending.of("%RETRY%Pending_pop_PendingPop")]
     popped = {(one.queue_id, one.queue_offset): one.properties["KEYS"] for one in pending.of("PendingPop")}
@@ -72,7 +73,7 @@ def test_a_quiet_queue_counts_as_read_up_to_now() -> None:
     round_.idle(newest_ms + 3_000)
     assert round_.newest_ms == newest_ms
     round_.idle(newest_ms + 3_001)
-    assert [one.check_point for one in round_.due()] == [POINT]
+    assert [one.check_point for one in round_.due(LATER)] == [POINT]
     empty = passed([], now_ms=NOW)
     assert empty.newest_ms == 0
 
@@ -82,9 +83,9 @@ def test_processing_ends_at_the_first_check_point_that_is_not_due() -> None:
     third = CheckPoint(KEY._replace(pop_time=NOW + 2), 10_000, (0,))
     round_ = passed(queue(POINT, late, third), now_ms=NOW + 15_000)
     # The late one holds up what lies behind it, as the committed offset could not pass it.
-    assert [one.offset for one in round_.due()] == [0]
+    assert [one.offset for one in round_.due(LATER)] == [0]
     round_.newest_ms = late.revive_ms + 2_001
-    assert [one.offset for one in round_.due()] == [0, 1, 2]
+    assert [one.offset for one in round_.due(LATER)] == [0, 1, 2]
 
 
 def test_a_check_point_that_was_put_off_replaces_the_first_one() -> None:
@@ -94,9 +95,9 @@ def test_a_check_point_that_was_put_off_replaces_the_first_one() -> None:
     round_ = passed(queue(single, again))
     assert round_.waiting() == 1
     round_.newest_ms = single.revive_ms + 5_000
-    assert round_.due() == []
+    assert round_.due(LATER) == []
     round_.newest_ms = again.revive_ms + 5_000
-    assert [one.offset for one in round_.due()] == [1]
+    assert [one.offset for one in round_.due(LATER)] == [1]
 
 
 def test_a_check_point_that_was_put_off_takes_its_new_place_in_the_queue() -> None:
@@ -104,7 +105,7 @@ def test_a_check_point_that_was_put_off_takes_its_new_place_in_the_queue() -> No
     other = CheckPoint(KEY._replace(pop_time=NOW + 1), 10_000, (0,))
     round_ = passed(queue(single, other, single.rewritten(10, single.revive_ms)))
     round_.newest_ms = other.revive_ms + 2_001
-    assert [one.offset for one in round_.due()] == [1]
+    assert [one.offset for one in round_.due(LATER)] == [1]
 
 
 def test_a_check_point_whose_times_do_not_fit_holds_up_no_others() -> None:
@@ -115,7 +116,7 @@ def test_a_check_point_whose_times_do_not_fit_holds_up_no_others() -> None:
         round_.take(records[0])
     round_.take(records[1])
     round_.newest_ms = POINT.revive_ms + 2_001
-    assert [one.offset for one in round_.due()] == [1]
+    assert [one.offset for one in round_.due(LATER)] == [1]
 
 
 def test_the_newest_delivery_is_the_latest_and_not_the_last() -> None:
@@ -124,16 +125,24 @@ def test_the_newest_delivery_is_the_latest_and_not_the_last() -> None:
     assert round_.newest_ms == late.revive_ms - 1_000
 
 
+def test_a_clock_that_was_set_back_makes_nothing_due_early_and_holds_up_nothing() -> None:
+    ahead = CheckPoint(KEY._replace(pop_time=NOW + 345_600_000), 10_000, (0,))
+    round_ = passed(queue(ahead, POINT))
+    assert round_.newest_ms > NOW + 345_600_000
+    assert [one.offset for one in round_.due(POINT.revive_ms + 2_000)] == [0]
+    assert [one.offset for one in round_.due(POINT.revive_ms + 2_001)] == [0, 1]
+
+
 def test_an_ack_without_its_check_point_changes_nothing() -> None:
     round_ = passed(queue(Ack(KEY, 10), POINT))
     round_.newest_ms = POINT.revive_ms + 5_000
-    assert round_.due()[0].check_point.left() == [10, 11, 12]
+    assert round_.due(LATER)[0].check_point.left() == [10, 11, 12]
 
 
 def test_acks_of_one_and_of_many_are_matched() -> None:
     round_ = passed(queue(POINT, Ack(KEY, 11), Ack(KEY, offsets=(10, 99))))
     round_.newest_ms = POINT.revive_ms + 5_000
-    assert round_.due()[0].check_point.left() == [12]
+    assert round_.due(LATER)[0].check_point.left() == [12]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +172,7 @@ def test_passes_revive_every_message_without_an_ack_once(data: st.DataObject) ->
     for now_ms in [*sorted(data.draw(st.lists(st.integers(NOW, NOW + 20_000), max_size=4))), NOW + 20_000]:
         round_ = passed(records, position)
         round_.newest_ms = now_ms
-        for due in round_.due():
+        for due in round_.due(LATER):
             assert now_ms > due.check_point.revive_ms
             revived += [(due.check_point.key.pop_time, offset) for offset in due.check_point.left()]
             round_.processed(due)

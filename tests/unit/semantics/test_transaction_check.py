@@ -225,3 +225,25 @@ def test_rounds_neither_lose_nor_double_a_half_message(data: st.DataObject) -> N
         half_offset, op_offset = round_.half_offset, round_.new_op_offset()
     assert ended | discarded == {one.properties["UNIQ_KEY"] for one in halves}
     assert half_offset == len(halves)
+
+
+def test_a_clock_that_was_set_back_stops_no_round() -> None:
+    """Half messages have the time of a clock that was four days ahead, by their producers and by the node."""
+    ahead = replace(half(age_ms=-345_600_000), store_timestamp=BORN + 345_600_000)
+    assert decided(ahead) is Step.STOP, "RocketMQ's rule"
+    round_ = CheckRound(0, 0, BORN, RULES, end_offset=1)
+    round_.take_ops([])
+    assert round_.decide(ahead, BORN).step is Step.CHECK
+    immune = replace(ahead, properties={**ahead.properties, "CHECK_IMMUNITY_TIME_IN_SECONDS": "10"})
+    assert round_.decide(immune, BORN).step is Step.CHECK, "put back fifteen times, it would be given up"
+    assert round_.decide(replace(ahead, queue_offset=1), BORN).step is Step.STOP, "it came in this round"
+
+
+def test_a_doubted_clock_gives_nothing_up() -> None:
+    day_ms = 86_400_000
+    round_ = CheckRound(0, 0, BORN + 4 * day_ms, RULES, end_offset=1)
+    round_.take_ops([])
+    old = half(age_ms=60_000)
+    assert round_.decide(old, BORN + 4 * day_ms).step is Step.DISCARD
+    assert round_.decide(old, BORN + 4 * day_ms, BORN).step is Step.CHECK
+    assert round_.decide(old, BORN + 4 * day_ms, BORN + 4 * day_ms).step is Step.DISCARD

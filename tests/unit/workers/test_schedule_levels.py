@@ -5,11 +5,14 @@ Method: real logs of messages that wait, walked for their times of delivery, and
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from commitmq.config import load
 from commitmq.format.constants import PREBLANK_SIZE
@@ -49,9 +52,10 @@ class Waiting:
         self.reports: list[str] = []
         self._runs = RunMaker(self.log, PLAIN, lambda why, _: self.reports.append(why))
 
-    def take(self, now_ms: int = NOW_MS) -> Portion | None:
+    def take(self, now_ms: int = NOW_MS, later_ms: int = 0) -> Portion | None:
+        """``later_ms``: by the monotonic clock, which begins at 0."""
         return self.level.take(
-            now_ms, count=99, bound=0, floor=0, runs=self._runs, log_end=7, is_moved=None
+            now_ms, later_ms, count=99, bound=0, floor=0, runs=self._runs, log_end=7, is_moved=None
         )  # fmt: skip
 
 
@@ -96,13 +100,53 @@ def test_a_level_delivers_what_is_due_and_waits_for_the_rest(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("level", range(1, 19))
-def test_a_time_further_away_than_the_levels_delay_is_now(tmp_path: Path, level: int) -> None:
-    """The clock went back: RocketMQ delivers such a message at once."""
-    delay_ms = DELAY_LEVELS_MS[level - 1]
-    waits = Waiting(tmp_path, [delayed(0), delayed(1)], [NOW_MS + delay_ms + 1, NOW_MS + delay_ms], level)
-    portion = waits.take()
-    assert counts(portion) == [("orders", 3, 1)], "only the first one; the second one may really be due then"
-    assert waits.level.next_due_ms == NOW_MS + delay_ms
+def test_a_time_further_away_than_the_levels_delay_is_the_delay_from_now_on(tmp_path: Path, level: int) -> None:
+    """The clock went back. (RocketMQ delivers such a message at once: early.)"""
+    delay_ms, day_ms = DELAY_LEVELS_MS[level - 1], 86_400_000
+    waits = Waiting(tmp_path, [delayed(0), delayed(1)], [NOW_MS + 4 * day_ms + delay_ms] * 2, level)
+    assert waits.take() is None
+    assert waits.level.next_due_ms <= NOW_MS + delay_ms
+    assert waits.take(NOW_MS + delay_ms - 1, delay_ms - 1) is None
+    assert counts(waits.take(NOW_MS - day_ms, delay_ms)) == [("orders", 3, 2)], "whatever the clock does meanwhile"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    level=st.integers(1, 4),
+    jumps=st.lists(
+        st.tuples(st.integers(0, 40_000), st.sampled_from([2_000, -2_000, 3_600_000, -3_600_000, 4 * 86_400_000])),
+        max_size=4,
+    ),
+    sent=st.lists(st.integers(0, 60_000), min_size=1, max_size=12),
+)
+def test_no_jump_of_the_clock_holds_a_message_back(
+    tmp_path_factory: pytest.TempPathFactory, level: int, jumps: list[tuple[int, int]], sent: list[int]
+) -> None:
+    """Sends at times by a clock that nobody sets, jumps of the clock that sends and level see, and looks of the level as the
+    process does. A forward jump makes messages due; a jump back never lets one wait longer than its delay from then on.
+    """
+    delay_ms, sent = DELAY_LEVELS_MS[level - 1], sorted(sent)
+    times = range(0, 120_000, 100)
+    ahead = [sum(by for at, by in jumps if at <= time) for time in times]
+    codes = [NOW_MS + time + ahead[time // 100] + delay_ms for time in sent]
+    waits = Waiting(tmp_path_factory.mktemp("level"), [delayed(n) for n in range(len(sent))], codes, level)
+    rows = waits.queue.rows
+    done: dict[int, int] = {}
+    for tick, time in enumerate(times):
+        stored = bisect_right(sent, time)
+        waits.queue.rows = rows[:stored]
+        if tick and ahead[tick] < ahead[tick - 1]:
+            waits.level.mark(stored, time)
+        portion = waits.take(NOW_MS + time + ahead[tick], time)
+        if portion is not None:
+            done.update((number, time) for number in range(waits.level.offset, portion.behind))
+            waits.level.offset = portion.behind
+    assert len(done) == len(sent), "in time, whatever the clock says"
+    for number, at in done.items():
+        backs = [jump for jump, by in jumps if by < 0 and jump >= sent[number]]
+        assert at <= max([sent[number], *backs]) + delay_ms + 200
+        if all(by < 0 for _, by in jumps):
+            assert at >= sent[number] + delay_ms - 100, "no jump back makes a message early"
 
 
 def test_an_offset_outside_of_the_queue_goes_to_its_nearer_end(tmp_path: Path) -> None:
@@ -181,7 +225,7 @@ def test_a_delivered_message_has_rocketmqs_bytes(pending: PendingStore) -> None:
         (source,) = alike
         level = Level(1, 0, QueueInMemory([source], [NOW_MS]))  # type: ignore[arg-type]
         runs = RunMaker(log, PLAIN, pytest.fail)  # type: ignore[arg-type]
-        portion = level.take(NOW_MS, count=9, bound=0, floor=0, runs=runs, log_end=0, is_moved=None)
+        portion = level.take(NOW_MS, 0, count=9, bound=0, floor=0, runs=runs, log_end=0, is_moved=None)
         assert counts(portion) == [(stored.topic, stored.queue_id, 1)]
         assert portion is not None
         assert portion.runs[0].run.data.tobytes() == blank(pending.data[stored.physical_offset])

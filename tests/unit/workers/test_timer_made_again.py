@@ -20,7 +20,7 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.workers.timer.incoming import Incoming, TimerQueue, slots_of
 from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.making_again import MakingAgain
-from commitmq.workers.timer.progress import Progress
+from commitmq.workers.timer.progress import Progress, SetBack
 from log_builder import HOST, build_log
 from queue_in_memory import QueueInMemory
 
@@ -179,3 +179,48 @@ def test_large_messages_are_taken_a_few_at_once(tmp_path: Path) -> None:
         counts.append(len(messages))
         behind = messages.behind
     assert counts == [5, 3]
+
+
+def test_after_the_clock_was_set_back_nobody_waits_longer_than_asked_for(tmp_path: Path) -> None:
+    """The clock was four days ahead for a while: the first slots were delivered then."""
+    ahead_ms = NOW_MS + 4 * DAY_MS
+    in_10_s = {"TIMER_DELAY_MS": "10000"}
+    records = [
+        timed(b"", NOW_MS + DAY_MS, "delivered meanwhile"),
+        timed(b"", ahead_ms - 1_000, "delivered in time", TIMER_DELAY_SEC="7", TIMER_DELAY_MS="1"),
+        timed(b"", ahead_ms, "delivered in the slot that was open", TIMER_DELIVER_MS=str(ahead_ms + 100)),
+        timed(b"", ahead_ms, "not yet", TIMER_DELIVER_MS=str(ahead_ms + 900)),
+        timed(b"", ahead_ms + 10_000, "relative", ahead_ms, **in_10_s),
+        timed(b"", ahead_ms + 9_000, "cancelled", ahead_ms, **in_10_s),
+        timed(b"", ahead_ms + 9_000, "cancelled", TIMER_DEL_UNIQKEY="cancelled"),
+        timed(b"", ahead_ms + 10_000, "absolute", ahead_ms, TIMER_DELIVER_MS=str(ahead_ms + 10_500)),
+        timed(b"", NOW_MS + DAY_MS, "came later"),
+    ]
+    queue = queue_of(tmp_path, records)
+    one = SetBack(8, ahead_ms, ahead_ms + 500, NOW_MS + 300)
+    progress = Progress(NOW_MS // 1000 * 1000, 8, set_backs=(one,))
+    again = MakingAgain(progress)
+    again.survey(queue, 0, 0, NOW_MS, NOW_MS, lambda: None)
+    messages = queue.take(0, 100, bound=0, floor=0, with_keys=True)
+    assert messages is not None
+    again.keep_waiting(messages)
+    found = {
+        keys.unique.decode(): (out - NOW_MS, due - NOW_MS)
+        for keys, out, due, cancels in zip(
+            messages.keys, messages.out_ms.tolist(), messages.due_ms.tolist(), messages.cancels.tolist(), strict=True
+        )
+        if not cancels
+    }
+    assert found == {
+        "not yet": (4 * DAY_MS, 4 * DAY_MS + 900),
+        "relative": (10_000, 10_300),
+        "absolute": (4 * DAY_MS + 10_000, 4 * DAY_MS + 10_500),
+        "came later": (DAY_MS, DAY_MS + 1_000),
+    }
+    # Made again a second time, when the ten seconds are over, and the clock has not come to the other times.
+    later = replace(progress, read_ms=NOW_MS + 11_000, queue_offset=9)
+    messages = queue.take(0, 100, bound=0, floor=0, with_keys=True)
+    assert messages is not None
+    MakingAgain(later).keep_waiting(messages)
+    names = [keys.unique.decode() for keys in messages.keys]
+    assert [name for name in names if name != "cancelled"] == ["not yet", "absolute", "came later"]

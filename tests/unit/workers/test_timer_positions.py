@@ -45,7 +45,7 @@ def timer(tmp_path_factory: pytest.TempPathFactory) -> Timer:
     made._way = SimpleNamespace(report_again=lambda: None)  # type: ignore[assignment]
     made._positions = MoverPositions(made._context, 0, take=made._progress, store=made._store, start=Progress())
     made._again, made._slot, made._changed = None, None, True
-    made._read_ms, made._offset = 5_000, 7
+    made._read_ms, made._offset, made._set_backs = 5_000, 7, ()
     return made
 
 

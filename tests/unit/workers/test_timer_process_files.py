@@ -42,7 +42,17 @@ def incoming(count: int, first: int) -> Incoming:
     numbers = first + np.arange(count, dtype=np.int64)
     zeros = np.zeros(count, np.int64)
     return Incoming(
-        first + count, numbers, numbers * 100, zeros + 100, zeros, zeros, zeros + 7, zeros.astype(np.bool_), zeros, []
+        first + count,
+        numbers,
+        numbers * 100,
+        zeros + 100,
+        zeros,
+        zeros,
+        zeros,
+        zeros + 7,
+        zeros.astype(np.bool_),
+        zeros,
+        [],
     )
 
 

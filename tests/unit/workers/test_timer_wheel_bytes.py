@@ -24,6 +24,7 @@ from commitmq.format.timer_wheel import SLOTS
 from commitmq.semantics.timer import LATE_ENQUEUE_MS, TIMER_TOPIC, TimerRules
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
+from commitmq.workers.runtime.clocks import SteadyClock
 from commitmq.workers.runtime.moved_before import MovedBefore
 from commitmq.workers.runtime.run_making import RunMaker
 from commitmq.workers.timer import deliveries as module
@@ -356,6 +357,7 @@ def test_a_cancellation_whose_slot_has_passed_is_no_message(tmp_path: Path) -> N
     assert messages is not None
     timer: Any = object.__new__(Timer)
     timer._now_ms = timer._read_ms = NOW_MS + 60_000
+    timer._clock = SteadyClock()
     timer._rules = TimerRules()
     put: list[np.ndarray[Any, Any]] = []
     timer._deliveries = SimpleNamespace(put=put.append)

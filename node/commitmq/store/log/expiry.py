@@ -19,6 +19,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from commitmq import failpoints
@@ -134,13 +135,14 @@ def _refuse_restored(layout: StoreLayout, note: Path, below: Sequence[int]) -> N
                 )
 
 
-def look_at_segments(folder: Path, segment_bytes: int) -> tuple[Segment, ...]:
+def look_at_segments(folder: Path, segment_bytes: int, now_ms: int | None = None) -> tuple[Segment, ...]:
     """All segments in ``folder``, oldest first, with age and size.
 
-    A segment that a fast clock dated in the future counts as old as the next one that is not.
+    A segment that a fast clock dated in the future counts as old as the next one that is not. One that a slow clock dated
+    earlier than the segment before counts as old as that.
     """
-    found = []
-    now = following = time.time_ns() // 1_000_000
+    found: list[Segment] = []
+    now = following = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     for base in reversed(list_bases(folder)):
         try:
             status = os.stat(folder / segment_name(base))
@@ -149,6 +151,10 @@ def look_at_segments(folder: Path, segment_bytes: int) -> tuple[Segment, ...]:
         modified = status.st_mtime_ns // 1_000_000
         following = following if modified > now else modified
         found.append(Segment(base, segment_bytes, following, status.st_blocks * 512))
+    modified = 0
+    for number in range(len(found) - 1, -1, -1):
+        modified = max(modified, found[number].modified_ms)
+        found[number] = replace(found[number], modified_ms=modified)
     return tuple(reversed(found))
 
 

@@ -35,6 +35,7 @@ from commitmq.store.queues import queue_ends
 from commitmq.store.queues.slowest_group import UnitFinder, slowest
 from commitmq.workers.cleanup.expiry_requests import ByHand, expiry_socket
 from commitmq.workers.cleanup.group_positions import group_positions
+from commitmq.workers.runtime.clocks import DoubtingClock, wall_ms
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 
 ROLE = "cleanup"
@@ -50,7 +51,7 @@ _NAP_MS: Final = 50
 class Cleaner:
     """Decides, deletes and reports; the loop is :func:`run`."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, clock: DoubtingClock | None = None) -> None:
         self._context = context
         self._control = context.control
         self._layout = layout = context.layout
@@ -59,6 +60,7 @@ class Cleaner:
         self._take_settings(context.config)
         context.on_settings(self._take_settings)
         self._watch = DiskWatch(layout.commit_log, [layout.consume_queue, layout.index], self._segment_bytes)
+        self._clock = clock or DoubtingClock()
         self._durable = expiry.MinOffsetFile(layout)
         self._holders: dict[str, int] = context.params.get("holders", {})
         self._behind: dict[str, int] = context.params.get("dispatchers", {})
@@ -127,10 +129,10 @@ class Cleaner:
 
     def situation(self, by_hand: ByHand | None = None) -> tuple[Situation, DiskUse]:
         """Everything that :func:`decide` needs, except the groups' positions."""
-        segments = expiry.look_at_segments(self._layout.commit_log, self._segment_bytes)
+        segments = expiry.look_at_segments(self._layout.commit_log, self._segment_bytes, wall_ms())
         segments = tuple(one for one in segments if one.end > self.min_offset)
         disk = self._watch.look(monotonic_ms(), self.rules.clean_ratio)
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self._clock.now_ms()
         situation = Situation(
             now_ms=now_ms,
             hour=local_hour(now_ms),
@@ -229,7 +231,7 @@ class Cleaner:
         self._unlink([(one.base, one.disk_bytes) for one in plan.segments], patient=True)
         reasons = sorted(set(plan.reasons))
         self._last_round = {
-            "at_ms": time.time_ns() // 1_000_000,
+            "at_ms": wall_ms(),
             "segments": len(plan.segments),
             "disk_bytes": plan.disk_bytes,
             "reasons": reasons,
@@ -254,7 +256,7 @@ class Cleaner:
                 from_offset=claim.offset,
             )
             self._overrode = {
-                "at_ms": time.time_ns() // 1_000_000,
+                "at_ms": wall_ms(),
                 "needed_by": claim.who,
                 "from_offset": claim.offset,
                 "segments": len(lost),

@@ -1,10 +1,14 @@
-"""The wall clock: times of check points are of it."""
+"""The process's clock: times of check points are of the wall clock, and it jumps between two turns only."""
 
 from __future__ import annotations
 
-import time
+from typing import Final
+
+from commitmq.workers.runtime.clocks import SteadyClock
+
+CLOCK: Final = SteadyClock()
 
 
 def now_ms() -> int:
     """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
+    return CLOCK.now_ms()

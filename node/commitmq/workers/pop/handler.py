@@ -26,6 +26,7 @@ from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.pop.turn import NO_RECORDS, Step, Turn, nothing
 from commitmq.workers.reader.answers import Answers
 from commitmq.workers.reader.filters import Filters
+from commitmq.workers.runtime.clocks import JUMP_MS, fresh_ms
 from commitmq.workers.runtime.context import monotonic_ms
 
 _MOST_TRIES: Final = 64
@@ -137,12 +138,14 @@ class Handler:
         pop.is_cut, pop.rest = found.is_cut, found.rest
         if not found.portions:
             return False
-        # Check points of one queue and time have different first messages, so their keys differ.
-        pop_time = self._last_pop_ms = max(now_ms(), self._last_pop_ms)
+        # Check points of one queue and time have different first messages, so their keys differ. The times go back with a
+        # clock that was set back: RocketMQ's clients compare them with their own.
+        now = now_ms()
+        pop_time = self._last_pop_ms = self._last_pop_ms if now < self._last_pop_ms < now + JUMP_MS else now
         revive_queue = self._next_revive_queue = (self._next_revive_queue + 1) % self._revive_queues
         points = [self._point(pop, portion, pop_time, revive_queue) for portion in found.portions]
         first = len(self.turn.records)
-        self.turn.records += [self._records.check_point(one.check_point, revive_queue, now_ms()) for one in points]
+        self.turn.records += [self._records.check_point(one.check_point, revive_queue, now) for one in points]
         for point in points:
             self._points.add(point)
         self.turn.steps.append(
@@ -212,7 +215,7 @@ class Handler:
 
     def ack(self, client: bytes, header: dict[str, Any]) -> None:
         """The messages are done."""
-        receipts = receipts_of(header, self._limits, self._revive_queues, now_ms())
+        receipts = self._receipts(header)
         if receipts[0].handle.is_ordered:
             self._ordered.ack(client, header, receipts)
             return
@@ -233,7 +236,7 @@ class Handler:
 
     def nack(self, client: bytes, header: dict[str, Any]) -> None:
         """The messages come back at once, or with ``dead`` are dead letters. Raises WriterLost."""
-        receipts = receipts_of(header, self._limits, self._revive_queues, now_ms())
+        receipts = self._receipts(header)
         if receipts[0].handle.is_ordered:
             self._ordered.nack(client, header, receipts)
             return
@@ -266,7 +269,7 @@ class Handler:
     def extend(self, client: bytes, header: dict[str, Any]) -> None:
         """The messages stay invisible for another while, from now on: each gets a new receipt handle."""
         invisible_ms = invisible_of(header, self._limits, rounds_up=header.get("rounds_up") is True)
-        receipts = receipts_of(header, self._limits, self._revive_queues, now_ms())
+        receipts = self._receipts(header)
         if receipts[0].handle.is_ordered:
             self._ordered.extend(client, header, receipts, invisible_ms)
             return
@@ -279,7 +282,7 @@ class Handler:
                 handles.append(None)
                 continue
             self.turn.claimed[one.key, one.offset] = None
-            pop_time = max(now_ms(), one.key.pop_time + 1)
+            pop_time = fresh_ms(now_ms(), one.key.pop_time)
             key = one.key._replace(start_offset=one.offset, pop_time=pop_time)
             point = Point(CheckPoint(key, invisible_ms, (0,)), old.revive_queue, client, self.log_end)
             self.turn.records.append(self._records.check_point(point.check_point, point.revive_queue, now_ms()))
@@ -299,6 +302,9 @@ class Handler:
             return all(is_stored)
 
         self._answer(client, header["id"], range(first, len(self.turn.records)), settle, handles=handles)
+
+    def _receipts(self, header: dict[str, Any]) -> list[Receipt]:
+        return receipts_of(header, self._limits, self._revive_queues, now_ms(), self._points.by_key)
 
     def _live(self, one: Receipt) -> Point | None:
         """The check point of a message in flight that nobody has spoken of in this turn, and whose topic is still there."""

@@ -35,7 +35,7 @@ class InFlight:
             raise ProtocolError("INVALID_PARAMETER", "after must be the value of next in the page before")
         now = now_ms()
         counts = self._points.queues_of(group)
-        for queue, count in self._orders.out_of(group, now).items():
+        for queue, count in self._orders.out_of(group).items():
             counts[queue] = counts.get(queue, 0) + count
         behind = sorted(key for key in counts if after is None or key > tuple(after))
         page = behind[:_MOST_ROWS]

@@ -12,7 +12,6 @@ from commitmq.semantics.pop import MAX_MESSAGES
 from commitmq.semantics.pop_order import OrderState
 from commitmq.store.queues.pull_result import PullResult
 from commitmq.store.queues.queue_reader import QueueReader
-from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.pop.finder import MOST_MS, MOVES_ON, Finder, Portion, queue_offset
 from commitmq.workers.pop.orders import OrderKey, Orders
 from commitmq.workers.pop.parked_pops import Pop
@@ -109,20 +108,22 @@ class OrderedFinder:
 
     def _left(self, pop: Pop, share: Share, key: QueueKey, place: Place, found: Portion | None) -> int:
         """How many messages of a queue are left for the next pop (remoting 5.2)."""
-        state = self._orders.get(OrderKey(key[0], pop.group, key[1]))
-        if state is not None and state.acked_below(share.next[key]).is_blocked(now_ms(), pop.attempt):
+        order = OrderKey(key[0], pop.group, key[1])
+        state, now = self._orders.get(order), self._orders.time_of(order)
+        if state is not None and state.acked_below(share.next[key]).is_blocked(now, pop.attempt):
             return 0
         end = (place.queues.bounds(*key, bound=place.bound, floor=place.floor) or (0, 0))[1]
         return max(0, end - (share.next[key] if found is None else found.next_offset))
 
     def _of_queue(self, pop: Pop, share: Share, key: QueueKey, place: Place, portions: list[Portion]) -> Portion | None:
-        state = self._orders.get(OrderKey(key[0], pop.group, key[1]))
+        order = OrderKey(key[0], pop.group, key[1])
+        state = self._orders.get(order)
         state = None if state is None else state.acked_below(share.next[key])
         size = sum(len(frame) for one in portions for frame in one.frames)
         most = min(MAX_MESSAGES, pop.max_messages - sum(len(one.offsets) for one in portions))
         if most < 1 or (size >= self._max_bytes and portions):
             return None
-        if state is not None and state.is_blocked(now_ms(), pop.attempt):
+        if state is not None and state.is_blocked(self._orders.time_of(order), pop.attempt):
             return None
         at = share.next[key]
         while self._reads < _MOST_READS and (not self._reads or monotonic_ms() < self._until_ms):

@@ -32,6 +32,7 @@ from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.pop.shares import QueueKey, Share, Shares
 from commitmq.workers.pop.turn import NO_RECORDS, Step, nothing
 from commitmq.workers.reader.answers import Answers
+from commitmq.workers.runtime.clocks import fresh_ms
 
 _AGAIN_MS: Final = 200
 
@@ -76,7 +77,7 @@ class OrderedHandler:
             self._orders.check_room(key, now)
         before = [self._orders.get(key) for key in keys]
         # By its time an ack tells to which receive of the queue it belongs.
-        pop_time = max([now, self._last_pop_ms + 1, *(one.pop_time + 1 for one in before if one is not None)])
+        pop_time = fresh_ms(now, self._last_pop_ms, *(one.pop_time for one in before if one is not None))
         self._last_pop_ms = pop_time
         parts = []
         for portion, key, old in zip(taken.portions, keys, before, strict=True):
@@ -131,7 +132,6 @@ class OrderedHandler:
         late: list[int] = []
         dead: list[tuple[Receipt, Return]] = []
         is_dead, is_untried = header.get("dead") is True, header.get("untried") is True
-        now = now_ms()
         for index, one in enumerate(receipts):
             key, state = self._out(one)
             if state is None:
@@ -143,7 +143,9 @@ class OrderedHandler:
                 check_point = CheckPoint(one.key._replace(start_offset=one.offset), 1, (0,))
                 dead.append((one, Return(check_point, one.offset, -1, dead=True)))
             else:
-                self._set(key, state.changed(one.offset, one.key.pop_time, now, untried=is_untried))
+                self._set(
+                    key, state.changed(one.offset, one.key.pop_time, self._orders.time_of(key), untried=is_untried)
+                )
         fates = self._revival.copy([entry for _, entry in dead])
         for (one, _), fate in zip(dead, fates, strict=True):
             if fate is Fate.DONE:
@@ -158,21 +160,22 @@ class OrderedHandler:
     def extend(self, client: bytes, header: dict[str, Any], receipts: list[Receipt], invisible_ms: int) -> None:
         """The messages stay invisible for another while, from now on. The pop's time stays, by which an ack is known."""
         handles: list[str | None] = []
-        visible_ms = now_ms() + invisible_ms
         for one in receipts:
             key, state = self._out(one)
             if state is None:
                 handles.append(None)
                 continue
+            visible_ms = self._orders.time_of(key) + invisible_ms
             self._set(key, state.changed(one.offset, one.key.pop_time, visible_ms))
             handles.append(one.extended(one.key.pop_time, visible_ms - one.key.pop_time))
         self._answer(client, header["id"], handles=handles)
 
     def blocked(self, client: bytes, header: dict[str, Any]) -> None:
         """Answer which queues hand out nothing to an attempt now, because their messages are out. Changes nothing."""
-        asked, now, found = asked_of(header), now_ms(), []
+        asked, found = asked_of(header), []
         for queue, offset in asked.queues:
-            state = self._orders.get(OrderKey(asked.topic, asked.group, queue))
+            key = OrderKey(asked.topic, asked.group, queue)
+            state, now = self._orders.get(key), self._orders.time_of(key)
             if state is not None and state.acked_below(offset).is_blocked(now, asked.attempt):
                 found.append(queue)
         self._answers.send(client, wire.ok(header["id"], blocked=found))

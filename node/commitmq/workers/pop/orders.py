@@ -58,7 +58,7 @@ class Orders:
         self._layout = layout
         self._path = orders_journal.snapshot_path(layout)
         self._journal_path = orders_journal.journal_path(layout)
-        self._log, self._most = log, limits.max_ordered_queues
+        self._log, self._most, self._most_ms = log, limits.max_ordered_queues, limits.max_invisible_ms
         self._table: dict[tuple[str, str], _States] = {}
         self._texts = json_config.MemberTexts(1)
         self._count = 0
@@ -76,6 +76,8 @@ class Orders:
         self._pace = Pace(limits.persist_interval_ms)
         self._is_behind = False  # the file lacks what the journal has
         self._forget_at_ms = 0
+        self._shifts: dict[OrderKey, int] = {}
+        """By how much the clock was set forward since a state was made, or less than nothing: its times are of that clock."""
 
     def __len__(self) -> int:
         return self._count
@@ -90,6 +92,7 @@ class Orders:
         self._changed.clear()
         self._touched.clear()
         self._seen.clear()
+        self._shifts.clear()
         self._incarnations = {}
         table: States = {}
         try:
@@ -99,6 +102,7 @@ class Orders:
         has_changes = self._load_journal(table)
         self._table = {names: _States(states) for names, states in table.items() if states}
         self._count = sum(len(one.by_queue) for one in self._table.values())
+        self._doubt_times()
         self._find_ends()
         if has_changes:
             # The journal's last record may have been read from the page cache of a machine whose disk never got it, and no
@@ -136,8 +140,31 @@ class Orders:
         aside = set_aside(path)
         self._log.error("the state of ordered receives is damaged", error=str(error), kept_as=str(aside))
 
+    def _doubt_times(self) -> None:
+        """States of a time to come, or that block their queues for longer than a request may ask for, are of a clock that was
+        ahead. They go on as if their messages had been handed out just now.
+        """
+        now = now_ms()
+        for key, state in self._all():
+            then = max(state.pop_time, state.free_at(0) - self._most_ms)
+            if then > now:
+                self._shifts[key] = now - then
+
+    def shift(self, jump_ms: int) -> None:
+        """The clock was set forward by so much: queues are blocked for as long from now on as they were."""
+        for key, _ in self._all():
+            self._shifts[key] = self._shifts.get(key, 0) + jump_ms
+        self._find_ends()
+
+    def time_of(self, key: OrderKey) -> int:
+        """The time now by the clock of the state of ``key``; what it says of times is to be compared with this."""
+        return now_ms() - self._shifts.get(key, 0)
+
+    def _end(self, key: OrderKey, state: OrderState) -> int:
+        return state.free_at(0) + self._shifts.get(key, 0)
+
     def _find_ends(self) -> None:
-        self._ends = [(state.free_at(0), key) for key, state in self._all() if not state.is_done()]
+        self._ends = [(self._end(key, state), key) for key, state in self._all() if not state.is_done()]
         heapq.heapify(self._ends)
 
     def _all(self) -> Iterator[tuple[OrderKey, OrderState]]:
@@ -158,10 +185,12 @@ class Orders:
             states = self._table[names] = _States({})
         by_queue = states.by_queue
         self._count -= len(by_queue)
-        by_queue.pop(key.queue, None)
+        before = by_queue.pop(key.queue, None)
+        if before is None or state is None or state.pop_time != before.pop_time:
+            self._shifts.pop(key, None)  # it was made now
         if state is not None:
             by_queue[key.queue] = state
-            heapq.heappush(self._ends, (state.free_at(0), key))  # at once, when all of it is acked
+            heapq.heappush(self._ends, (self._end(key, state), key))  # at once, when all of it is acked
         self._count += len(by_queue)
         if not by_queue:
             del self._table[names]
@@ -197,18 +226,19 @@ class Orders:
             sentence = f"{self._most} queues are received in order already (pop.max_ordered_queues)"
             raise ProtocolError("LIMIT_EXCEEDED", sentence, retry_after_ms=5_000)
 
-    def is_out(self, group: str, topics: set[str], now_ms: int) -> bool:
+    def is_out(self, group: str, topics: set[str]) -> bool:
         """Whether ``group`` has messages of ``topics`` whose time is not over."""
         return any(
-            state.is_blocked(now_ms)
+            state.is_blocked(self.time_of(OrderKey(topic, group, queue)))
             for topic in topics
             if (states := self._table.get((topic, group))) is not None
-            for state in states.by_queue.values()
+            for queue, state in states.by_queue.items()
         )
 
-    def out_of(self, group: str, now_ms: int) -> dict[tuple[str, int], int]:
+    def out_of(self, group: str) -> dict[tuple[str, int], int]:
         """How many messages of each topic and queue ``group`` has received in order, and their time is not over."""
-        counts = {(key.topic, key.queue): state.out_count(now_ms) for key, state in self._all() if key.group == group}
+        mine = ((key, state) for key, state in self._all() if key.group == group)
+        counts = {(key.topic, key.queue): state.out_count(self.time_of(key)) for key, state in mine}
         return {queue: count for queue, count in counts.items() if count}
 
     def next_end_ms(self) -> int | None:
@@ -242,7 +272,7 @@ class Orders:
             key
             for key, state in self._all()
             if not has_queue(key.topic, key.queue)
-            or (now_ms - state.last_pop_ms > FORGET_AFTER_MS and not state.is_blocked(now_ms))
+            or (now_ms - state.last_pop_ms > FORGET_AFTER_MS and not state.is_blocked(self.time_of(key)))
         ]
         for key in gone:
             self.put(key, None)

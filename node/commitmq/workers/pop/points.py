@@ -34,6 +34,8 @@ class Point:
     client: bytes
     log: int
     open: int = 0
+    due_ms: int = 0
+    """When its messages come back, by the clock of now. (That of the check point may have been another.)"""
 
     @property
     def queue(self) -> tuple[str, str, int]:
@@ -88,11 +90,18 @@ class Points:
         """How many messages of each topic and queue ``group`` has in flight."""
         return {(topic, queue): count for (name, topic, queue), count in self._queues.items() if name == group}
 
-    def add(self, point: Point) -> None:
-        """A check point that is being stored."""
+    def add(self, point: Point, due_ms: int | None = None) -> None:
+        """A check point that is being stored. ``due_ms``: when its messages come back, if not at the time in it."""
         self.by_key[point.check_point.key] = point
         self._count(point, len(point.check_point.left()))
-        heapq.heappush(self._heap, (point.check_point.revive_ms, next(self._numbers), point))
+        point.due_ms = point.check_point.revive_ms if due_ms is None else due_ms
+        heapq.heappush(self._heap, (point.due_ms, next(self._numbers), point))
+
+    def shift(self, jump_ms: int) -> None:
+        """The clock was set forward by so much: everything is due as soon from now on as it was."""
+        self._heap = [(due_ms + jump_ms, number, point) for due_ms, number, point in self._heap]
+        for point in self.by_key.values():
+            point.due_ms += jump_ms
 
     def drop(self, point: Point) -> None:
         """It was not stored, or its copy in the revive topic was met."""
@@ -136,7 +145,7 @@ class Points:
         """Forget the oldest that are done and whose copies are overdue in the revive topic: the node runs no timer."""
         while self.by_key:
             first = next(iter(self.by_key.values()))
-            if first.open or first.check_point.revive_ms + OVERDUE_MS > now_ms:
+            if first.open or first.due_ms + OVERDUE_MS > now_ms:
                 return
             self.drop(first)
 

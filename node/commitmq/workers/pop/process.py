@@ -12,6 +12,8 @@ Invariants
     * A check point is stored before its messages are handed out, an ack before its answer: on the device, or in the log of a
       node that flushes asynchronously. So what a consumer has got comes back after its invisible time, whatever dies.
     * A message that came back is acked by this process after its copy is flushed.
+    * An invisible time is as long as it was asked for, also when the wall clock is set meanwhile; only a new process knows no
+      more than the times in the log, and takes none for longer than it was asked for.
     * Offsets of groups grow behind flushed check points only. After a death the log says more than the offsets: where check
       points end, which of their messages are done, and which came back (:mod:`commitmq.workers.pop.recovery`).
 
@@ -33,7 +35,7 @@ from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
 from commitmq.semantics.pop_names import RetryNames
 from commitmq.semantics.pop_revive import revive_topic
-from commitmq.workers.pop.clock import now_ms
+from commitmq.workers.pop.clock import CLOCK, now_ms
 from commitmq.workers.pop.finder import Finder
 from commitmq.workers.pop.handler import Handler
 from commitmq.workers.pop.in_flight import InFlight
@@ -100,6 +102,7 @@ class Pop:
 
     def _begin(self) -> None:
         """State without anything in it."""
+        CLOCK.take_up()
         self._points = Points.of(self._context)
         most, resets = self._limits.max_groups, partial(self._control.get, Word.GROUP_RESETS)
         reads = partial(self._control.get, Word.GROUP_READS)
@@ -143,7 +146,14 @@ class Pop:
             start = end
         before = self._revival.before if self._limits.exactly_once else MovedBefore()
         self._shares.handed_out = read_points(
-            self._places.log, max(start, floor), end, self._points, self._context.heartbeat, before, self._places.floor
+            self._places.log,
+            max(start, floor),
+            end,
+            self._points,
+            self._context.heartbeat,
+            before,
+            self._places.floor,
+            now_ms(),
         )
         self._queues.load(self._line)
         self._mover.wait_until_dispatched(end)
@@ -177,6 +187,10 @@ class Pop:
         """Wait for events, and handle them. Raises WriterLost."""
         readable = self._context.wait(self._timeout_ms())
         self._expired.release()
+        if jump_ms := CLOCK.take_up():
+            self._points.shift(jump_ms)
+            self._orders.shift(jump_ms)
+            self._context.log.warning("the wall clock was set: invisible times stay as long as they are", by_ms=jump_ms)
         if self._places.changes in readable:
             self._places.hear_topics()
         if self._places.topics.is_stale:
@@ -216,14 +230,14 @@ class Pop:
 
     def _is_in_flight(self, share: Share) -> bool:
         if share.ordered:
-            return self._orders.is_out(share.group, share.topics, now_ms())
+            return self._orders.is_out(share.group, share.topics)
         return self._points.in_flight_of(share.group) > 0
 
     def _look_after_revive_queues(self) -> None:
         if not self._queues.has_queues and self._places.topics.get(revive_topic(self._cluster)) is not None:
             with contextlib.suppress(ProtocolError):
                 self._queues.load(self._line)
-        self._queues.turn(now_ms())
+        self._queues.turn(now_ms(), monotonic_ms())
         if len(self._revival.before) and self._queues.is_behind_start and not self._points.open:
             self._revival.before.forget()
 

@@ -70,13 +70,15 @@ def read_points(
     beat: Callable[[], None],
     before: MovedBefore,
     floor: Callable[[str], int],
+    now_ms: int,
 ) -> dict[tuple[str, str, int], int]:
     """Find check points and acks in ``[start, end)``, and put those that are not done into ``points``. Returns where the
     check points end, by group, topic and queue. ``before`` learns which messages came back. ``floor``: below which place in
-    the log nothing is of a topic, as after one of its name was deleted.
+    the log nothing is of a topic, as after one of its name was deleted. From ``now_ms`` on nothing is invisible for longer
+    than it was asked for: the check points of a clock that was ahead are of a time to come.
     """
     before.scan(log, start, end, came_back, beat)
-    reading = Reading(points, floor)
+    reading = Reading(points, floor, now_ms)
     walker = LogWalker(log, max_rows=65_536, max_bytes=16 << 20)
     at = start
     while at < end:
@@ -121,8 +123,8 @@ def _take(batch: DispatchBatch, row: int, reading: Reading) -> None:
 class Reading:
     """Check points and acks in the order of the log. ``ends``: where the check points end, by group, topic and queue."""
 
-    def __init__(self, points: Points, floor: Callable[[str], int]) -> None:
-        self._points, self._floor = points, floor
+    def __init__(self, points: Points, floor: Callable[[str], int], now_ms: int) -> None:
+        self._points, self._floor, self._now_ms = points, floor, now_ms
         self._holders: dict[tuple[str, str, int], dict[int, Point]] = {}
         """The check point that has a message in flight, by queue and offset: one at a time."""
         self.ends: dict[tuple[str, str, int], int] = {}
@@ -152,7 +154,7 @@ class Reading:
             if older is not None:
                 self._settle(older, offset)
             holders[offset] = point
-        self._points.add(point)
+        self._points.add(point, min(check_point.revive_ms, self._now_ms + check_point.invisible_ms))
         if offsets:
             self.ends[point.queue] = max(self.ends.get(point.queue, 0), offsets[-1] + 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Final, NamedTuple
 
 from commitmq.config import PopConfig
@@ -118,11 +119,18 @@ def invisible_of(header: dict[str, Any], limits: PopConfig, *, rounds_up: bool =
     return value
 
 
-def receipts_of(header: dict[str, Any], limits: PopConfig, revive_queues: int, now_ms: int) -> list[Receipt]:
+def receipts_of(
+    header: dict[str, Any],
+    limits: PopConfig,
+    revive_queues: int,
+    now_ms: int,
+    known: Container[CheckPointKey] = (),
+) -> list[Receipt]:
     """The deliveries of ``receipts``: pairs of the popped topic and a receipt handle, all of ordered receives or none of them.
 
     Raises ProtocolError. A handle that this node cannot have made is refused here, before anything is stored: an ack of one
-    that ends in years would be a timer that the timer does not take.
+    that ends in years would be a timer that waits so long. One of a check point that is ``known`` is of this node, whatever
+    the clock said when it was made.
     """
     group, pairs = _group(header), header.get("receipts")
     if type(pairs) is not list or not 0 < len(pairs) <= limits.max_acks:
@@ -138,24 +146,26 @@ def receipts_of(header: dict[str, Any], limits: PopConfig, revive_queues: int, n
         if first is not None and number.isascii() and number.isdigit() and len(number) <= _OFFSET_DIGITS:
             found.append(Receipt(first.key, int(number), first.handle))
             continue
-        receipt = firsts[pair[0], delivery] = _receipt(pair[0], pair[1], group, revive_queues, now_ms)
+        receipt = firsts[pair[0], delivery] = _receipt(pair[0], pair[1], group, revive_queues, now_ms, known)
         if found and receipt.handle.is_ordered is not found[0].handle.is_ordered:
             raise ProtocolError(_INVALID, "the receipts are those of ordered receives, or none of them is")
         found.append(receipt)
     return found
 
 
-def _receipt(topic: str, text: str, group: str, revive_queues: int, now_ms: int) -> Receipt:
+def _receipt(
+    topic: str, text: str, group: str, revive_queues: int, now_ms: int, known: Container[CheckPointKey]
+) -> Receipt:
     """The delivery of a receipt handle. Raises ProtocolError."""
     popped = _topic(topic)
     try:
         handle = ReceiptHandle.parse(text)
     except InvalidMessageError as error:
         raise ProtocolError(_INVALID, str(error)) from error
-    offset = _offset_of(handle, text, revive_queues, now_ms)
     key = CheckPointKey(
         handle.topic(popped, group), group, handle.queue_id, handle.start_offset, handle.pop_time, handle.broker_name
     )
+    offset = _offset_of(handle, text, revive_queues, handle.expires_ms if key in known else now_ms)
     return Receipt(key, offset, handle)
 
 

@@ -8,6 +8,7 @@ gets a new check point, which is due later, so that it holds up no others. The c
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any, Final
 
 from commitmq.config import NodeConfig
@@ -100,21 +101,26 @@ class ReviveQueues:
         )
         return 0 if bounds is None else bounds[1]
 
-    def turn(self, now_ms: int) -> None:
+    def turn(self, now_ms: int, monotonic_ms: int) -> None:
         """Read what is new, and process what is due. Raises WriterLost."""
         bound = self._places.bound()
-        if now_ms < self._look_at_ms or (bound == self._seen and not self.is_waiting):
+        if monotonic_ms < self._look_at_ms or (bound == self._seen and not self.is_waiting):
             return
-        self._look_at_ms = now_ms + _LOOK_MS
+        self._look_at_ms = monotonic_ms + _LOOK_MS
         self._seen = bound
         for queue, one in self._rounds.items():
             if self._read(queue, one, bound):
                 one.idle(now_ms)
             else:
                 self._look_at_ms = 0
-            due = one.due()
+            due = list(takewhile(lambda found: not self._is_out(found, now_ms), one.due(now_ms)))
             if due:
                 self._process(queue, one, due)
+
+    def _is_out(self, found: DuePoint, now_ms: int) -> bool:
+        """Whether its messages are with a consumer for longer yet: the clock was set forward, and the timer went by it."""
+        point = self._points.by_key.get(found.check_point.key)
+        return point is not None and point.open > 0 and point.due_ms > now_ms
 
     def _read(self, queue: int, one: ReviveRound, bound: int) -> bool:
         """Take records; True at the queue's end."""

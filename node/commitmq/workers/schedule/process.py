@@ -17,7 +17,6 @@ later messages of its level, as in RocketMQ.
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 from commitmq.control import DispatcherWord, Word
@@ -25,7 +24,8 @@ from commitmq.semantics.delay import MAX_LEVEL, SCHEDULE_TOPIC
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch
 from commitmq.store.queues.queue_reader import QueueReader
-from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.clocks import SteadyClock
+from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.delivery import RETRY_MS, Delivery
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.moved_before import MovedBefore
@@ -39,10 +39,6 @@ ROLE = "schedule"
 _LOOK_MS: Final = 500  # the shortest delay is a second, so a message that came meanwhile is seen before it is due
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 def _delivered(batch: DispatchBatch) -> object:
     """Which records of a batch have a delay level and do not wait: only deliveries are so."""
     waiting = batch.topics.index(SCHEDULE_TOPIC) if SCHEDULE_TOPIC in batch.topics else -1
@@ -52,10 +48,11 @@ def _delivered(batch: DispatchBatch) -> object:
 class Schedule:
     """The loop's state."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, clock: SteadyClock | None = None) -> None:
         self._context = context
         self._control = context.control
         self._config = context.config
+        self._clock = clock or SteadyClock()
         config, layout = context.config, context.layout
         self._log = CommitLog(layout.commit_log, config.commit_log.segment_bytes, config.commit_log.max_mapped_segments)
         self._expired = ExpiredSegments(context, self._log)
@@ -88,7 +85,9 @@ class Schedule:
             self._mover.wait_until_dispatched(self._log_end())
         bound, floor = self._bounds()
         for level in self._levels:
-            level.offset, level.waiting, level.next_due_ms = progress.offsets.get(level.number, 0), None, 0
+            level.offset, level.waiting = progress.offsets.get(level.number, 0), None
+        self._clock.take_up()
+        self._mark(bound, floor)
         self._before.forget()
         self._begins_at = None
         if not self._config.schedule.exactly_once:
@@ -106,7 +105,7 @@ class Schedule:
                 sentence = "the position of a level is beyond its queue: all messages in it count as delivered"
                 self._context.log.warning(sentence, level=level.number, position=level.offset, end=end)
         if len(self._before):
-            self._begins_at, self._resumed_ms = start, _now_ms()
+            self._begins_at, self._resumed_ms = start, self._clock.now_ms()
             self._context.log.info("looks for deliveries before it", found=len(self._before), bytes=end - start)
 
     def writer_serves(self) -> bool:
@@ -128,8 +127,12 @@ class Schedule:
     def turn(self) -> float:
         """Deliver what is due; returns how long to wait, in ms. Raises WriterLost."""
         self._expired.release()
-        now = _now_ms()
-        bound, _ = self._bounds()
+        jump_ms = self._clock.take_up()
+        now = self._clock.now_ms()
+        bound, floor = self._bounds()
+        if jump_ms < 0:
+            self._context.log.warning("the wall clock was set back: no message waits longer for it", by_ms=-jump_ms)
+            self._mark(bound, floor)
         for level in self._levels:
             if level.waiting is None and (level.next_due_ms <= now or level.may_have_news(bound)):
                 level.waiting = self._take(level, now)
@@ -147,7 +150,13 @@ class Schedule:
         soonest = min(level.next_due_ms for level in self._levels)
         if soonest == NEVER_MS:
             return _LOOK_MS
-        return max(0, min(_LOOK_MS, soonest - _now_ms()))
+        return max(0, min(_LOOK_MS, soonest - self._clock.now_ms()))
+
+    def _mark(self, bound: int, floor: int) -> None:
+        """Times of delivery may be of a clock that was ahead: what is stored now waits for its delay at most."""
+        for level in self._levels:
+            level.mark(level.end(bound, floor), monotonic_ms())
+            level.next_due_ms = 0
 
     def _has_passed(self, level: Level) -> bool:
         """Whether ``level`` has dealt with everything that was due when this process looked for deliveries before it."""
@@ -159,6 +168,7 @@ class Schedule:
         bound, floor = self._bounds()
         return level.take(
             now,
+            monotonic_ms(),
             count=self._config.schedule.batch_messages,
             bound=bound,
             floor=floor,

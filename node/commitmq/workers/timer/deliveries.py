@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
 from commitmq.format.constants import Property
 from commitmq.semantics.timer import TIMER_TOPIC
@@ -17,6 +18,7 @@ from commitmq.workers.runtime.moved_before import MovedBefore
 from commitmq.workers.runtime.run_making import RunMaker
 from commitmq.workers.runtime.run_mover import MovedRun
 from commitmq.workers.timer.due_slot import Rows, added_properties
+from commitmq.workers.timer.incoming import Incoming
 from commitmq.workers.timer.keys import copy_key, delivered_key, moved_by_timer, rolled_key
 
 
@@ -68,6 +70,20 @@ class Deliveries:
             if len(mine):
                 runs += self._runs(mine, is_roll=is_roll)
         self._append(runs)
+
+    def of_later(self, messages: Incoming, now_ms: int) -> NDArray[np.bool_]:
+        """Which of ``messages`` were delivered before, though they are due after ``now_ms``: the clock was ahead of it.
+
+        (Those that are due are passed over when they are delivered.)
+        """
+        found: NDArray[np.bool_] = np.zeros(len(messages), np.bool_)
+        if len(self._delivered):
+            later = np.flatnonzero((messages.due_ms > now_ms) & ~messages.cancels)
+            for base, data, which in self.records.by_segment(messages.physical[later], silent=True):
+                for index in later[which].tolist():
+                    start = int(messages.physical[index]) - base
+                    found[index] = self._delivered.pass_over(data[start : start + int(messages.sizes[index])].data)
+        return found
 
     def try_again(self) -> bool:
         """Append what was refused, if it is time. True when nothing is left. Raises WriterLost."""

@@ -38,6 +38,7 @@ _NAMES: Final = (
 (_SECONDS, _MS, _AT, _OUT, _DELETES, _ROLLED, _UNIQUE, _TOPIC) = range(len(_NAMES))
 _SCALES: Final = ((_SECONDS, 1000), (_MS, 1))
 _MOST_MS: Final = 1 << 50
+NO_DELAY: Final = -1 << 62
 _STORE_TIME_AT: Final = 56
 _WIDER: Final = 12  # bytes of an IPv6 host more than of an IPv4 host
 _BYTES: Final = 256 ** np.arange(7, -1, -1, dtype=np.uint64)
@@ -94,6 +95,8 @@ class Incoming:
     """TIMER_OUT_MS: the slot."""
     due_ms: Integers
     """The very time that was asked for, behind the slot by up to the precision."""
+    delay_ms: Integers
+    """How long after its storing a message was to be delivered; NO_DELAY for one that named a time."""
     topic_hash: Integers
     cancels: NDArray[np.bool_]
     rolled: Integers
@@ -110,7 +113,7 @@ class Incoming:
 
     def keep(self, which: NDArray[np.bool_]) -> None:
         """Drop all others."""
-        for name in ("offsets", "physical", "sizes", "out_ms", "due_ms", "topic_hash", "cancels", "rolled"):
+        for name in ("offsets", "physical", "sizes", "out_ms", "due_ms", "delay_ms", "topic_hash", "cancels", "rolled"):
             setattr(self, name, getattr(self, name)[which])
         if self.keys:
             self.keys = [self.keys[index] for index in np.flatnonzero(which).tolist()]
@@ -173,13 +176,15 @@ class TimerQueue:
         for place in places[~good].tolist():
             self._report("its record has no TIMER_OUT_MS", place)
         rolled, _ = longs(data, found.starts[_ROLLED], found.lengths[_ROLLED])
+        delays = delays_of(data, found)
         part = Incoming(
             0,
             offsets,
             places,
             sizes,
             out,
-            exact_due(data, places - base, found, out),
+            exact_due(data, places - base, found, out, delays),
+            delays,
             self._topic_hashes(found),
             found.lengths[_DELETES] > 0,
             rolled,
@@ -229,6 +234,7 @@ def _joined(behind: int, parts: list[Incoming]) -> Incoming:
         column("sizes"),
         column("out_ms"),
         column("due_ms"),
+        column("delay_ms"),
         column("topic_hash"),
         column("cancels").astype(np.bool_),
         column("rolled"),
@@ -238,11 +244,15 @@ def _joined(behind: int, parts: list[Incoming]) -> Incoming:
 
 def due_of(data: NDArray[np.uint8], positions: Integers, sizes: Integers, out_ms: Integers) -> Integers:
     """The very times that the messages at ``positions`` asked for."""
-    return exact_due(data, positions, find(data, positions, sizes, _NAMES[:3]), out_ms)
+    found = find(data, positions, sizes, _NAMES[:3])
+    return exact_due(data, positions, found, out_ms, delays_of(data, found))
 
 
-def exact_due(data: NDArray[np.uint8], positions: Integers, found: Found, out_ms: Integers) -> Integers:
-    """The very time that each message asked for. ``found`` has the request's properties in its first rows.
+def exact_due(
+    data: NDArray[np.uint8], positions: Integers, found: Found, out_ms: Integers, delays: Integers
+) -> Integers:
+    """The very time that each message asked for. ``found`` has the request's properties in its first rows, ``delays`` are
+    :func:`delays_of` it.
 
     RocketMQ rounds to seconds: it delivers at the end of the slot. A relative time counts from the time of storing, which a
     roll renews; then, and for a message without a request, the end of the slot counts. An absolute time counts also where a
@@ -253,15 +263,20 @@ def exact_due(data: NDArray[np.uint8], positions: Integers, found: Found, out_ms
     at, good = longs(data, found.starts[_AT], found.lengths[_AT])
     due[good] = at[good]
     latest[good] += _COARSEST_MS - PRECISION_MS
-    stored: Integers | None = None
+    relative = delays != NO_DELAY
+    if relative.any():
+        due[relative] = (_store_times(data, positions, found.whole) + delays)[relative]
+        latest[relative] = out_ms[relative] + PRECISION_MS
+    return np.clip(due, out_ms, latest)
+
+
+def delays_of(data: NDArray[np.uint8], found: Found) -> Integers:
+    """How long after its storing each message is to be delivered (ms); NO_DELAY for one that names a time, or nothing."""
+    delays = np.full(found.starts.shape[1], NO_DELAY, np.int64)
     for row, scale in reversed(_SCALES):
         delay, good = longs(data, found.starts[row], found.lengths[row])
-        if good.any():
-            if stored is None:
-                stored = _store_times(data, positions, found.whole)
-            due[good] = stored[good] + np.clip(delay[good], -_MOST_MS, _MOST_MS) * scale
-            latest[good] = out_ms[good] + PRECISION_MS
-    return np.clip(due, out_ms, latest)
+        delays[good] = np.clip(delay[good], -_MOST_MS, _MOST_MS) * scale
+    return delays
 
 
 def _store_times(data: NDArray[np.uint8], positions: Integers, whole: NDArray[np.bool_]) -> Integers:

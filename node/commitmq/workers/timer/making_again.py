@@ -3,6 +3,9 @@
 A message does not wait any more when its slot was delivered, or when it rolled: then a copy of it, with the same unique id and
 time and one roll more, stands for it (spec 18). After more days than the wheel holds, the oldest slots are not opened any
 more: what waits for them is delivered at once, unless it was cancelled.
+
+After the clock was set back, slots come a second time. Which of their messages were delivered the first time, the progress
+says, and messages whose delay was added to a clock that was ahead move to earlier slots.
 """
 
 from __future__ import annotations
@@ -10,8 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, RollKey, TimerQueue, delete_keys, message_key
+from commitmq.workers.timer.incoming import (
+    NO_DELAY,
+    PRECISION_MS,
+    Incoming,
+    Integers,
+    RollKey,
+    TimerQueue,
+    delete_keys,
+    message_key,
+)
 from commitmq.workers.timer.progress import Progress
 
 _CHUNK = 32_768
@@ -24,7 +37,7 @@ class MakingAgain:
         self._progress = progress
         self._replaced: set[RollKey] = set()
         self._cancelled: set[tuple[int, bytes]] = set()
-        """(slot, key) of the cancellations of slots that are not opened any more."""
+        """(slot, key) of the cancellations of slots that are not opened any more; of all, when messages leave their slots."""
         self.until = 0
         self.first_overdue: int | None = None
         """The physical offset of the first message that may have been delivered, though nobody wrote it down."""
@@ -42,28 +55,38 @@ class MakingAgain:
                 self._replaced.update(
                     key._replace(rolled=key.rolled - 1) for key in messages.roll_keys() if key.rolled > 0
                 )
-            for index in np.flatnonzero(messages.cancels & (messages.out_ms < opens_ms)).tolist():
+            before = messages.out_ms < opens_ms if not self._progress.set_backs else np.True_
+            for index in np.flatnonzero(messages.cancels & before).tolist():
                 slot, keys = _slot(messages, index), messages.keys[index]
                 self._cancelled.update((slot, key) for key in delete_keys(keys.deletes, keys.topic))
-            overdue = self._open(messages) & (messages.out_ms <= now_ms)
+            overdue = self._open(messages)[0] & (messages.out_ms <= now_ms)
             if overdue.any() and self.first_overdue is None:
                 self.first_overdue = int(messages.physical[np.argmax(overdue)])
             at = messages.behind
             beat()
 
-    def _open(self, messages: Incoming) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _open(self, messages: Incoming) -> tuple[NDArray[np.bool_], Integers, Integers]:
+        """Which of ``messages`` were not delivered, and the slot and the very time of each now."""
         progress = self._progress
-        waiting: np.ndarray[tuple[int], np.dtype[np.bool_]]
-        waiting = (messages.offsets >= progress.queue_offset) | (messages.out_ms >= progress.read_ms)
-        return waiting
+        out_ms, due_ms = messages.out_ms, messages.due_ms
+        closed = np.zeros(len(messages), np.bool_)
+        for one in progress.set_backs:
+            before = messages.offsets < one.queue_offset
+            closed |= before & (out_ms < np.where(due_ms <= one.due_ms, one.read_ms + PRECISION_MS, one.read_ms))
+            latest_ms = one.clock_ms + messages.delay_ms
+            sooner = before & (messages.delay_ms != NO_DELAY) & (latest_ms < due_ms)
+            due_ms = np.where(sooner, latest_ms, due_ms)
+            out_ms = np.where(sooner, latest_ms - latest_ms % PRECISION_MS, out_ms)
+        return ~closed & ((messages.offsets >= progress.queue_offset) | (out_ms >= progress.read_ms)), out_ms, due_ms
 
     def keep_waiting(self, messages: Incoming) -> None:
-        """Drop those of ``messages`` that do not wait any more."""
-        waiting = self._open(messages)
+        """Drop those of ``messages`` that do not wait any more; the others get their slots of now."""
+        waiting, out_ms, due_ms = self._open(messages)
         if self._replaced:
             waiting &= np.array([key not in self._replaced for key in messages.roll_keys()], np.bool_)
         if self._cancelled:
             waiting &= ~np.array([self._is_cancelled(messages, index) for index in range(len(messages))], np.bool_)
+        messages.out_ms, messages.due_ms = out_ms, due_ms
         messages.keep(waiting)
 
     def _is_cancelled(self, messages: Incoming, index: int) -> bool:

@@ -19,7 +19,6 @@ Wheel and timer log index the queue; :mod:`commitmq.workers.timer.index` says wh
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -35,6 +34,7 @@ from commitmq.semantics.recall import CANCEL_MARGIN_MS
 from commitmq.semantics.timer import LATE_ENQUEUE_MS, TimerRules
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.workers.runtime.clocks import SteadyClock
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.delivery import RETRY_MS
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
@@ -46,7 +46,7 @@ from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, TimerQueue, 
 from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.making_again import MakingAgain
 from commitmq.workers.timer.metrics import TimerMetrics
-from commitmq.workers.timer.progress import UNKNOWN, Progress, ProgressFiles
+from commitmq.workers.timer.progress import UNKNOWN, Progress, ProgressFiles, SetBack
 from commitmq.workers.timer.unit_log import DamagedTimerLogError
 
 ROLE = "timer"
@@ -62,20 +62,19 @@ _TAKE_REST_MS: Final = 20  # behind a turn that only took messages in, unless so
 _MAX_MAPPED: Final = 4
 _FILES: Final = "timer log"
 _POSITIONS: Final = "positions"
+_SET_BACK_MS: Final = 5_000  # a clock that was set back by less is waited for
+_MOST_SET_BACKS: Final = 64
 _FAR_BYTES: Final = 64 << 20  # an idle timer writes its position in the log each so many bytes
-
-
-def _clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class Timer:
     """The loop's state."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, clock: SteadyClock | None = None) -> None:
         self._context = context
         self._control, self._room = context.control, context.room
         self._config = context.config.timer
+        self._clock = clock or SteadyClock()
         self._layout = context.layout
         config, layout = context.config, context.layout
         mapped = min(_MAX_MAPPED, config.commit_log.max_mapped_segments)
@@ -92,6 +91,7 @@ class Timer:
         self._index: TimerIndex
         self._again: MakingAgain | None = None
         self._offset = self._read_ms = self._now_ms = 0
+        self._set_backs: tuple[SetBack, ...] = ()
         self._next_ms = 0
         """The next slot with messages, NEVER_MS without one."""
         self._slot: DueSlot | None = None
@@ -106,22 +106,28 @@ class Timer:
         )
         self._changed = False
         path, names = layout.config / "timermetrics", self._queue.topics.get
-        self._metrics = TimerMetrics(path, context.log, context.room, names, _clock_ms, context.counts)
+        self._metrics = TimerMetrics(path, context.log, context.room, names, self._clock.now_ms, context.counts)
 
     # ------------------------------------------------------------ begin and resume
 
     def resume(self) -> None:
         """Take up the written positions, and find what was delivered behind them. The writer serves."""
         progress = self._files.load()
+        self._clock.take_up()
         end = self._log_end()
         self._way.mover.wait_until_dispatched(end)
         bound, floor = self._bounds()
-        now = self._now_ms = _clock_ms()
+        now = self._clock.now_ms()
         self._slot, self._again, self._next_ms = None, None, 0
         self._taken_to, self._safe_ms, self._sample = 0, 0, (0, 0)
         if progress.log > end:
             self._context.log.warning("the log has lost its end", written_down=progress.log, end=end)
             progress = replace(progress, log=UNKNOWN, is_whole=False)
+        if now < progress.read_ms - _SET_BACK_MS:
+            progress = self._set_back(progress, progress.read_ms, 0, now)
+        self._now_ms = now = max(now, progress.read_ms + 1)
+        first = self._queue.bounds(bound, floor)[0]
+        self._set_backs = tuple(one for one in progress.set_backs if one.queue_offset > first)
         log = progress.log
         oldest_ms = oldest_slot_ms(now, self._rules)
         if progress.read_ms < oldest_ms:
@@ -137,6 +143,7 @@ class Timer:
         if not progress.is_whole:
             self._read_ms = max(progress.read_ms, oldest_ms) // PRECISION_MS * PRECISION_MS
             log = self._make_again(progress, bound, floor, end)
+            progress = replace(progress, log=log)
         units = self._index.log.waiting(self._read_ms)
         self._queue.learn_topics(units)
         self._metrics.begin(
@@ -145,7 +152,7 @@ class Timer:
         self._index.on_add = self._metrics.add
         self._positions.begin(progress, changed=True)
         self._changed = False
-        self._before_ms, self._before_offset = now, self._queue.bounds(bound, floor)[1]
+        self._before_ms, self._before_offset = now + _SET_BACK_MS, self._queue.bounds(bound, floor)[1]
         self._deliveries.begin(max(min(log, end), floor), end)
         self._context.tell(
             waiting=self._waiting(),
@@ -161,7 +168,7 @@ class Timer:
         self._again.survey(self._queue, bound, floor, self._now_ms, self._read_ms, self._context.heartbeat)
         overdue = self._again.first_overdue
         log = progress.log if progress.log != UNKNOWN else end if overdue is None else overdue
-        made = Progress(progress.read_ms, progress.queue_offset, log)
+        made = replace(progress, log=log, is_whole=False)
         self._room.wait(_POSITIONS, partial(self._files.store, made, first_offset=first))
         if failpoints.ACTIVE:
             failpoints.hit("timer.before_making_again")
@@ -170,6 +177,44 @@ class Timer:
         if behind > first:
             self._context.log.info("makes wheel and timer log from the queue", messages=behind - first)
         return log
+
+    def _set_back(self, progress: Progress, read_ms: int, due_ms: int, now_ms: int) -> Progress:
+        """The clock was set back to ``now_ms``: slots come a second time, and wheel and timer log are made again for that.
+
+        ``read_ms`` and ``due_ms`` say what was delivered (:class:`SetBack`).
+        """
+        self._context.log.warning("the wall clock was set back: what waits gets its slot anew", by_ms=read_ms - now_ms)
+        made = SetBack(progress.queue_offset, read_ms, due_ms, now_ms)
+        return replace(
+            progress,
+            read_ms=now_ms // PRECISION_MS * PRECISION_MS,
+            is_whole=False,
+            set_backs=(*progress.set_backs, made)[-_MOST_SET_BACKS:],
+        )
+
+    def _follow_clock(self) -> bool:
+        """Go by the wall clock as it is now, also where it was set back. False: the writer does not allow it now.
+
+        Nothing is delivered lately by the clock of before, as nothing that came meanwhile is taken in. Raises WriterLost.
+        """
+        now_ms = self._clock.now_ms() + self._clock.jump_ms
+        if now_ms > self._now_ms - _SET_BACK_MS:
+            self._clock.take_up()
+            return True
+        if self._again is not None:
+            progress = self._positions.written
+            progress = self._set_back(progress, progress.read_ms, 0, now_ms)
+        else:
+            slot = self._slot
+            while slot is not None and len(rows := self._rows_due(slot, self._now_ms)):
+                self._deliveries.put(rows)
+                if self._deliveries.left:
+                    return False
+            progress = Progress(self._read_ms, self._offset, self._deliveries_begin(), set_backs=self._set_backs)
+            progress = self._set_back(progress, self._read_ms, 0 if slot is None else self._now_ms, now_ms)
+        self._room.wait(_POSITIONS, partial(self._files.store, progress))
+        self.resume()
+        return True
 
     def writer_serves(self) -> bool:
         """Wait for the writer. False when this process shall stop first."""
@@ -191,10 +236,13 @@ class Timer:
         """Take in what came and deliver what is due; returns how long to wait, in ms. Raises WriterLost."""
         self.rest_ms = 0
         self._expired.release()
-        self._now_ms = max(self._now_ms, _clock_ms())  # a clock that is set back closes no slot a second time
-        if not self._deliveries.try_again():
-            return RETRY_MS
         bound, floor = self._bounds()
+        if not self._deliveries.try_again() or not self._follow_clock():
+            return RETRY_MS
+        now_ms = self._clock.now_ms()
+        if now_ms < self._read_ms:
+            return min(_LOOK_MS, self._read_ms - now_ms)  # set back a little: what comes meanwhile waits for the clock
+        self._now_ms = max(self._now_ms, now_ms)  # a clock that is set back closes no slot a second time
         caught_up = self._take_in(bound, floor)
         if self._taken_to >= self._sample[1]:
             self._safe_ms = self._sample[0]
@@ -227,6 +275,8 @@ class Timer:
                 assert messages is not None
             if again is not None:
                 again.keep_waiting(messages)
+                if self._set_backs:
+                    messages.keep(~self._deliveries.of_later(messages, self._now_ms))
             self._put(messages)
             self._offset, self.rest_ms = messages.behind, _TAKE_REST_MS
             self._taken_to = int(messages.physical[-1]) if len(messages) else self._taken_to
@@ -246,7 +296,7 @@ class Timer:
         slots, rolls = slots_of(messages.out_ms, write_ms, self._rules)
         is_late = messages.out_ms < self._read_ms
         # A clock that was set back leaves messages that are not due for slots that are closed.
-        early = is_late & (messages.due_ms > _clock_ms())
+        early = is_late & (messages.due_ms > self._clock.now_ms())
         slots[early] = max(write_ms, self._read_ms)
         is_late &= ~early
         late = _rows_of(messages, is_late & ~messages.cancels)
@@ -260,7 +310,7 @@ class Timer:
     def _deliver_due(self) -> float:
         """Deliver the slots whose time has come. Returns how long nothing more is to be done, in ms."""
         while True:
-            now = self._now_ms = max(self._now_ms, _clock_ms())
+            now = self._now_ms = max(self._now_ms, self._clock.now_ms())
             if self._slot is None:
                 slot_ms = self._next_slot()
                 if slot_ms > self._safe_ms or slot_ms >= now:
@@ -270,8 +320,7 @@ class Timer:
                 self._read_ms = slot_ms
                 self._slot = DueSlot(slot_ms, self._control.get(Word.WRITTEN))
             slot = self._slot
-            slot.take_in(self._index.newest(slot.slot_ms), self._index.log, self._records)
-            rows = slot.take(_clock_ms(), self._config.batch_messages, self._records)
+            rows = self._rows_due(slot, self._clock.now_ms())
             if len(rows):
                 self._changed, self.rest_ms = True, _REST_MS
                 self._deliveries.put(rows)
@@ -285,8 +334,13 @@ class Timer:
                     self._metrics.add(hashes, -steps)
                 self._read_ms, self._slot, self._changed, self._next_ms = slot.end_ms, None, True, 0
                 continue
-            wait = (slot.end_ms if due is None else due) - _clock_ms()
+            wait = (slot.end_ms if due is None else due) - self._clock.now_ms()
             return max(0, min(_LOOK_MS, wait, self._pause_ms(slot.end_ms, now)))
+
+    def _rows_due(self, slot: DueSlot, now_ms: int) -> Rows:
+        """The next messages of ``slot`` that are due at ``now_ms``."""
+        slot.take_in(self._index.newest(slot.slot_ms), self._index.log, self._records)
+        return slot.take(now_ms, self._config.batch_messages, self._records)
 
     def _pause_ms(self, slot_ms: int, now: int) -> int:
         """How long to sleep before the slot ``slot_ms``: once until it can be made safe, then until its time."""
@@ -324,10 +378,16 @@ class Timer:
         """The positions now. Deliveries of later messages lie behind what is flushed, unless they are under way."""
         if self._deliveries.left or self._again is not None:
             return None
+        return Progress(
+            self._read_ms, self._offset, self._deliveries_begin(), self._index.log.end, True, self._set_backs
+        )
+
+    def _deliveries_begin(self) -> int:
+        """Where deliveries that the positions do not speak of begin in the log."""
         logs = [self._control.get(Word.FLUSHED), *self._deliveries.begins_at()]
         if self._slot is not None:
             logs.append(self._slot.log)
-        return Progress(self._read_ms, self._offset, min(logs), self._index.log.end, is_whole=True)
+        return min(logs)
 
     def _store(self, progress: Progress) -> None:
         """Raises OSError, StoreError; the same call may be repeated."""

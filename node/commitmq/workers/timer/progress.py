@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
@@ -32,12 +32,25 @@ _MOST: Final = (1 << 63) - 1
 _MOST_AHEAD_MS: Final = 10 * 365 * 86_400_000  # a clock that was wrong may have been ahead
 
 
+class SetBack(NamedTuple):
+    """The clock was set back to ``clock_ms``. Of the messages before ``queue_offset`` those were delivered whose slot lies
+    before ``read_ms``, and of that slot those whose time is no later than ``due_ms``. Of the others none that asked for a
+    delay waits longer than that from ``clock_ms`` on: its slot was computed by the clock that was ahead.
+    """
+
+    queue_offset: int
+    read_ms: int
+    due_ms: int
+    clock_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """``read_ms``: slots before it are delivered. ``queue_offset``: messages before it are in the wheel, or delivered.
 
     ``log``: deliveries that these two do not speak of lie behind it in the CommitLog; UNKNOWN where nobody wrote it down.
     ``log_end``: the end of the timer log. ``is_whole``: wheel and timer log fit to this; else they are made again.
+    ``set_backs``: what to know of messages of the queue that are before the last of them, in their order.
     """
 
     read_ms: int = 0
@@ -45,6 +58,7 @@ class Progress:
     log: int = UNKNOWN
     log_end: int = 0
     is_whole: bool = False
+    set_backs: tuple[SetBack, ...] = ()
 
 
 class ProgressFiles:
@@ -73,15 +87,16 @@ class ProgressFiles:
         self._version, self._next = (check.state_version, check.timestamp, check.counter), None
         ours = json_config.load_table(self._ours) or {}
         try:
+            set_backs = tuple(SetBack(*map(int, one)) for one in ours.get("set_backs", ()))
             if (ours and theirs is None) or list(self._version) in ours.get("versions", ()):
                 read_ms, offset, log, end = (int(ours[name]) for name in ("read_ms", "queue_offset", "log", "log_end"))
                 if not 0 <= read_ms <= _latest_ms() or min(offset, end, log + 1) < 0 or max(offset, end, log) > _MOST:
                     raise ValueError("a time or an offset that no timer wrote")
-                return Progress(read_ms, offset, log, end, bool(ours["is_whole"]) and theirs is not None)
+                return Progress(read_ms, offset, log, end, bool(ours["is_whole"]) and theirs is not None, set_backs)
         except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
             sentence = f"it has another shape than positions have: {error!r}"
             raise DamagedFileError(sentence, path=json_config.loaded_path(self._ours)) from error
-        return Progress(check.last_read_ms, min(check.queue_offset, check.master_queue_offset))
+        return Progress(check.last_read_ms, min(check.queue_offset, check.master_queue_offset), set_backs=set_backs)
 
     def _check(self) -> TimerCheck | None:
         """What RocketMQ's file says; None without one."""
@@ -111,6 +126,7 @@ class ProgressFiles:
             "log_end": progress.log_end,
             "queue_offset": progress.queue_offset,
             "read_ms": progress.read_ms,
+            "set_backs": [list(one) for one in progress.set_backs],
             "versions": [list(self._version), list(self._next)],
         }
         json_config.persist(self._ours, table)

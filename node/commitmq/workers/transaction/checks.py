@@ -82,13 +82,13 @@ class Checks:
         ops_low, ops_high = self._queues.bounds(OP_TOPIC)
         ledger.pass_to(min(max(ledger.half_offset, low), high), min(max(ledger.op_offset, ops_low), ops_high))
         self._round = CheckRound(
-            ledger.half_offset, ledger.op_offset, now_ms, self._rules, decided=ledger.decided_before
+            ledger.half_offset, ledger.op_offset, now_ms, self._rules, decided=ledger.decided_before, end_offset=high
         )
         self._cached.clear()
         self._take_ops(self._round)
 
-    def step(self, now_ms: int) -> None:
-        """Carry the round on by one batch. Raises WriterLost."""
+    def step(self, now_ms: int, proven_ms: int | None = None) -> None:
+        """Carry the round on by one batch. ``proven_ms``: see :meth:`CheckRound.decide`. Raises WriterLost."""
         round_ = self._round
         assert round_ is not None
         if self._halves_are_done:
@@ -100,7 +100,7 @@ class Checks:
         looks = size = 0
         while goes_on and len(taken) < self._batch and looks < _MOST_LOOKS and size < MOST_BYTES:
             before = len(taken)
-            goes_on = not round_.is_over(now_ms) and self._look(round_, now_ms, taken)
+            goes_on = not round_.is_over(now_ms) and self._look(round_, now_ms, proven_ms, taken)
             looks += 1
             size += len(taken[-1][1].body) if len(taken) > before else 0
         if not self._append(taken, now_ms):
@@ -109,7 +109,9 @@ class Checks:
         self._pass_to(round_)
         self._halves_are_done = not goes_on
 
-    def _look(self, round_: CheckRound, now_ms: int, taken: list[tuple[Decision, Record]]) -> bool:
+    def _look(
+        self, round_: CheckRound, now_ms: int, proven_ms: int | None, taken: list[tuple[Decision, Record]]
+    ) -> bool:
         """Decide about one half message. False when the round is over."""
         offset = round_.next_undecided()
         if not self.ledger.is_open(offset):
@@ -125,7 +127,7 @@ class Checks:
             self.ledger.note_end(half, place, int(ROLLBACK))
             round_.passed()
             return True
-        decision = round_.decide(half, now_ms)
+        decision = round_.decide(half, now_ms, proven_ms)
         if decision.step is Step.STOP:
             return False
         if decision.step is Step.MORE_OPS:

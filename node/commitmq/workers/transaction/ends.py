@@ -28,6 +28,7 @@ from commitmq.semantics.transaction import (
     op_record,
     real_queue,
 )
+from commitmq.workers.runtime.context import monotonic_ms
 from commitmq.workers.runtime.topic_view import TopicViews
 from commitmq.workers.transaction.appends import MOST_BYTES, Append, Appends
 from commitmq.workers.transaction.half_queues import HalfQueues
@@ -151,7 +152,7 @@ class Ends:
     def write_ops(self, now_ms: int) -> Append | None:
         """Append the op messages of all ends so far; returns the one that was refused. Raises WriterLost."""
         buffer = self.ledger.ops
-        while taken := buffer.take(now_ms):
+        while taken := buffer.take(monotonic_ms()):
             append = Append(op_record(taken, 0, now_ms, self._appends.host))
             self._appends.put("op", [append])
             if append.place is None:

@@ -33,6 +33,7 @@ from commitmq.security.audit_line import Actor, Event
 from commitmq.semantics.derived import derived
 from commitmq.semantics.transaction import COMMIT, HALF_TOPIC, OP_TOPIC, OpBuffer, op_offsets, real_queue
 from commitmq.semantics.transaction_check import CheckRules
+from commitmq.workers.runtime.clocks import DoubtingClock, wall_ms
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.run_mover import WriterLost
 from commitmq.workers.runtime.topic_view import TopicViews
@@ -60,10 +61,6 @@ _IDLE_MS: Final = 1_000
 _LOOK_S: Final = 0.02
 _READ: Final = 512
 _CHECKED_MARK: Final = Property.TRANSACTION_CHECK_TIMES.encode()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _by_hand(actor: Actor, header: dict[str, Any]) -> Event:
@@ -101,6 +98,7 @@ class Transactions:
         self._due = ((-1, -1), 0)  # the next positions to write down, and how far the log must be flushed for them
         self._told: tuple[int, ...] = ()
         self._check_at_ms = 0
+        self._proven = DoubtingClock()
         self._router, self.endpoints = context.bind_router(ROLE)
         context.register(self._router)
         self._waiting: deque[tuple[bytes, int, End]] = deque()
@@ -129,7 +127,7 @@ class Transactions:
         config = self._config
         low, high = self._queues.bounds(HALF_TOPIC)
         ops_low, ops_high = self._queues.bounds(OP_TOPIC)
-        buffer = OpBuffer(_now_ms(), interval_ms=config.op_interval_ms, max_bytes=config.op_max_bytes)
+        buffer = OpBuffer(monotonic_ms(), interval_ms=config.op_interval_ms, max_bytes=config.op_max_bytes)
         ledger = Ledger(min(max(positions[0], low), high), min(max(positions[1], ops_low), ops_high), buffer)
         self._written = positions
         self._due = ((-1, -1), 0)
@@ -204,11 +202,12 @@ class Transactions:
         self._carry_out()
         if self._counts is not None:
             self._counts.open(self._ledger.open_below(self._queues.bounds(HALF_TOPIC)[1]))
-        now = _now_ms()
-        due_ms = self._ledger.ops.due_in_ms(now)
+        now = wall_ms()
+        proven_ms = self._proven.now_ms()
+        due_ms = self._ledger.ops.due_in_ms(monotonic_ms())
         if due_ms == 0:
             self._ends.write_ops(now)
-            due_ms = self._ledger.ops.due_in_ms(now)
+            due_ms = self._ledger.ops.due_in_ms(monotonic_ms())
         if not self._checks.is_running and monotonic_ms() >= self._check_at_ms:
             self._check_at_ms = monotonic_ms() + self._config.check_interval_ms
             self._producers.expire(monotonic_ms())
@@ -217,7 +216,7 @@ class Transactions:
             elif self._unheard.forget():
                 self._context.tell(unheard_groups=[])
         if self._checks.is_running:
-            self._checks.step(now)
+            self._checks.step(now, proven_ms)
             if self._checks.is_running:
                 return 0
             self._due = ((self._ledger.half_offset, self._ledger.op_offset), self._ends.unflushed)
@@ -265,7 +264,7 @@ class Transactions:
                 self._producers.leave(peer, requests.optional_text(header, "group"))
                 return wire.ok(identity)
             if op == "transaction.list":
-                return wire.ok(identity, **list_open(header, self._queues, self._ledger, _now_ms()))
+                return wire.ok(identity, **list_open(header, self._queues, self._ledger, wall_ms()))
             known = "transaction.end, transaction.register, transaction.leave, transaction.list"
             return wire.error(identity, "UNKNOWN_OP", f"the transaction process knows {known}, not {op!r}")
         except ProtocolError as error:
@@ -281,7 +280,7 @@ class Transactions:
         """Carry out the ends that wait, and answer them. Raises WriterLost: they wait on."""
         if not self._waiting:
             return
-        self._ends.carry_out([end for _, _, end in self._waiting if not end.is_answered], _now_ms())
+        self._ends.carry_out([end for _, _, end in self._waiting if not end.is_answered], wall_ms())
         if failpoints.ACTIVE:
             failpoints.hit("transaction.before_answer")
         while self._waiting:
@@ -362,8 +361,8 @@ class Transactions:
     def close(self) -> None:
         """Write the last op messages and positions, if the writer still takes them."""
         try:
-            if self._appends.writer_lives and self._ledger.ops.due_in_ms(_now_ms()) is not None:
-                self._ends.write_ops(_now_ms())
+            if self._appends.writer_lives and self._ledger.ops.due_in_ms(monotonic_ms()) is not None:
+                self._ends.write_ops(wall_ms())
         except WriterLost:
             pass  # the next start finds the ends in the log
         self._commit_positions()

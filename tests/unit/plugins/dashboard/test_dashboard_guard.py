@@ -144,7 +144,7 @@ def test_a_link_serves_once_for_a_minute_and_for_one_life(tmp_path: Path) -> Non
     with pytest.raises(StoreError, match="cannot read the dashboard's key"):
         make_link(folder)
     logins = Logins(folder)
-    link, now = make_link(folder), time.time()
+    link, now = make_link(folder), time.monotonic()
     for wrong in ("", ".", "x", link + "0", link[:-1], "a" + link, link.replace("-", "-1"), "é.é"):
         with pytest.raises(RefusedError):
             logins.use(wrong, now)
@@ -162,7 +162,7 @@ def test_a_link_serves_once_for_a_minute_and_for_one_life(tmp_path: Path) -> Non
 
 
 def test_a_link_names_its_user_and_nobody_else(tmp_path: Path) -> None:
-    logins, now = Logins(tmp_path), time.time()
+    logins, now = Logins(tmp_path), time.monotonic()
     for name in ("ann", "a.b-c_d@e-1", "n" * 128):
         assert logins.use(make_link(tmp_path, name), now) == name
     link = make_link(tmp_path, "ann")

@@ -126,6 +126,16 @@ def test_a_date_in_the_future_makes_no_segment_younger_than_the_next(layout: Sto
     assert ages == [5_000, 1_000, 1_000, 1_000]
 
 
+def test_a_date_in_the_past_makes_no_segment_older_than_the_one_before(layout: StoreLayout) -> None:
+    """A clock that was four days behind must not expire what was written then."""
+    segments(layout, 0, 1, 2, 3)
+    now = time.time()
+    for number, age in enumerate((5_000, 4 * 86_400, 1_000, 2_000)):
+        os.utime(layout.commit_log / segment_name(number * SIZE), (now - age, now - age))
+    ages = [round(now - one.modified_ms / 1000) for one in look_at_segments(layout.commit_log, SIZE)]
+    assert ages == [5_000, 5_000, 1_000, 1_000]
+
+
 # ---------------------------------------------------------------- who looks meanwhile
 
 

@@ -180,7 +180,7 @@ def test_what_its_group_does_not_allow_is_put_off_and_holds_up_no_others(monkeyp
     assert [(at.check_point.offsets, at.log) for at in points.due(now + 10_000, 9)] == [((42,), 7_000), ((40,), 7_000)]
     # After a death the log says the same.
     again = Points(PopConfig())
-    reading = Reading(again, lambda topic: 0)
+    reading = Reading(again, lambda topic: 0, now)
     reading.check_point(due[0].check_point, 3, 6_000)
     for check_point in revival.stored:
         reading.check_point(check_point, 3, 7_000)

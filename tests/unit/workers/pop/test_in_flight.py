@@ -18,6 +18,7 @@ from commitmq.semantics.pop_order import first_pop
 from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey
 from commitmq.store.layout import StoreLayout
 from commitmq.workers.pop import in_flight as module
+from commitmq.workers.pop import orders as orders_module
 from commitmq.workers.pop.in_flight import InFlight
 from commitmq.workers.pop.orders import OrderKey, Orders
 from commitmq.workers.pop.points import Point, Points
@@ -28,7 +29,8 @@ REVIVE = {"topic": "rmq_sys_REVIVE_LOG_c", "unread": 0, "waiting": 0}
 
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Points, Orders]:
-    monkeypatch.setattr(module, "now_ms", lambda: NOW)
+    for one in (module, orders_module):
+        monkeypatch.setattr(one, "now_ms", lambda: NOW)
     StoreLayout(tmp_path).own.mkdir()
     return Points(PopConfig()), Orders(StoreLayout(tmp_path), MagicMock(), PopConfig())
 

@@ -21,6 +21,7 @@ from commitmq.semantics.pop_revive import CheckPointKey
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config, orders_journal
 from commitmq.workers.pop import ordered_handler as module
+from commitmq.workers.pop import orders as orders_module
 from commitmq.workers.pop.finder import Portion
 from commitmq.workers.pop.ordered_finder import Taken, _first, _handed_out
 from commitmq.workers.pop.ordered_handler import OrderedHandler
@@ -33,6 +34,11 @@ NOW = 1_800_000_000_000
 KEY = OrderKey("orders", "g", 2)
 QUEUE = ("orders", 2)
 STATE = first_pop(NOW, 60_000, [10, 11, 13], NOW)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders_module, "now_ms", lambda: NOW)
 
 
 def orders(folder: Path, most: int = 100) -> Orders:
@@ -248,6 +254,34 @@ def test_what_rocketmq_drops_is_dropped(tmp_path: Path) -> None:
         one.put(KEY._replace(queue=queue), state)
     one.forget_old(NOW, lambda topic, queue: queue < 3)
     assert [key.queue for key, _ in one._all()] == [1, 2]
+
+
+@pytest.mark.parametrize("jump_ms", [2_000, -2_000, 3_600_000, -3_600_000, 345_600_000, -345_600_000])
+def test_a_queue_is_blocked_for_as_long_as_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_ms: int
+) -> None:
+    """The clock is set in the middle of the minute; then the process dies."""
+    one = orders(tmp_path)
+    one.load()
+    one.put(KEY, STATE)
+
+    def is_blocked(orders: Orders, now: int) -> bool:
+        monkeypatch.setattr(orders_module, "now_ms", lambda: now)
+        state = orders.get(KEY)
+        assert state is not None
+        return state.is_blocked(orders.time_of(KEY))
+
+    one.shift(jump_ms)
+    assert is_blocked(one, NOW + jump_ms + 59_999)
+    assert one.next_end_ms() == NOW + jump_ms + 60_000
+    assert not is_blocked(one, NOW + jump_ms + 60_000)
+    one.store()
+    monkeypatch.setattr(orders_module, "now_ms", lambda: NOW + jump_ms)
+    again = loaded(tmp_path)
+    if jump_ms < 0:
+        assert is_blocked(again, NOW + jump_ms + 59_999), "a new process knows no better than that it was just now"
+    assert not is_blocked(again, NOW + jump_ms + 60_000)
+    assert again.ended(NOW + jump_ms + 60_000) == {KEY}
 
 
 def test_messages_acked_behind_a_gap_are_passed_over() -> None:

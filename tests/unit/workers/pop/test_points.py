@@ -12,6 +12,7 @@ from commitmq.config import PopConfig
 from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey
 from commitmq.workers.pop import points as module
 from commitmq.workers.pop.points import OVERDUE_MS, Point, Points
+from commitmq.workers.pop.recovery import Reading
 
 KEY = CheckPointKey("orders", "g", 2, 40, 1_000_000, "b")
 LIMITS = PopConfig(max_in_flight=50, max_in_flight_of_group=40, max_in_flight_of_queue=20, max_in_flight_of_client=18)
@@ -148,3 +149,29 @@ def test_the_counts_are_those_of_a_model() -> None:
             for group in "gh":
                 mine = [one for one in alive if one.check_point.key.group == group]
                 assert points.in_flight_of(group) == sum(len(one.check_point.left()) for one in mine), seed
+
+
+def test_an_invisible_time_is_as_long_as_it_was_asked_for() -> None:
+    """The clock is set four days forward, and back."""
+    points, days_ms = Points(LIMITS), 4 * 86_400_000
+    before, during = point(1, 1, invisible_ms=5_000), point(20, 1, invisible_ms=5_000)
+    during.check_point = replace(during.check_point, key=during.check_point.key._replace(pop_time=1_001_000 + days_ms))
+    points.add(before)
+    points.shift(days_ms)
+    points.add(during)
+    assert points.due(1_004_999 + days_ms, 9) == []
+    points.shift(-days_ms)
+    assert points.due(1_004_999, 9) == []
+    assert points.due(1_005_000, 9) == [before]
+    assert points.due(1_005_999, 9) == []
+    assert points.due(1_006_000, 9) == [during]
+
+
+def test_check_points_of_a_clock_that_was_ahead_wait_once_more_after_a_death() -> None:
+    points, days_ms = Points(LIMITS), 4 * 86_400_000
+    reading = Reading(points, lambda topic: 0, 1_000_000)
+    for number, ahead_ms in enumerate((-3_000, 0, days_ms)):
+        key = KEY._replace(start_offset=100 * number, pop_time=1_000_000 + ahead_ms)
+        reading.check_point(CheckPoint(key, 5_000, (0,)), 1, number)
+    assert [one.check_point.key.start_offset for one in points.due(1_002_000, 9)] == [0]
+    assert [one.check_point.key.start_offset for one in points.due(1_005_000, 9)] == [100, 200]

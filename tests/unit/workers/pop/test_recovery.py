@@ -14,6 +14,7 @@ from commitmq.workers.pop.recovery import Reading
 
 KEY = CheckPointKey("orders", "g", 2, 0, 1_000_000, "b")
 QUEUE = ("g", "orders", 2)
+NOW = 1_002_000
 
 
 def popped(start: int, count: int, pop_time: int = 1_000_000) -> CheckPoint:
@@ -22,7 +23,7 @@ def popped(start: int, count: int, pop_time: int = 1_000_000) -> CheckPoint:
 
 def test_a_message_is_in_flight_by_its_newest_check_point() -> None:
     points = Points(PopConfig())
-    reading = Reading(points, lambda topic: 0)
+    reading = Reading(points, lambda topic: 0, NOW)
     first, extended, again = popped(0, 4), popped(2, 1, 1_000_001), popped(2, 1, 1_000_002)
     for place, one in enumerate((first, extended, again)):
         reading.check_point(one, 3, place * 100)
@@ -38,7 +39,7 @@ def test_a_message_is_in_flight_by_its_newest_check_point() -> None:
 
 def test_many_replaced_check_points_cost_no_more_than_others() -> None:
     points = Points(PopConfig())
-    reading = Reading(points, lambda topic: 0)
+    reading = Reading(points, lambda topic: 0, NOW)
     began = time.process_time()
     count = 8_000
     for start in range(count):
@@ -51,7 +52,7 @@ def test_many_replaced_check_points_cost_no_more_than_others() -> None:
 
 def test_check_points_of_a_deleted_topic_say_nothing_of_the_next_one_of_its_name() -> None:
     points = Points(PopConfig())
-    reading = Reading(points, lambda topic: 200)
+    reading = Reading(points, lambda topic: 200, NOW)
     reading.check_point(popped(0, 50), 1, 100)
     assert (points.open, reading.ends) == (0, {})
     reading.check_point(popped(0, 4, 1_000_001), 1, 200)
