@@ -133,7 +133,7 @@ def test_log_and_process_agree_whatever_is_refused(turns: list[Any]) -> None:
             world.now_ms += passed_ms
     assert len(world.shown) == len(set(world.shown)), "nothing came back: a message is shown once"
     points = Points(PopConfig())
-    reading = Reading(points, lambda _: 0)
+    reading = Reading(points, lambda _: 0, world.now_ms)
     for number, record in enumerate(world.log):
         if record.properties["TAGS"] == CHECK_POINT_TAG:
             reading.check_point(CheckPoint.parse(record.body), 1, number)
