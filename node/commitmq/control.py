@@ -75,6 +75,7 @@ class Word(IntEnum):
     GROUP_READS = 29  # grows when what a group may read changes: its consumeEnable, or its entry of forbiddenTable
     WRITER_TOPICS = 30  # the writer knows and applies every change of topics up to this TOPICS_VERSION
     MEMORY_TOPICS = 31  # the same for the process of memory topics
+    GENERATION = 32  # of the store: grows whenever the log ended earlier than before (commitmq/cut_history)
 
 
 class WriterSync(IntEnum):

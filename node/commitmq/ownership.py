@@ -115,7 +115,8 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("commitmq/deleting_topics.json*", Role.COORDINATOR, "deletions that are not finished"),
     FileOwner("commitmq/min_offset*", Role.CLEANUP, "the beginning of the log"),
     FileOwner("commitmq/store.json*", Role.RECOVERY, "the store's identity and the sizes of its files"),
-    FileOwner("commitmq/cut*", Role.RECOVERY, "bytes that recovery cut, for `store repair --restore-cut`"),
+    FileOwner("commitmq/cut_history*", Role.RECOVERY, "when and where the log ended earlier than before"),
+    FileOwner("commitmq/cut/*", Role.RECOVERY, "bytes that recovery cut, for `store repair --restore-cut`"),
     FileOwner("commitmq/transient_pool.json*", Role.RECOVERY, "the place of the transient store pool"),
     FileOwner("commitmq/shared_memory.json*", Role.SUPERVISOR, "the folder of memory topics"),
     FileOwner("commitmq/sockets.json*", Role.SUPERVISOR, "the last folder of sockets outside of the store"),
@@ -176,6 +177,7 @@ WORDS: MappingProxyType[Word, Role] = MappingProxyType(
         Word.MOVERS_WANTED: Role.CONSUME_QUEUE,
         Word.WRITER_TOPICS: Role.WRITER,
         Word.MEMORY_TOPICS: Role.MEMORY,
+        Word.GENERATION: Role.RECOVERY,
     }
 )
 

@@ -75,7 +75,7 @@ TABLE = {
         "open.checkpoint": 1, "sync.checkpoint": 1, "sync_folder.checkpoint": 1, "open.position": 1, "sync.position": 1,
         "sync_folder.position": 1, "open.folder": 1, "sync_folder.folder": 1, "open.segment": 1, "map.segment": 1,
         "sync.segment": 1,
-        "open.queue": 1, **{f"{one}.producers": 1 for one in CONTENT},
+        "open.queue": 1, **{f"{one}.{what}": 1 for one in CONTENT for what in ("producers", "cut_history")},
     },
     "reput": {"open.segment": 3, "map.segment": 3},
     "supervisor": {
@@ -273,9 +273,9 @@ def test_every_call_in_the_sources_is_in_the_table() -> None:
     for where in ELSEWHERE.values():
         assert (PROJECT / where).exists()
     assert contents() == {
-        "acl", "dispatcher_state", "epoch", "index_state", "journal", "json", "members", "node_file", "node_key",
-        "pool_note", "pool_owner", "producers", "queue_ends", "settings", "shared_memory", "store_file", "subscriptions",
-        "timercheck",
+        "acl", "cut_history", "dispatcher_state", "epoch", "index_state", "journal", "json", "members", "node_file",
+        "node_key", "pool_note", "pool_owner", "producers", "queue_ends", "settings", "shared_memory", "store_file",
+        "subscriptions", "timercheck",
     }  # fmt: skip
 
 

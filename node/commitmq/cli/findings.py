@@ -95,6 +95,15 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Finding]:
             f"{node['cuts_kept']} pieces that were cut from the log are kept",
             "see `commitmq store repair`",
         )
+    cut = node.get("last_log_cut") or {}
+    if (lowered := cut.get("lowered") or {}).get("positions"):
+        yield Finding(
+            NOTE,
+            "groups",
+            f"the log ended at {cut['end']} ({cut['by']}), before what {lowered['groups']} groups had committed: "
+            f"{lowered['positions']} offsets were lowered by {lowered['messages']} messages together",
+            "see what was lost: `commitmq status`",
+        )
 
 
 def _of_disk(report: Mapping[str, Any]) -> Iterator[Finding]:

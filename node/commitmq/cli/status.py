@@ -79,6 +79,12 @@ def _print_node(node: dict[str, Any], disk_warnings: list[str]) -> None:
         when = datetime.fromtimestamp(cut["time_ms"] / 1000, UTC).isoformat(" ", "seconds")
         click.echo(f"cut from the log {when} by {cut['by']}: {cut['bytes']} bytes{records}; the log ended at", nl=False)
         click.echo(f" {cut['log_end']} ({cut['reason']}); kept in {where}")
+    if (last := node.get("last_log_cut")) and last["lowered"]["positions"]:
+        when = datetime.fromtimestamp(last["time_ms"] / 1000, UTC).isoformat(" ", "seconds")
+        lowered = last["lowered"]
+        click.echo(f"the log ended at {last['end']} {when} ({last['by']}), before what groups had committed:", nl=False)
+        click.echo(f" {lowered['positions']} offsets of {lowered['groups']} groups were lowered by", nl=False)
+        click.echo(f" {lowered['messages']} messages together")
     for sentence in [*disk_warnings, *(node.get("audit_faults") or [])]:
         click.echo(sentence)
     if node["index_problem"]:

@@ -9,7 +9,7 @@ recovery does. All bytes that are overwritten or cut are copied first, and the c
 (:mod:`commitmq.store.recovery.cut_record`), so ``store repair --restore-cut`` can bring them back
 (:mod:`commitmq.offline.restore`).
 
-Steps: copies and the line in the journal, the log, queues, sidecar and checkpoint, the journal's "done"; finally queues
+Steps: copies and the line in the journal, the store's history of cuts, the log, queues, sidecar and checkpoint, the journal's "done"; finally queues
 and index are rebuilt from the log. The next repair continues a killed one: it finds the remaining damage again, and a
 line without "done" says that the remaining steps must be done. Batch queues have no place for a lost message, so damage
 in one of their topics can only be cut.
@@ -58,6 +58,7 @@ from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.recovery import cut_record
+from commitmq.store.recovery.cut_history import note_cut
 from commitmq.store.recovery.cut_record import Cut
 
 How = Literal["cut", "skip"]
@@ -95,10 +96,13 @@ def repair(store: HeldStore, how: How, progress: Progress = lambda _done, _total
         for path in short_segments(store):
             _lengthen(path, store.config.commit_log.segment_bytes)
         begun = _keep(store, damage, how)
+    assert begun is not None
+    if begun.log_end >= 0:
+        note_cut(layout, begun.log_end, begun.by, begun.id)  # also for an interrupted repair, which may not have come so far
+    if damage:
         if failpoints.ACTIVE:
             failpoints.hit("repair.before_log")
         done.lost_bytes = _cut(store, damage[0].start) if how == "cut" else _overwrite(store, damage)
-    assert begun is not None
     done.evidence = [cut_record.cut_folder(layout) / part.copy for part in begun.parts]
     if begun.log_end >= 0:
         _cut_queues(store, begun.log_end)

@@ -37,6 +37,7 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.expiry import list_bases
 from commitmq.store.metadata import json_config
 from commitmq.store.recovery import cut_record
+from commitmq.store.recovery.cut_history import note_restored
 from commitmq.store.recovery.cut_record import Cut, CutPart
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -75,6 +76,7 @@ def restore(store: HeldStore, progress: Progress = lambda _done, _total: None) -
         _put(store, part, stop)
         if failpoints.ACTIVE:
             failpoints.hit("restore.between_parts")
+    note_restored(store.layout, cut.id)
     cut_record.mark_restored(store.layout, cut.id)
     _plan_path(store, cut).unlink(missing_ok=True)
     damage = tuple(

@@ -45,6 +45,7 @@ _TOPICS: Final = (
     ("config/consumerFilter.json",),
     ("commitmq/min_offset",),
     ("commitmq/store.json",),
+    ("commitmq/cut_history",),
     ("commitmq/epoch",),
     ("commitmq/settings.json",),
 )

@@ -128,6 +128,11 @@ class StoreLayout:
         return self.own / "deleting_topics.json"
 
     @property
+    def cut_history(self) -> Path:
+        """When and where the log ended earlier than before; see :mod:`commitmq.store.recovery.cut_history`."""
+        return self.own / "cut_history"
+
+    @property
     def store_file(self) -> Path:
         """The store's identity and the sizes of its files; see :mod:`commitmq.store.store_file`."""
         return self.own / "store.json"

@@ -90,6 +90,10 @@ class AdminAnswers:
                 "audit_faults": self.audit_faults(),
                 "cuts": recovered.get("cuts", []),
                 "cuts_kept": recovered.get("cuts_kept", 0),
+                "generation": recovered.get("generation", 0),
+                "log_cuts": recovered.get("log_cuts", 0),
+                "positions_lowered": recovered.get("positions_lowered", 0),
+                "last_log_cut": recovered.get("last_log_cut"),
             },
             processes=self._process_rows(state),
             positions=status.positions(self._control),
@@ -125,10 +129,11 @@ class AdminAnswers:
     def start_warnings(self) -> list[str]:
         """What whoever started the node must know: open listeners, the disk, a drain, and what the start cut."""
         disk = self._disk_warnings()
-        cut = self.recovered().get("cut_now")
+        recovered = self.recovered()
+        cut, lowered = recovered.get("cut_now"), recovered.get("lowered_now")
         drained = ["the node is drained and refuses sends, until `commitmq drain off` (flow.refuse_sends)"]
         told = [*self._exposure.warnings, *disk, *(drained if self._config.flow.refuse_sends else [])]
-        return [*told, *([f"this start cut the log. {cut}"] if cut else [])]
+        return [*told, *([f"this start cut the log. {cut}"] if cut else []), *([str(lowered)] if lowered else [])]
 
     def _process_rows(self, state: str) -> list[dict[str, Any]]:
         memory = self._memory

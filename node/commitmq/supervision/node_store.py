@@ -53,6 +53,8 @@ class NodeStore:
         self.owner = abort_file.new_token()
         """This node's token, which it writes into ``abort``."""
         self.claimed = False
+        self.shown: int | None = None
+        """The end of the log that the former node had published; None where that is gone."""
         self._run_is_ours = False  # no process of a former node uses the files in run/ any more
 
     def lock(self) -> None:
@@ -82,6 +84,7 @@ class NodeStore:
             remembered = node_files.read_node_file(layout).get("ports")
             found = {str(role): int(port) for role, port in remembered.items()} if remembered else {}
         self._run_is_ours = True
+        self.shown = _written_before(layout)
         node_files.empty_run_folder(layout)
         if config.memory.enable:
             shared_memory.claim(layout, config.memory.folder)
@@ -226,3 +229,15 @@ class NodeStore:
 
     def release(self) -> None:
         self._lock.release()
+
+
+def _written_before(layout: StoreLayout) -> int | None:
+    try:
+        control = ControlBlock(layout.control)
+    except (OSError, StoreError):
+        return None
+    try:
+        # 0 until a recovery has found the end.
+        return control.get(Word.WRITTEN) or None
+    finally:
+        control.close()

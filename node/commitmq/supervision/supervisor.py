@@ -197,6 +197,7 @@ class Supervisor:
                 role.params["owner"] = store.owner
             if role.name == "recovery":
                 role.params["previous"] = store.previous
+                role.params["shown"] = store.shown
         self._table = ProcessTable(
             layout,
             self._config,

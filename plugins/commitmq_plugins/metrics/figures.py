@@ -59,6 +59,8 @@ class Figures:
     positions_left_out: int = 0
     processes: list[ProcessFigures] = field(default_factory=list)
     dispatchers: list[Row] = field(default_factory=list)
+    log_cuts: int | None = None
+    positions_lowered: int | None = None
 
     def count(self, name: str) -> Counted | None:
         return self.counted.get(name)
@@ -119,6 +121,8 @@ class Gathering:
                 self._status, self._status_at_s = status, now_s
         figures.processes = self._processes.measure(self._status.get("processes", []))
         figures.dispatchers = self._status.get("dispatchers", [])
+        node = self._status.get("node", {})
+        figures.log_cuts, figures.positions_lowered = node.get("log_cuts"), node.get("positions_lowered")
         return figures
 
     def topics(self) -> dict[str, Row] | None:

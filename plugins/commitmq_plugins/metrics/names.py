@@ -157,6 +157,10 @@ gauge commitmq_queue_end_offset topic,queue
     Offset of the next message of a queue of metrics.queue_topics.
 gauge commitmq_queue_min_offset topic,queue
     Offset of its first message.
+counter commitmq_log_cuts_total
+    Starts after which the log may have ended earlier than before: a power cut, a repair, a copied store, a first use.
+counter commitmq_positions_lowered_total
+    Committed offsets that lay behind the end of such a log, and were lowered to it.
 gauge commitmq_topics
     Topics.
 gauge commitmq_groups

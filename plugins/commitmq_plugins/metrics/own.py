@@ -45,6 +45,8 @@ class Own:
         self._positions()
         self._disk()
         self._processes()
+        self._put("commitmq_log_cuts_total", self._figures.log_cuts)
+        self._put("commitmq_positions_lowered_total", self._figures.positions_lowered)
         self._put("commitmq_topics", None if figures.topics is None else len(figures.topics))
         self._put("commitmq_groups", None if figures.groups is None else len(figures.groups))
         self._counted(of_names=False)

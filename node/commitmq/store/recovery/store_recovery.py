@@ -79,6 +79,10 @@ class Recovered:
     """The cut, as it was written down; None when nothing was cut."""
     allowed: bool = False
     """A person allowed the log to end below a promised position."""
+    clean: bool = False
+    """The last stop was clean."""
+    power_may_have_gone: bool = True
+    """Bytes that were written and never synced may be missing."""
 
 
 def recover(
@@ -187,6 +191,8 @@ def recover(
         by_sidecar=begin.by_sidecar,
         cut=cut,
         allowed=allowed,
+        clean=clean,
+        power_may_have_gone=begin.power_may_have_gone,
     )
 
 

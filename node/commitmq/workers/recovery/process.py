@@ -4,7 +4,8 @@ Owns, while it runs alone: everything under the store. Advances: the initial val
 block. Sockets: none. Exit codes: 0 when the store is ready, STORE_UNUSABLE with a sentence when a person has to decide.
 
 ``params["clean"]`` says whether the last stop was clean (no ``abort`` file before this start). ``params["previous"]``
-is the token in that file. ``params["owner"]`` is the token that the supervisor writes there when this process has ended
+is the token in that file. ``params["shown"]`` is the end of the log in the former node's control block, None without one.
+``params["owner"]`` is the token that the supervisor writes there when this process has ended
 well.
 """
 
@@ -29,6 +30,7 @@ from commitmq.store.recovery import cut_record
 from commitmq.store.recovery.abort_file import NO_TOKEN
 from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.store.recovery.store_recovery import Recovered, recover
+from commitmq.workers.recovery.lowering import begin_generation
 from commitmq.workers.recovery.queue_mending import mend_queues
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.start_progress import StartProgress
@@ -66,7 +68,10 @@ def _run(context: WorkerContext) -> None:
         progress=progress,
     )
     found, mended = mend_queues(context, found, progress)
+    # Before any position is published: a start that dies before this must find no sign that nothing is missing.
+    generation = begin_generation(context, found)
     control = context.control
+    control.put(Word.GENERATION, generation["generation"])
     control.put(Word.WRITTEN_TIMESTAMP, found.last_timestamp)
     for word in (Word.WRITTEN, Word.FLUSHED, Word.RECOVERED_END):
         control.put(word, found.end)
@@ -94,7 +99,7 @@ def _run(context: WorkerContext) -> None:
     progress.over()
     if failpoints.ACTIVE:
         failpoints.hit("recovery.done")
-    context.ready(recovered=recovered, **_cuts(context, found))
+    context.ready(recovered=recovered, **_cuts(context, found), **generation)
 
 
 def _cuts(context: WorkerContext, found: Recovered) -> dict[str, Any]:

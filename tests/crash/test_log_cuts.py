@@ -1,0 +1,79 @@
+"""Goal: no position outlives the log's end: after a power cut, or a repair that cut the log, everybody gets what is stored
+later.
+
+Method: nodes with everything that can have a position, killed as a whole; then the log ends earlier, as a power cut leaves
+it on a node that flushes asynchronously, or as `store repair --cut` leaves it. More messages are stored than were lost.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from commitmq import Admin, Consumer, Producer
+from commitmq.format.file_names import segment_name
+from commitmq.store.layout import StoreLayout
+from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
+from nodes import Node, commitmq, start_node
+
+NEVER_FLUSHED = (
+    "commit_log.flush_mode=async",
+    "commit_log.flush_interval_ms=600000",
+    "commit_log.flush_thorough_interval_ms=600000",
+    "commit_log.flush_least_pages=100000",
+    "commit_log.writer_sync_bytes=0",
+)
+
+
+def read(consumer: Consumer, wanted: int, seconds: float = 20.0) -> list[bytes]:
+    """``wanted`` messages, and any more that come within a moment."""
+    found: list[bytes] = []
+    until = time.monotonic() + seconds
+    while len(found) < wanted and time.monotonic() < until:
+        found += [message.body for message in consumer.poll(0.3)]
+    return found + [message.body for message in consumer.poll(0.3)]
+
+
+def overwrite(node: Node, place: int, data: bytes) -> None:
+    with (node.store / "commitlog" / segment_name(0)).open("r+b") as file:
+        file.seek(place)
+        file.write(data)
+
+
+def history(node: Node) -> CutHistory:
+    return CutHistory.load(StoreLayout(node.store))
+
+
+def test_a_group_gets_what_is_stored_after_a_power_cut(tmp_path: Path) -> None:
+    with start_node(tmp_path, *NEVER_FLUSHED) as node:
+        with Producer(node.address, ack="memory") as producer:
+            for number in range(5):
+                producer.send("t", b"safe %d" % number, queue=0, ack="flushed")
+            lost_from = producer.send("t", b"lost", queue=0).physical_offset
+            for _ in range(4):
+                producer.send("t", b"lost", queue=0)
+        with Consumer("t", group="g", node=node.address) as consumer:
+            assert len(read(consumer, 10)) == 10
+        before = history(node)
+        node.kill_all()
+        overwrite(node, lost_from, bytes(32_768))
+        started = node.start()
+        assert started.returncode == 0, started.stderr
+        said = started.stdout + started.stderr
+        assert f"The log ends at {lost_from}, before what 1 group(s) had committed" in said
+        assert "lowered by 5 message(s)" in said
+        with Admin(node.address) as admin:
+            assert [offset for _, queue, offset in admin.group("g")["offsets"] if queue == 0] == [5]
+            shown = admin.status()["node"]
+        after = history(node)
+        assert shown["generation"] == after.generation > before.generation
+        assert (shown["log_cuts"], shown["positions_lowered"]) == (before.total + 1, 1)
+        assert (after.cuts[-1].end, after.pending_end) == (lost_from, NO_CUT)
+        assert "offsets of 1 groups were lowered" in commitmq("status", "--node", node.address).stdout
+        assert "offsets were lowered" in commitmq("doctor", "--node", node.address).stdout
+        new = [b"new %d" % number for number in range(8)]
+        with Producer(node.address) as producer:
+            for body in new:
+                producer.send("t", body, queue=0)
+        with Consumer("t", group="g", node=node.address) as consumer:
+            assert read(consumer, 8) == new
