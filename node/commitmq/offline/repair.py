@@ -9,10 +9,10 @@ recovery does. All bytes that are overwritten or cut are copied first, and the c
 (:mod:`commitmq.store.recovery.cut_record`), so ``store repair --restore-cut`` can bring them back
 (:mod:`commitmq.offline.restore`).
 
-Steps: copies and the line in the journal, the store's history of cuts, the log, queues, sidecar and checkpoint, the journal's "done"; finally queues
-and index are rebuilt from the log. The next repair continues a killed one: it finds the remaining damage again, and a
-line without "done" says that the remaining steps must be done. Batch queues have no place for a lost message, so damage
-in one of their topics can only be cut.
+Steps: copies and the line in the journal, the store's history of cuts, the log, queues, sidecar and checkpoint, the journal's
+"done"; finally queues and index are rebuilt from the log. The next repair continues a killed one: it finds the remaining
+damage again, and a line without "done" says that the remaining steps must be done. Batch queues have no place for a lost
+message, so damage in one of their topics can only be cut.
 """
 
 from __future__ import annotations
