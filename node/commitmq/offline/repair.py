@@ -98,7 +98,9 @@ def repair(store: HeldStore, how: How, progress: Progress = lambda _done, _total
         begun = _keep(store, damage, how)
     assert begun is not None
     if begun.log_end >= 0:
-        note_cut(layout, begun.log_end, begun.by, begun.id)  # also for an interrupted repair, which may not have come so far
+        note_cut(
+            layout, begun.log_end, begun.by, begun.id
+        )  # also for an interrupted repair, which may not have come so far
     if damage:
         if failpoints.ACTIVE:
             failpoints.hit("repair.before_log")

@@ -7,7 +7,7 @@ and offset they have. Nothing here writes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class EndsAt:
         between them. Raises CorruptRecordError.
         """
         self._bound = min(dispatched, place)
-        kept = {"max_open_files": _MAX_FILES, "max_queues": _MAX_QUEUES}  # each queue is asked for once
+        kept: Any = {"max_open_files": _MAX_FILES, "max_queues": _MAX_QUEUES}  # each queue is asked for once
         self._plain = QueueReader(log, layout.consume_queue, file_bytes, **kept)
         self._batches = BatchQueueReader(layout.batch_consume_queue, batch_file_bytes, **kept)
         self._behind: dict[tuple[str, int], int] = {}

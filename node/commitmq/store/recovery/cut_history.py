@@ -97,8 +97,8 @@ class CutHistory:
             if not head.startswith(_MAGIC) or int(head[len(_MAGIC) :], 16) != zlib.crc32(data):
                 return cls()
             found = orjson.loads(data)
-            numbers = (int(found[name]) for name in ("generation", "lowered", "home", "total", "positions"))
-            return cls(*numbers, [_cut(one) for one in found["cuts"]])
+            numbers = {name: int(found[name]) for name in ("generation", "lowered", "home", "total", "positions")}
+            return cls(**numbers, cuts=[_cut(one) for one in found["cuts"]])
         except (ValueError, KeyError, TypeError):
             return cls()
 
@@ -182,4 +182,3 @@ def _cut(found: dict[str, Any]) -> LogCut:
     lowered = Lowered(**found["lowered"])
     generation, time_ms, end, cut_id = (int(found[name]) for name in ("generation", "time_ms", "end", "cut_id"))
     return LogCut(generation, time_ms, str(found["by"]), end, cut_id, lowered)
-

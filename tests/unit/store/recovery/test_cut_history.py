@@ -46,12 +46,12 @@ def layout(tmp_path: Path) -> StoreLayout:
 
 @given(STEPS, st.integers(2, 6))
 def test_a_place_is_lowered_to_what_is_as_it_was(steps: list[tuple[str, int]], most: int) -> None:
-    history, log, writes = CutHistory(), [], 0
+    history, writes = CutHistory(), 0
+    log: list[int] = []
     learnt: list[tuple[int, list[int]]] = []  # generation, the log below the place at that time
     history.add(0, "first use")
-    kept = cut_history.MOST_CUTS
-    cut_history.MOST_CUTS = most
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cut_history, "MOST_CUTS", most)
         for step, number in steps:
             if step == "grow":
                 log += range(writes, writes + number)
@@ -61,8 +61,6 @@ def test_a_place_is_lowered_to_what_is_as_it_was(steps: list[tuple[str, int]], m
                 history.add(len(log), "recovery")
             else:
                 learnt.append((history.generation, log[: max(0, len(log) - number)]))
-    finally:
-        cut_history.MOST_CUTS = kept
     assert len(history.cuts) <= most
     generations = [one.generation for one in history.cuts]
     assert generations == sorted(set(generations))
