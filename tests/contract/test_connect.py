@@ -14,6 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -345,3 +347,22 @@ def test_what_does_not_exist_has_a_class(node: Node) -> None:
             assert not await reader.poll(0.1)
 
     asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_node_on_an_address_of_ipv6_is_reached_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name has an address of IPv4 too, on which nobody listens."""
+    look_up = socket.getaddrinfo
+
+    def both(host: Any, *rest: Any, **options: Any) -> Any:
+        hosts = ["127.0.0.1", "::1"] if host == "node" else [host]
+        return [one for each in hosts for one in look_up(each, *rest, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    with start_node(tmp_path, "network.host=::1") as node:
+        address = f"tcp://node:{node.address.rpartition(':')[2]}"
+        with commitmq.Admin(address) as admin, commitmq.Producer(address) as producer:
+            assert admin.topic_create("named", 1)["created"]
+            producer.send("named", b"x")
+            with commitmq.Consumer("named", group="g", node=address, start="earliest") as consumer:
+                assert [one.body for one in consumer.poll(10)] == [b"x"]

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -35,7 +34,6 @@ from commitmq import (
 )
 from commitmq.client.receiving import membership
 from commitmq.client.receiving.assignment import start_offsets
-from commitmq.protocol.channel import wants_ipv6
 from commitmq.protocol.directory import Directory
 from nodes import Node, commitmq, eventually, free_ports, start_node
 
@@ -585,19 +583,3 @@ def test_a_topic_that_is_named_twice_is_one(node: Node) -> None:
         assert len(drain(consumer, 5)) == 5
     with Reader(queues=[("twice", 0), ("twice", 0)], node=node.address) as consumer:
         assert len(drain(consumer, 5)) == 5
-
-
-def test_names_of_ipv6_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = {"six": [socket.AF_INET6], "four": [socket.AF_INET], "both": [socket.AF_INET6, socket.AF_INET]}
-    asked: list[str] = []
-
-    def look_up(host: str, _port: str, **_: object) -> list[tuple[int]]:
-        asked.append(host)
-        if host not in hosts:
-            raise OSError("no such host")
-        return [(family,) for family in hosts[host]]
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    found = {name: wants_ipv6(f"tcp://{name}:7310") for name in (*hosts, "none", "10.0.0.1", "[::1]")}
-    assert found == {"six": True, "four": False, "both": False, "none": False, "10.0.0.1": False, "[::1]": True}
-    assert asked == ["six", "four", "both", "none"]

@@ -14,7 +14,6 @@ import contextlib
 import errno
 import math
 import os
-import socket
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -24,6 +23,7 @@ import zmq
 
 from commitmq.errors import AuthenticationError, NodeUnavailableError, ProtocolError, RequestError
 from commitmq.protocol import wire
+from commitmq.protocol.name_addresses import NameAddresses
 from commitmq.protocol.profile import Profile
 from commitmq.protocol.zmq_context import acquire_context, release_context
 
@@ -37,6 +37,7 @@ _EVENTS: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+_EVENTS_OF_NAMES: Final = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 _OTHER_MECHANISM: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
@@ -59,20 +60,6 @@ def set_keys(sock: zmq.Socket[bytes], keys: Profile) -> None:
     sock.setsockopt(zmq.CURVE_SECRETKEY, keys.secret_key.encode())
 
 
-def wants_ipv6(endpoint: str) -> bool:
-    """Whether the host of a tcp ``endpoint`` has an IPv6 address only; ZeroMQ uses IPv4 by default."""
-    if "[" in endpoint:
-        return True
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if host.replace(".", "").isdigit():
-        return False
-    try:
-        families = {found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    except (OSError, UnicodeError):
-        return False  # the connect reports what is wrong with the name
-    return socket.AF_INET6 in families and socket.AF_INET not in families
-
-
 def _not_opened(sentence: str, error: OSError | zmq.ZMQError) -> RequestError:
     """The error for a socket that could not be opened: of this program, when it may open no more files."""
     if error.errno in _NO_DESCRIPTOR:
@@ -84,8 +71,10 @@ class Channel:
     """A DEALER socket to one endpoint. Not thread-safe: the owner serialises its use."""
 
     __slots__ = (
+        "_addresses",
         "_connect_by",
         "_has_stood",
+        "_holds_context",
         "_keys",
         "_lost",
         "_monitor",
@@ -105,29 +94,34 @@ class Channel:
         self.endpoint = endpoint
         self._keys = keys
         self._refusal: NodeUnavailableError | None = None
+        self._addresses = NameAddresses(endpoint) if NameAddresses.has_name(endpoint) else None
         self._next_id = 0
         self._lost = False
         self.last_use = time.monotonic()
         self._has_stood = False
         self._connect_by = self.last_use + patience_s  # infinite once the connection stood
         context = acquire_context()
+        self._holds_context = True
         try:
-            self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        except BaseException as error:
+            self._open(context)
+        except BaseException:
+            self._holds_context = False
             release_context()
-            if isinstance(error, zmq.ZMQError):
-                raise _not_opened(f"cannot open a socket to {endpoint}", error) from error
-            raise
-        try:
-            self._open()
-        except BaseException as error:
-            self.socket.close(0)
-            release_context()
-            if isinstance(error, zmq.ZMQError):
-                raise _not_opened(f"cannot connect to {endpoint}", error) from error
             raise
 
-    def _open(self) -> None:
+    def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Open the socket, and begin to connect to the endpoint, or to the next address behind its name."""
+        try:
+            self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+            try:
+                self._connect(self.endpoint if self._addresses is None else self._addresses.next(time.monotonic()))
+            except BaseException:
+                self.socket.close(0)
+                raise
+        except zmq.ZMQError as error:
+            raise _not_opened(f"cannot connect to {self.endpoint}", error) from error
+
+    def _connect(self, address: str) -> None:
         option = self.socket.setsockopt
         option(zmq.ROUTING_ID, new_routing_id())
         option(zmq.LINGER, 0)
@@ -138,8 +132,8 @@ class Channel:
         option(zmq.SNDHWM, 64)
         option(zmq.RECONNECT_IVL, 10)
         option(zmq.RECONNECT_IVL_MAX, 200)
-        if self.endpoint.startswith("tcp"):
-            if wants_ipv6(self.endpoint):
+        if address.startswith("tcp"):
+            if "[" in address:
                 option(zmq.IPV6, 1)
             # Missing pongs reveal a node that vanished without closing (power, cable).
             option(zmq.HEARTBEAT_IVL, 5_000)
@@ -149,10 +143,11 @@ class Channel:
         # The methods below zmq.Socket's own Python code: one call less for each frame of a single send.
         self.send = super(zmq.Socket, self.socket).send
         self.receive = super(zmq.Socket, self.socket).recv
-        self._monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(_EVENTS)
+        events = _EVENTS if self._addresses is None else _EVENTS | _EVENTS_OF_NAMES
+        self._monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(events)
         try:
             self._monitor.setsockopt(zmq.LINGER, 0)
-            self.socket.connect(self.endpoint)
+            self.socket.connect(address)
         except BaseException:
             self.socket.disable_monitor()
             self._monitor.close(0)
@@ -160,12 +155,17 @@ class Channel:
 
     def close(self) -> None:
         """Close now; queued requests are not sent any more."""
-        if self.socket.closed:
+        if not self._holds_context:
             return
+        self._holds_context = False
+        if not self.socket.closed:
+            self._close_socket()
+        release_context()
+
+    def _close_socket(self) -> None:
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close(0)
-        release_context()
 
     @property
     def closed(self) -> bool:
@@ -184,6 +184,8 @@ class Channel:
             except zmq.Again:
                 break
             kind = int.from_bytes(event[0][:2], "little")
+            if self._addresses is not None and self._addresses.note(kind):
+                continue
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._refusal = None
             elif kind != zmq.EVENT_DISCONNECTED:
@@ -234,6 +236,8 @@ class Channel:
                     raise self._refusal or NodeUnavailableError(f"the connection to {self.endpoint} ended") from None
                 if not self._has_stood:
                     self._require_descriptor()
+                    if self._moves_on():
+                        sock = self.socket
                 if time.monotonic() >= min(deadline, self._connect_by):
                     raise NodeUnavailableError(f"no connection to {self.endpoint}") from None
             except BaseException:
@@ -241,6 +245,14 @@ class Channel:
                 # that half.
                 self._lost |= len(frames) > 1
                 raise
+
+    def _moves_on(self) -> bool:
+        """Try the next address behind the name, when it is time. True when the socket is another one now."""
+        if self._addresses is None or not self._addresses.is_over(time.monotonic()):
+            return False
+        self._close_socket()
+        self._open(self.socket.context)
+        return True
 
     def _require_descriptor(self) -> None:
         """Raises RequestError when this program may open no more files: ZeroMQ would try to connect for ever."""

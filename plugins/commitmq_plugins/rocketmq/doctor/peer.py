@@ -10,7 +10,7 @@ from typing import Any
 
 from commitmq.security.signature import ACCESS_KEY, SIGNATURE, sign
 from commitmq.security.user import Secret
-from commitmq_plugins.rocketmq.remoting.client import RemotingClient
+from commitmq_plugins.rocketmq.remoting.client import NEXT_ADDRESS_S, RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.errors import PeerSilentError, RemotingError
@@ -108,7 +108,9 @@ class Peer:
         """The version of TLS that the server speaks, on a connection of its own. Raises OSError, PeerSilentError."""
         try:
             async with asyncio.timeout(self.terms.timeout_s):
-                _, writer = await asyncio.open_connection(self.host, self.port, ssl=anybody())
+                _, writer = await asyncio.open_connection(
+                    self.host, self.port, ssl=anybody(), happy_eyeballs_delay=NEXT_ADDRESS_S
+                )
         except TimeoutError as error:
             raise PeerSilentError(f"no handshake within {self.terms.timeout_s:g} s") from error
         version = writer.get_extra_info("ssl_object").version()

@@ -13,6 +13,8 @@ from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode
 
 _READ_BYTES: Final = 65_536
 _CONNECT_S: Final = 3.0
+NEXT_ADDRESS_S: Final = 0.25
+"""So long an address of a name may be silent before the next one is tried beside it."""
 
 
 class RemotingClient:
@@ -66,7 +68,9 @@ class RemotingClient:
             return self._writer
         try:
             async with asyncio.timeout(self._connect_s):
-                reader, self._writer = await asyncio.open_connection(self.host, self.port, ssl=self._tls)
+                reader, self._writer = await asyncio.open_connection(
+                    self.host, self.port, ssl=self._tls, happy_eyeballs_delay=NEXT_ADDRESS_S
+                )
         except TimeoutError as error:
             raise PeerGoneError(f"cannot connect to {self.address} within {self._connect_s:g} s") from error
         except (OSError, UnicodeError) as error:  # (a name that no resolver takes)
