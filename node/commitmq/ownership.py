@@ -124,6 +124,7 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("commitmq/node.log*", Role.EACH, "log lines, appended; the supervisor renames a long one"),
     FileOwner("commitmq/audit/users.jsonl*", Role.USER_VERB, "audit lines of changes of users, by the same lock"),
     FileOwner("commitmq/audit/*", Role.EACH, "audit lines of the worker of that name"),
+    FileOwner("commitmq/set_aside/*", Role.EACH, "messages that the worker of that name has set aside"),
     FileOwner("commitmq/settings.json*", Role.SUPERVISOR, "changes by `commitmq config set`"),
     FileOwner("commitmq/dispatchers/index*", Role.INDEX, "its position and state"),
     FileOwner("commitmq/dispatchers/*", Role.DISPATCHER, "the position and state of the dispatcher of that name"),

@@ -1,8 +1,9 @@
 """Goal: a message whose properties fill its record is handled as any other one: it is tried again or becomes a dead letter;
-no process, no group and no queue stops at it.
+no process, no group and no queue stops at it. One of which not even a dead letter fits is set aside and listed.
 
 Method: one node; for each way in which messages come back, messages whose properties end at the limit and up to 450 bytes
-before it, among good ones, with a short and the longest name of a group.
+before it, among good ones, with a short and the longest name of a group. Then a node whose log has CRCs all of a sudden, for
+which a full message has no room.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from commitmq import Admin, Consumer, ConsumeResult, Message, Producer, Reader, ShareConsumer
 from commitmq.errors import CommitMQError
-from nodes import Node, commitmq, eventually, start_node
+from delays import Peer
+from nodes import Node, commitmq, eventually, start_node, started
 
 pytestmark = pytest.mark.timeout(120)
 LONG_GROUP = "g" * 120
@@ -155,3 +158,50 @@ def test_they_become_dead_letters_when_a_program_says_so(node: Node, ordered: bo
     assert (result.sent + result.failed, result.sent_before) == (len(large), 0)
     assert result.failed < 5
     assert all("properties" in one.reason or "RETRY_TOPIC" in one.reason for one in result.failures)
+
+
+def test_a_message_of_which_no_copy_fits_is_set_aside_and_listed(tmp_path: Path) -> None:
+    """By each mover, once, with its place; what comes behind it goes on."""
+    full = {"a": "x" * (32_767 - 3 - 42), "UNIQ_KEY": "7F" * 16}  # (with UNIQ_KEY 42 bytes)
+    node = Node(tmp_path / "store", "topics.default_queues=1", "commit_log.append_properties_crc=false")
+    with started(node), Peer(node) as peer, Producer(node.address) as producer:
+        for topic in ("handled", "shared", "ordered"):
+            assert peer.ask(b"full", op="send", topic=topic, queue=0, properties=full)["ok"]
+            producer.send(topic, b"good", queue=0)
+        waiting = full | {"a": "x" * (32_767 - 3 - 42 - len("DELAY 3 REAL_TOPIC delayed REAL_QID 0 ")), "DELAY": "3"}
+        assert peer.ask(b"full", op="send", topic="delayed", queue=0, properties=waiting)["ok"]
+        producer.send("delayed", b"good", queue=0, delay_level=3)
+    node.settings[-1] = "commit_log.append_properties_crc=true"
+    with started(node), Admin(node.address) as admin:
+        good: list[bytes] = []
+
+        def handle(message: Message) -> None:
+            if message.body == b"full":
+                raise ValueError("it fails")
+            good.append(message.body)
+            consumer.close()
+
+        with Consumer("handled", group="g", node=node.address) as consumer:
+            consumer.run(handle, backoff=1)
+        with ShareConsumer("shared", group="s", node=node.address, invisible_s=2) as sharer:
+            found = sharer.receive(2, 10)
+            good += [message.body for message in found if message.body == b"good" and message.ack()]
+        with ShareConsumer("ordered", group="o", node=node.address, ordered=True) as sharer:
+            while len(good) < 3:
+                for message in sharer.receive(2, 10):
+                    good += [message.body] if message.body == b"good" else []
+                    assert message.ack() if message.body == b"good" else not sharer.nack(message, dead=True)
+        with Reader("delayed", node=node.address, start="earliest") as reader:
+            assert [one.body for one in reader.poll(30)] == [b"good"]
+        eventually(lambda: len(admin.set_aside()) == 4, "all four are listed")
+        places = sorted((one["process"], one["topic"], one.get("group", "")) for one in admin.set_aside())
+        expected = [("pop", "ordered", "o"), ("pop", "shared", "s"), ("schedule", "SCHEDULE_TOPIC_XXXX", "")]
+        assert places == [*expected, ("writer", "handled", "g")]
+        assert {one["queue_offset"] for one in admin.set_aside()} == {0}
+        rows = {one["role"]: one for one in admin.status()["processes"]}
+        assert [rows[role]["info"]["set_aside"] for role in ("pop", "schedule", "writer")] == [2, 1, 1]
+        assert not any(one["restarts"] for one in rows.values())
+    with started(node):  # it is listed on, and not a second time
+        listed = json.loads(commitmq("dlq", "stuck", "--json", "--node", node.address).stdout)["messages"]
+        assert len(listed) == 4
+        assert "handled" in commitmq("dlq", "stuck", "g", "--node", node.address).stdout

@@ -88,7 +88,7 @@ def test_check_points_whose_messages_cannot_come_back_hold_up_no_others(tmp_path
             (again,) = consumer.receive(1, 30)
             assert (again.body, again.reconsume_times) == (b"the first", 1)
             assert again.ack()
-        eventually(lambda: node.row("pop")["info"].get("left_out") == 3, "three are reported")
+        eventually(lambda: node.row("pop")["info"].get("set_aside") == 3, "three are reported")
         assert node.row("pop")["info"]["put_off"] == 1
         admin.group_config("closed", {"retryQueueNums": 1})
         with ShareConsumer("here", group="closed", node=node.address, start="latest") as consumer:

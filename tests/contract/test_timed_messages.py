@@ -92,7 +92,7 @@ def test_a_run_has_a_time_per_message_and_messages_roll(node: Node) -> None:
     check_times(node, dict(zip(bodies, [start + one for one in delays], strict=True)), b"run-", late_ms=2_500)
     assert all(one.queue == 1 for one in everything(node, TOPIC) if one.body.startswith(b"run-"))
     with Admin(node.address) as admin:
-        assert "left_out" not in {row["role"]: row for row in admin.status()["processes"]}["timer"]["info"]
+        assert "set_aside" not in {row["role"]: row for row in admin.status()["processes"]}["timer"]["info"]
 
 
 def test_the_first_of_several_requests_counts(node: Node) -> None:

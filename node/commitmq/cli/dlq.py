@@ -1,4 +1,4 @@
-"""``commitmq dlq list|show|resend|purge``: the dead letters of a group."""
+"""``commitmq dlq list|show|resend|purge|stuck``: the dead letters of a group, and what cannot even become one."""
 
 from __future__ import annotations
 
@@ -226,6 +226,37 @@ def _selected(conditions: dict[str, Any]) -> DeadLetterFilter:
         end=optional_time(conditions["until"], "--until"),
         offsets=conditions["offsets"] or None,
     )
+
+
+@dlq.command()
+@click.argument("group", required=False)
+@json_option
+@node_option
+def stuck(group: str | None, as_json: bool, node: str) -> None:
+    """List messages that were set aside: no copy of them fits a record, not even a dead letter. Only those of GROUP with it.
+
+    They are still where they lie, and their groups went on behind them. The last 1,000 are kept.
+
+    \b
+    Example: commitmq dlq stuck --json
+    """
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        found = [one for one in admin.set_aside() if group in (None, one.get("group"))]
+    if as_json:
+        print_json({"messages": found})
+    elif not found:
+        click.echo("no message is set aside")
+    else:
+        rows = [
+            (
+                utc(one["at"]), one["process"], one.get("group", "-"), one.get("topic", "-"), one.get("queue", "-"),
+                one.get("queue_offset", "-"), one["why"],
+            )
+            for one in found
+        ]  # fmt: skip
+        print_table(("WHEN (UTC)", "PROCESS", "GROUP", "TOPIC", "QUEUE", "OFFSET", "WHY"), rows, left=(0, 1, 2, 3, 6))
 
 
 def _body(letter: DeadLetter) -> str:

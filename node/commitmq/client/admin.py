@@ -67,6 +67,16 @@ class Admin(TopicAdmin, GroupAdmin, DeadLetterAdmin, DelayedAdmin, ClientAdmin, 
         self._check_usable()
         return _without_envelope(self._directory.request("status", timeout_s=self._timeout_s))
 
+    def set_aside(self) -> list[dict[str, Any]]:
+        """The last messages that the node's processes have set aside, the oldest first: of which not even a dead letter fits.
+
+        Each is still where it lies: ``topic``, ``queue``, ``queue_offset``, ``physical_offset``, as far as that can be told.
+        ``process`` passed it ``at`` a time (ms) because of ``why``; ``group`` is the one that lacks it.
+        """
+        self._check_usable()
+        found: list[dict[str, Any]] = self._directory.request("set_aside", timeout_s=self._timeout_s)["messages"]
+        return found
+
     def stop(self, *, timeout_s: float = _LONG_WORK_S) -> dict[str, Any]:
         """Stop the node. Returns when everything is flushed."""
         self._check_usable()

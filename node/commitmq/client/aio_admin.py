@@ -42,6 +42,7 @@ class AsyncAdmin:
 
     metadata = _in_thread(Admin.metadata)
     status = _in_thread(Admin.status)
+    set_aside = _in_thread(Admin.set_aside)
     stop = _in_thread(Admin.stop)
     expire = _in_thread(Admin.expire)
     topic_create = _in_thread(Admin.topic_create)

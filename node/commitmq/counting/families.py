@@ -97,6 +97,12 @@ POP_IN_FLIGHT: Final = Family(
     "Messages that consumers which share queues have received and not acknowledged.",
     ("topic", "group"),
 )
+SET_ASIDE: Final = Family(
+    "commitmq_messages_set_aside_total",
+    Kind.COUNTER,
+    "Messages of which not even a dead letter fits, by the process that passed them; commitmq dlq stuck lists them.",
+    ("process",),
+)
 TRANSACTIONS_OPEN: Final = Family(
     "commitmq_transactions_pending", Kind.GAUGE, "Transactions that nobody has ended yet."
 )

@@ -209,6 +209,7 @@ NEEDS: Final[Mapping[str, Mapping[str, Needs | None]]] = {
         "metadata": _nothing,
         "mover.start": _nothing,
         "status": _cluster(GET),
+        "set_aside": _cluster(GET),
         "stop": _CHANGES_NODE,
         "config.show": _cluster(GET),
         "config.set": _CHANGES_NODE,

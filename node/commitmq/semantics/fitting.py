@@ -42,6 +42,8 @@ from commitmq.format.record import Record
 
 OPTIONAL: Final = (Property.WAIT, Property.FIRST_POP_TIME, Property.TRACE_CONTEXT, Property.ORIGIN_MESSAGE_ID)
 """What any copy may lack, in the order in which it goes."""
+TIMES_OF_TIMER: Final = (Property.TIMER_ENQUEUE_MS,)
+"""What a delivered message may lack of what the timer adds. (TIMER_DEQUEUE_MS marks copies for a timer that begins anew.)"""
 
 _C = TypeVar("_C")
 _R = TypeVar("_R")

@@ -20,7 +20,7 @@ from commitmq.semantics.transaction import HALF_TOPIC
 
 
 @dataclass(frozen=True, slots=True)
-class Mover:
+class MoverRole:
     """One process. ``prefix``: the names of its topics begin so. ``bit``: its bit of the word MOVERS_WANTED."""
 
     role: str
@@ -30,10 +30,10 @@ class Mover:
 
 
 MOVERS: Final = (
-    Mover("schedule", "commitmq.workers.schedule.process", SCHEDULE_TOPIC, 1),
-    Mover("timer", "commitmq.workers.timer.process", TIMER_TOPIC, 2),
-    Mover("pop", "commitmq.workers.pop.process", REVIVE_TOPIC_PREFIX, 8),
-    Mover("transaction", "commitmq.workers.transaction.process", HALF_TOPIC, 4),
+    MoverRole("schedule", "commitmq.workers.schedule.process", SCHEDULE_TOPIC, 1),
+    MoverRole("timer", "commitmq.workers.timer.process", TIMER_TOPIC, 2),
+    MoverRole("pop", "commitmq.workers.pop.process", REVIVE_TOPIC_PREFIX, 8),
+    MoverRole("transaction", "commitmq.workers.transaction.process", HALF_TOPIC, 4),
 )
 
 ROLES: Final = frozenset(mover.role for mover in MOVERS)

@@ -22,6 +22,7 @@ TO_DEAD_LETTERS: Final = -1
 """As delay level of a send-back: no more tries."""
 UNDELIVERED_GROUP: Final = "CMQ_UNDELIVERED"
 """The group whose dead letters are messages that waited, and that their topic could not take in the end; the node's own."""
+UNDELIVERED_TOPIC: Final = DLQ_PREFIX + UNDELIVERED_GROUP
 
 _V1: Final = "_"
 _V2: Final = "+"

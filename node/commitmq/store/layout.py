@@ -156,6 +156,11 @@ class StoreLayout:
         return self.own / "audit"
 
     @property
+    def set_aside(self) -> Path:
+        """Folder of the lists of messages of which no copy fits (:mod:`commitmq.workers.runtime.set_aside`)."""
+        return self.own / "set_aside"
+
+    @property
     def settings(self) -> Path:
         """Changes by ``config set``."""
         return self.own / "settings.json"

@@ -64,6 +64,7 @@ from commitmq.supervision.settings_operations import SettingsOperations
 from commitmq.supervision.start_failed import StartFailed, with_a_way_out
 from commitmq.supervision.worker_process import Phase, WorkerProcess
 from commitmq.workers.runtime.context import monotonic_ms
+from commitmq.workers.runtime.set_aside import listed
 from commitmq.workers.runtime.slots import role_slot
 
 _BEFORE_CLAIM = ("discovery", "recovery")
@@ -178,6 +179,7 @@ class Supervisor:
         self._check_ports()
         self._settings = SettingsOperations(live, self._exposure.users, self._check_serves, self._log)
         handlers: dict[str, Handler] = {"metadata": self._metadata, "status": self._status, **self._settings.handlers}
+        handlers["set_aside"] = self._set_aside
         handlers |= {"stop": self._stop_requested, "mover.start": self._mover_wanted}
         # All supervisors of a life use the same name, so that clients find the socket again. Each life uses another
         # one: libzmq removes the file of a socket when it closes, and must not remove the file of the next node.
@@ -392,6 +394,9 @@ class Supervisor:
     def _status(self, _peer: bytes, header: dict[str, Any]) -> bytes:
         state = "stopping" if self._stop_asked else "starting" if self._starting else "ready"
         return self._answers.status(header, state)
+
+    def _set_aside(self, _peer: bytes, header: dict[str, Any]) -> bytes:
+        return wire.ok(header["id"], messages=listed(self._layout.set_aside))
 
     def _stop_requested(self, peer: bytes, header: dict[str, Any]) -> None:
         """The answer comes at the very end, with whether the store was closed in order."""

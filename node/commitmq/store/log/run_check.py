@@ -164,7 +164,8 @@ class RunCheck:
     ) -> CheckedRun:
         """Check all of a run (any buffer); raises MessageIllegalError that names the record. Stores nothing.
 
-        ``moved``: the run is a mover's, whose records may have any property and their own born host. ``forwarded``: a
+        ``moved``: the run is a mover's, whose records may have any property, their own born host, and a body of any size: the
+        log has it, whatever the limit is now. ``forwarded``: a
         gateway of this node sends it for clients, whose born hosts stay; the rules of properties hold. ``mark``: the mark
         of an idempotent producer, which record i must carry with the number ``sequence`` + i
         (:mod:`commitmq.format.producer_mark`); empty for a run without one.
@@ -176,12 +177,13 @@ class RunCheck:
         if self._ends.size < most:
             self._ends = np.zeros(most, np.int64)
         flags = self._host_flags[born_v6]
+        most_bytes = buffer.size if moved else self.max_message_bytes
         reason = check_run(
             buffer,
             np.frombuffer(topic, np.uint8),
             queue_id,
-            self.max_message_bytes,
-            self.max_message_bytes + MAX_RECORD_OVERHEAD_BYTES,
+            most_bytes,
+            most_bytes + MAX_RECORD_OVERHEAD_BYTES,
             flags,
             self.properties_crc,
             self._no_names if moved else self._run_names,

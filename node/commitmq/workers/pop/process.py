@@ -58,7 +58,9 @@ from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.coordinator_line import CoordinatorLine
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.moved_before import MovedBefore
+from commitmq.workers.runtime.mover import Mover
 from commitmq.workers.runtime.run_mover import RunMover, WriterLost
+from commitmq.workers.runtime.set_aside import SetAside
 
 ROLE = "pop"
 _REQUESTS_A_TURN: Final = 256
@@ -70,11 +72,12 @@ _AWAY_MS: Final = 500
 _NO_END_MS: Final = 1 << 62
 
 
-class Pop:
+class Pop(Mover):
     """The loop's state."""
 
     def __init__(self, context: WorkerContext) -> None:
-        self._context, self._control = context, context.control
+        self._mover = RunMover(context)
+        super().__init__(context, self._mover, SetAside(context))
         config = self._config = context.config
         self._limits, self._rates = config.pop, PopRates(context)
         self._parked = ParkedPops(self._limits.max_parked, RetryNames.of(self._limits))
@@ -82,7 +85,7 @@ class Pop:
         self._expired = ExpiredSegments(context, self._places.log)
         self._expired.release()
         self._changes = subscribe(context, "queues-changed")
-        self._line, self._mover = CoordinatorLine(context), RunMover(context)
+        self._line = CoordinatorLine(context)
         self._cluster, self._revive_queues_count = cluster_of(context.layout, config)
         self._router, self.endpoints = context.bind_router(context.role)
         context.register(self._router)
@@ -108,7 +111,7 @@ class Pop:
         reads = partial(self._control.get, Word.GROUP_READS)
         revive, names = revive_topic(self._cluster), self._parked.names
         self._shares = Shares(self._line, revive, self._revive_queues_count, most, resets, reads, names)
-        self._revival = Revival(self._context, self._places, self._shares, self._records, self._mover)
+        self._revival = Revival(self._context, self._places, self._shares, self._records, self._mover, self.aside)
         self._orders.load()
         self._shares.begun_anew = lambda group, key: self._orders.drop(OrderKey(key[0], group, key[1]))
         finder = Finder(self._control, self._places, self._shares, self._points, self._limits.max_bytes, names=names)
@@ -131,10 +134,6 @@ class Pop:
         }
 
     # ------------------------------------------------------------ after a start, and after the writer's death
-
-    def writer_serves(self) -> bool:
-        """Wait for the writer. False when this process shall stop first."""
-        return self._mover.wait_for_writer()
 
     def resume(self) -> None:
         """Take up what the log and the committed offsets say. Raises WriterLost, or ProtocolError without a coordinator."""
@@ -169,17 +168,19 @@ class Pop:
         if self._points.open:
             self._context.log.info("messages are in flight", count=self._points.open, bytes=end - start)
 
-    def _log_end(self) -> int:
-        written = self._control.get(Word.WRITTEN)
-        while self._control.committed() < written and not self._context.stopping:
-            self._context.wait(5)
-        return self._control.committed()
-
     def lost(self) -> None:
         """The writer was lost: the clients ask again."""
         self._handler.turn.lose(self._answers)
         self._ordered.lose()
         self._context.log.warning("the writer was lost, looking into the log for what was stored")
+
+    def cope(self, error: Exception) -> bool | None:
+        """Without a coordinator the process waits."""
+        if not isinstance(error, ProtocolError):
+            return None
+        self._context.log.warning("the coordinator is away", why=str(error))
+        self._context.wait(_AWAY_MS)
+        return False
 
     # ------------------------------------------------------------ one turn
 
@@ -362,7 +363,7 @@ class Pop:
             self._told = told
             self._context.tell(came_back=told[0], in_flight=told[1])
 
-    def close(self, *, lost: bool = False) -> None:
+    def close(self, *, lost: bool) -> None:
         """Answer the waiting receives, and commit.
 
         Not with ``lost``: whether the last check points are stored is open then, and an offset behind one that is not
@@ -389,20 +390,4 @@ def run(context: WorkerContext) -> None:
     """The loop: requests, what is due, offsets."""
     pop = Pop(context)
     context.ready(endpoints=pop.endpoints)
-    lost = True
-    while not context.stopping:
-        try:
-            if lost:
-                if not pop.writer_serves():
-                    break
-                pop.resume()
-                lost = context.stopping  # it may not have seen the whole log then
-                continue
-            pop.turn()
-        except WriterLost:
-            pop.lost()
-            lost = True
-        except ProtocolError as error:
-            context.log.warning("the coordinator is away", why=str(error))
-            context.wait(_AWAY_MS)
-    pop.close(lost=lost)
+    pop.serve()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from commitmq.errors import InvalidMessageError, StoreError
+from commitmq.errors import StoreError
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX, Property
 from commitmq.format.record import decode_record
 from commitmq.semantics.pop_revive import (
@@ -28,6 +28,7 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.store.metadata import json_config
 from commitmq.workers.pop.points import Point, Points
+from commitmq.workers.runtime.isolation import is_of_message
 from commitmq.workers.runtime.moved_before import MovedBefore
 
 _TAGS: Final = frozenset(tag.encode() for tag in (CHECK_POINT_TAG, ACK_TAG, BATCH_ACK_TAG))
@@ -106,18 +107,20 @@ def _take(batch: DispatchBatch, row: int, reading: Reading) -> None:
     tag = bytes(view[first : first + size])
     if tag not in _TAGS:
         return
-    record = decode_record(view)
-    waits = record.topic == TIMER_TOPIC
-    if waits and not record.properties.get(Property.REAL_TOPIC, "").startswith(REVIVE_TOPIC_PREFIX):
-        return
     try:
+        record = decode_record(view)
+        waits = record.topic == TIMER_TOPIC
+        if waits and not record.properties.get(Property.REAL_TOPIC, "").startswith(REVIVE_TOPIC_PREFIX):
+            return
         if tag != CHECK_POINT_TAG.encode():
             reading.ack(Ack.parse(record.body))
         elif waits:  # the copy in the revive topic says nothing new
             place = int(record.properties.get(Property.REAL_QUEUE_ID, "0"))
             reading.check_point(CheckPoint.parse(record.body), place, record.physical_offset)
-    except (InvalidMessageError, ValueError):
-        return  # a revive round reports it
+    except Exception as error:
+        if not is_of_message(error):
+            raise
+        # A revive round reports it.
 
 
 class Reading:

@@ -3,7 +3,7 @@
 Invariants
     * Not before its time: only what :class:`~commitmq.workers.pop.points.Points` gives as due, what a consumer gave back, and
       what a revive round finds due.
-    * Not lost: a message is settled when its copy is flushed, or when its record is gone for good, which is reported.
+    * Not lost: a message is settled when its copy is flushed, or when it can have none for good: then it is set aside.
     * Once (``pop.exactly_once``): what the log had before a death is passed over
       (:mod:`commitmq.workers.runtime.moved_before`).
 """
@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from commitmq import failpoints
-from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError, ProtocolError, StoreError
+from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError, ProtocolError, StoreError
 from commitmq.format.record import Record
 from commitmq.semantics.pop_revive import CheckPoint, checked_topic
 from commitmq.store.metadata.topic_name import validate_group
@@ -23,12 +23,13 @@ from commitmq.workers.pop.records import Records
 from commitmq.workers.pop.shares import Shares
 from commitmq.workers.reader.places import Places
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.isolation import is_of_message
 from commitmq.workers.runtime.moved_before import MovedBefore
 from commitmq.workers.runtime.run_mover import MovedRun, Put, RunMover
+from commitmq.workers.runtime.set_aside import SetAside
 
-_MAX_REPORTS: Final = 16
 _WARN_MS: Final = 10_000
-_BAD: Final = ("MESSAGE_ILLEGAL", "PROPERTIES_SIZE_EXCEEDED")
+_BAD: Final = ("MESSAGE_ILLEGAL", "PROPERTIES_SIZE_EXCEEDED", "FRAME_TOO_LARGE")
 """Codes of the writer for a message that it will never take."""
 
 
@@ -36,7 +37,7 @@ class Fate(Enum):
     """What became of a message that comes back."""
 
     DONE = "done"
-    """Its copy is stored, or it can have none for good, which is reported."""
+    """Its copy is stored, or it can have none for good and is set aside."""
     AGAIN = "again"
     """The node cannot do it at this moment."""
     PUT_OFF = "put off"
@@ -59,12 +60,18 @@ class Revival:
     """See the module."""
 
     def __init__(
-        self, context: WorkerContext, places: Places, shares: Shares, records: Records, mover: RunMover
+        self,
+        context: WorkerContext,
+        places: Places,
+        shares: Shares,
+        records: Records,
+        mover: RunMover,
+        aside: SetAside,
     ) -> None:
-        self._context = context
+        self._context, self._aside = context, aside
         self._places, self._shares, self._records, self._mover = places, shares, records, mover
         self.before = MovedBefore()
-        self.came_back = self._left_out = self._put_off = 0
+        self.came_back = self._put_off = 0
         self._warn_at_ms = 0
 
     def copy(self, returns: list[Return]) -> list[Fate]:
@@ -78,6 +85,11 @@ class Revival:
                 passes = error.retryable or error.retry_after_ms is not None
                 fates[number] = Fate.AGAIN if passes else Fate.PUT_OFF
                 self._warn(str(error), one)
+                continue
+            except Exception as error:
+                if not is_of_message(error):
+                    raise
+                self._report(str(error) or repr(error), one)
                 continue
             if record is not None:
                 made.append((number, record))
@@ -131,7 +143,15 @@ class Revival:
 
     def passed_over(self, returns: list[Return]) -> list[bool]:
         """Which of them the log had before a death."""
-        return [self._is_there(one) for one in returns]
+        return [self._was_moved(one) for one in returns]
+
+    def _was_moved(self, one: Return) -> bool:
+        try:
+            return self._is_there(one)
+        except Exception as error:
+            if not is_of_message(error):
+                raise
+            return False  # it can have no copy
 
     def _is_there(self, one: Return) -> bool:
         if not len(self.before):
@@ -139,23 +159,18 @@ class Revival:
         record = self._record(one)
         # Whether it was a dead letter depends on a setting that may have changed.
         most = 0 if record is None else record.reconsume_times
-        try:
-            return record is not None and any(
-                self.before.pass_over(self._records.encoded(self._records.again(record, one.check_point, limit)))
-                for limit in (most + 1, most)
-            )
-        except InvalidMessageError:
-            return False  # it can have no copy
+        return record is not None and any(
+            self.before.pass_over(self._records.encoded(self._records.again(record, one.check_point, limit)))
+            for limit in (most + 1, most)
+        )
 
     def _made(self, one: Return) -> Record | None:
-        """The copy of a message; None when it is there already, or can have none. Raises ProtocolError."""
+        """The copy of a message; None when it is there already, or can have none. Raises ProtocolError, and what belongs to
+        the message, as InvalidMessageError, when no copy fits.
+        """
         key = one.check_point.key
         topic = checked_topic(one.check_point)
-        try:
-            validate_group(key.group)
-        except InvalidMessageError as error:
-            self._report(str(error), one)
-            return None
+        validate_group(key.group)
         if any(self._places.topics.get(name) is None for name in (topic, key.topic)) or self._is_of_deleted(one):
             self._report("its topic was deleted", one)
             return None
@@ -166,11 +181,7 @@ class Revival:
         if self._is_there(one):
             return None
         most = self._shares.max_retries(key.group, topic)
-        try:
-            return self._records.again(record, one.check_point, 0 if one.dead else most)
-        except InvalidMessageError as error:
-            self._report(str(error), one)
-            return None
+        return self._records.again(record, one.check_point, 0 if one.dead else most)
 
     def _is_of_deleted(self, one: Return) -> bool:
         """Whether the topic was deleted since, and made anew perhaps: another message may be at the offset."""
@@ -209,15 +220,5 @@ class Revival:
             self._context.log.warning("messages cannot come back now", why=why, group=key.group, topic=key.topic)
 
     def _report(self, why: str, one: Return) -> None:
-        self._left_out += 1
-        if self._left_out <= _MAX_REPORTS:
-            key = one.check_point.key
-            self._context.log.error(
-                "a message cannot come back",
-                why=why,
-                group=key.group,
-                topic=key.topic,
-                queue=key.queue_id,
-                offset=one.offset,
-            )
-        self._context.tell(left_out=self._left_out)
+        key = one.check_point.key
+        self._aside.note(why, group=key.group, topic=key.topic, queue=key.queue_id, queue_offset=one.offset)

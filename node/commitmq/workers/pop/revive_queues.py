@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from commitmq.config import NodeConfig
 from commitmq.control import Word
-from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError
+from commitmq.errors import OffsetOutOfRangeError
 from commitmq.semantics.pop_revive import REVIVE_GROUP, REVIVE_TOPIC_PREFIX, CheckPointKey, revive_topic
 from commitmq.semantics.revive_round import DuePoint, ReviveRound
 from commitmq.store.layout import StoreLayout
@@ -25,6 +25,7 @@ from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.reader.places import Places
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.coordinator_line import CoordinatorLine
+from commitmq.workers.runtime.isolation import is_of_message
 
 _UNITS: Final = 2_000
 _LOOK_MS: Final = 500
@@ -132,7 +133,11 @@ class ReviveQueues:
                 continue
             try:
                 one.take(self._places.log.record(place))
-            except (InvalidMessageError, CorruptRecordError, OffsetOutOfRangeError) as error:
+            except OffsetOutOfRangeError:
+                continue
+            except Exception as error:
+                if not is_of_message(error):
+                    raise
                 self._context.log.error("a record of the revive topic says nothing", error=str(error))
         return len(units) < _UNITS
 

@@ -3,6 +3,7 @@
 A topic may take a message no more when its time comes: it was deleted, is not writable, or has fewer queues. RocketMQ logs
 such a message and drops it. Here it goes to ``%DLQ%CMQ_UNDELIVERED``, with its properties, among them REAL_TOPIC and REAL_QID.
 It counts as delivered then, also for a mover that looks into the log for what it has moved: a dead letter has a copy's key.
+A message of which the node takes no dead letter either is set aside.
 """
 
 from __future__ import annotations
@@ -12,30 +13,29 @@ from typing import Final
 
 from commitmq import failpoints
 from commitmq.errors import ProtocolError
-from commitmq.semantics.retry import UNDELIVERED_GROUP, dead_letter_topic
+from commitmq.semantics.retry import UNDELIVERED_GROUP, UNDELIVERED_TOPIC
 from commitmq.store.log.readdressing import Target, readdress, starts_of
 from commitmq.store.log.run_check import MessageIllegalError
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.coordinator_line import CoordinatorLine
-from commitmq.workers.runtime.run_making import one_by_one, unique_key
+from commitmq.workers.runtime.run_making import Report, one_by_one, unique_key
 from commitmq.workers.runtime.run_mover import MovedRun, Put, RunMover
 
 RETRY_MS: Final = 100
-UNDELIVERED_TOPIC: Final = dead_letter_topic(UNDELIVERED_GROUP)
 _MAX_REPORTS: Final = 16  # in the log, between two times that positions are written
 _OF_THE_QUEUE: Final = ("TOPIC_NOT_EXIST", "NO_PERMISSION", "INVALID_PARAMETER")
 
 
 class Delivery:
-    """``mover`` is the way to the writer. ``delivered``, ``dead_letters`` and ``left_out`` count messages."""
+    """``mover`` is the way to the writer. ``delivered`` and ``dead_letters`` count messages."""
 
-    def __init__(self, context: WorkerContext, name: str) -> None:
-        """``name``: that of the failpoints."""
-        self._context = context
+    def __init__(self, context: WorkerContext, name: str, report: Report) -> None:
+        """``name``: that of the failpoints. ``report`` sets a message aside."""
+        self._context, self._report = context, report
         self._name = name
         self.mover = RunMover(context)
         self._line = CoordinatorLine(context)
-        self.delivered = self.dead_letters = self.left_out = 0
+        self.delivered = self.dead_letters = 0
         self._reports = 0
         self._retry_at_ms = 0
 
@@ -75,18 +75,17 @@ class Delivery:
             return one_by_one(one)  # one of them is not as it should be
         why = f"{put.code}: {put.sentence}"
         if one.topic == UNDELIVERED_TOPIC and put.code != "TOPIC_NOT_EXIST":
-            return self._left_out(one, why)
+            return self._set_aside(one, why)
         try:
             if not self._make_topic() and one.topic == UNDELIVERED_TOPIC:
-                return self._left_out(one, why)
+                return self._set_aside(one, why)
             letter = one if one.topic == UNDELIVERED_TOPIC else self._letter(one)
         except ProtocolError:  # the coordinator is away
             return [one]
         except MessageIllegalError as error:
             if one.run.count > 1:
                 return one_by_one(one)
-            self.report(f"{why}; {error}; its unique key is {unique_key(one)}", None)
-            return []
+            return self._set_aside(one, f"{why}; {error}")
         self._tell(f"{why}; the first one's unique key is {unique_key(one)}", one)
         return [letter]
 
@@ -94,11 +93,11 @@ class Delivery:
         config = self._context.config
         has_crc = config.commit_log.append_properties_crc
         aim = Target(UNDELIVERED_TOPIC.encode(), 0, ":" in config.network.store_host, has_crc)
-        return MovedRun(UNDELIVERED_TOPIC, 0, readdress(one.run.data, starts_of(one.run), aim), one.born_v6)
+        return MovedRun(UNDELIVERED_TOPIC, 0, readdress(one.run.data, starts_of(one.run), aim), one.born_v6, one.places)
 
-    def _left_out(self, one: MovedRun, why: str) -> list[MovedRun]:
-        for each in one_by_one(one):
-            self.report(f"{why}; its unique key is {unique_key(each)}", None)
+    def _set_aside(self, one: MovedRun, why: str) -> list[MovedRun]:
+        for place in one.places:
+            self._report(why, place)
         return []
 
     def _make_topic(self) -> bool:
@@ -114,15 +113,6 @@ class Delivery:
             self._context.log.error(
                 f"messages become dead letters of {UNDELIVERED_GROUP}", topic=one.topic, count=one.run.count, why=why
             )
-
-    def report(self, why: str, place: int | None) -> None:
-        """A message is left out: it stays where it waits in the log (at ``place``), and people are told."""
-        self.left_out += 1
-        self._reports += 1
-        if self._reports <= _MAX_REPORTS:
-            where = {} if place is None else {"physical_offset": place}
-            self._context.log.error("a message cannot be delivered", why=why, **where)
-        self._context.tell(left_out=self.left_out)
 
     def report_again(self) -> None:
         """The log may have further reports."""

@@ -29,6 +29,7 @@ from commitmq.format.constants import (
 from commitmq.format.record import parts_of
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
+from commitmq.workers.runtime.isolation import is_of_message
 
 Key = tuple[bytes, bytes]
 MakeKey = Callable[["bytes | memoryview"], Key]
@@ -52,6 +53,16 @@ def key_of(record: bytes | memoryview) -> Key:
         + data[tries : tries + 4]
     )
     return kept, text
+
+
+def _made(make: MakeKey, record: bytes | memoryview) -> Key | None:
+    """The key of a record; None for one that can have none, which was not moved then."""
+    try:
+        return make(record)
+    except Exception as error:
+        if not is_of_message(error):
+            raise
+        return None
 
 
 class MovedBefore:
@@ -79,15 +90,16 @@ class MovedBefore:
         while at < end:
             batch = walker.walk(at, end)
             for row in np.flatnonzero(wanted(batch)).tolist():
-                self._keys[self._copy_key(batch.record(row))] += 1
+                if (key := _made(self._copy_key, batch.record(row))) is not None:
+                    self._keys[key] += 1
             at = batch.end
             beat()
         walker.release()
 
     def pass_over(self, record: bytes | memoryview) -> bool:
         """Whether the message of ``record`` was moved already. A second call tells of a second copy."""
-        key = self._source_key(record)
-        if not self._keys.get(key):
+        key = _made(self._source_key, record)
+        if key is None or not self._keys.get(key):
             return False
         self._keys[key] -= 1
         return True

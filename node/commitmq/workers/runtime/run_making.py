@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +11,21 @@ from numpy.typing import NDArray
 from commitmq.config import NodeConfig
 from commitmq.errors import OffsetOutOfRangeError
 from commitmq.format.constants import SYS_FLAG_OFFSET, Property, SysFlag
+from commitmq.format.properties import decode_properties, encode_properties
+from commitmq.semantics.fitting import TIMES_OF_TIMER, without
+from commitmq.semantics.retry import UNDELIVERED_TOPIC
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.readdressing import Target, find, readdress
-from commitmq.store.log.run_check import CheckedRun, MessageIllegalError
+from commitmq.store.log.run_check import CheckedRun
+from commitmq.workers.runtime.isolation import is_of_message, isolated
 from commitmq.workers.runtime.run_mover import MovedRun
 
 Integers = NDArray[np.int64]
 Report = Callable[[str, int], None]
-"""Told why a message is not moved, and its physical offset."""
+"""Sets a message aside: told why it is not moved, and its physical offset."""
+
+_Made: TypeAlias = tuple[Target, CheckedRun, Sequence[int]]
+"""A run, for where, and where in the log its messages come from."""
 
 _MOST_RUN_BYTES: Final = 1 << 20
 _MOST_BYTES: Final = 16 << 20
@@ -33,7 +40,11 @@ def few_enough(sizes: Integers) -> int:
 
 
 class RunMaker:
-    """Makes runs from the records of ``log``. Messages that cannot be moved are reported and left out."""
+    """Makes runs from the records of ``log``.
+
+    A message whose copy does not fit goes without what is optional, or else to ``%DLQ%CMQ_UNDELIVERED`` as it is
+    (:mod:`commitmq.semantics.fitting`). One that cannot be moved at all is set aside by ``report``.
+    """
 
     def __init__(self, log: CommitLog, config: NodeConfig, report: Report) -> None:
         self._log = log
@@ -95,33 +106,46 @@ class RunMaker:
                 which = np.flatnonzero(good)
                 for part in _parts(sizes[which], self._max_run_bytes):
                     added = None if more is None else [more[index] for index in which[part].tolist()]
-                    for run in self._readdressed(base, data, positions[which][part], topic or "", queue, added):
-                        yield MovedRun(topic or "", queue, run, born_v6)
+                    for aim, run, places in self._readdressed(
+                        base, data, positions[which][part], self._target(topic or "", queue), added
+                    ):
+                        yield MovedRun(aim.topic.decode(), aim.queue_id, run, born_v6, places)
+
+    def _target(self, topic: str, queue: int) -> Target:
+        return Target(topic.encode(), queue, self._store_v6, self._properties_crc)
 
     def _readdressed(
-        self,
-        base: int,
-        data: NDArray[np.uint8],
-        positions: Integers,
-        topic: str,
-        queue: int,
-        more: Sequence[bytes] | None,
-    ) -> Iterator[CheckedRun]:
-        """The messages as one run. One that breaks a limit is reported, and the others go in runs around it."""
-        aim = Target(topic.encode(), queue, self._store_v6, self._properties_crc)
-        try:
-            run = readdress(data, np.ascontiguousarray(positions), aim, more)
-        except MessageIllegalError as error:
-            if len(positions) == 1:
-                self._report(str(error), base + int(positions[0]))
-                return
-        else:
-            yield run
-            return
-        middle = len(positions) // 2
-        for part in (slice(0, middle), slice(middle, None)):
-            some = None if more is None else more[part]
-            yield from self._readdressed(base, data, positions[part], topic, queue, some)
+        self, base: int, data: NDArray[np.uint8], positions: Integers, target: Target, more: Sequence[bytes] | None
+    ) -> list[_Made]:
+        """The messages as one run for ``target``; around one that does not fit, as several, and that one as what fits."""
+        others: list[_Made] = []
+
+        def made(which: Sequence[int], aim: Target, added: Sequence[bytes] | None) -> _Made:
+            chosen = positions[which[0] : which[-1] + 1]
+            run = readdress(data, np.ascontiguousarray(chosen), aim, added)
+            return aim, run, (chosen + base).tolist()
+
+        def together(which: Sequence[int]) -> list[_Made]:
+            return [made(which, target, None if more is None else [more[index] for index in which])]
+
+        def alone(index: int, error: Exception) -> None:
+            tries = [] if more is None else [(target, one) for one in _lighter(more[index])]
+            for aim, added in (*tries, (self._target(UNDELIVERED_TOPIC, 0), None)):
+                try:
+                    others.append(made([index], aim, None if added is None else [added]))
+                    return
+                except Exception as failure:
+                    if not is_of_message(failure):
+                        raise
+            self._report(str(error) or repr(error), base + int(positions[index]))
+
+        return isolated(range(len(positions)), together, alone) + others
+
+
+def _lighter(more: bytes) -> list[bytes]:
+    """Encoded properties that are to be added, without what is optional of them."""
+    found = without(decode_properties(more), TIMES_OF_TIMER)
+    return [encode_properties(one, buckets=None) for one in found]
 
 
 def _address(topic: bytes, queue: bytes) -> tuple[str | None, int]:
@@ -145,9 +169,9 @@ def _parts(sizes: Integers, max_run_bytes: int) -> Iterator[slice]:
 def one_by_one(one: MovedRun) -> Iterator[MovedRun]:
     """The messages of a run, each as a run of its own."""
     start = 0
-    for end in one.run.ends.tolist():
-        data = one.run.data[start:end]
-        yield MovedRun(one.topic, one.queue_id, CheckedRun(data, np.array([end - start], np.int64), 1), one.born_v6)
+    for number, end in enumerate(one.run.ends.tolist()):
+        run = CheckedRun(one.run.data[start:end], np.array([end - start], np.int64), 1)
+        yield MovedRun(one.topic, one.queue_id, run, one.born_v6, one.places[number : number + 1])
         start = end
 
 

@@ -35,12 +35,15 @@ class WriterLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MovedRun:
-    """A run for one queue. ``born_v6``: the layout of its born hosts."""
+    """A run for one queue. ``born_v6``: the layout of its born hosts. ``places``: where in the log its messages come from;
+    empty where nobody asks.
+    """
 
     topic: str
     queue_id: int
     run: CheckedRun
     born_v6: bool
+    places: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,13 @@ class RunMover:
         """
         socket = self._connected()
         asked: dict[int, int] = {}
+        puts = [Put()] * len(runs)
+        most = self._context.config.network.max_frame_bytes
         for index, one in enumerate(runs):
+            if len(one.run.data) > most:  # the writer's socket would end the connection, and nothing be answered
+                sentence = f"the run has {len(one.run.data)} bytes, network.max_frame_bytes allows {most}"
+                puts[index] = Put("FRAME_TOO_LARGE", sentence)
+                continue
             self._next += 1
             asked[self._next] = index
             header = {
@@ -124,7 +133,6 @@ class RunMover:
             self._patiently(partial(socket.send_multipart, [wire.pack(header), one.run.data.tobytes()]))
         if meanwhile is not None:
             meanwhile()
-        puts = [Put()] * len(runs)
         is_open = False
         while asked:
             answer = orjson.loads(self._patiently(socket.recv))

@@ -17,9 +17,10 @@ later messages of its level, as in RocketMQ.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
-from commitmq.control import DispatcherWord, Word
+from commitmq.control import Word
 from commitmq.semantics.delay import MAX_LEVEL, SCHEDULE_TOPIC
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch
@@ -29,9 +30,10 @@ from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.delivery import RETRY_MS, Delivery
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.moved_before import MovedBefore
+from commitmq.workers.runtime.mover import Mover
 from commitmq.workers.runtime.mover_positions import MoverPositions
 from commitmq.workers.runtime.run_making import RunMaker
-from commitmq.workers.runtime.run_mover import WriterLost
+from commitmq.workers.runtime.set_aside import SetAside
 from commitmq.workers.schedule.levels import NEVER_MS, Level, Portion
 from commitmq.workers.schedule.progress import UNKNOWN, Progress, ProgressFiles
 
@@ -45,20 +47,19 @@ def _delivered(batch: DispatchBatch) -> object:
     return (batch.rows["delay_level"] > 0) & (batch.rows["topic"] != waiting)
 
 
-class Schedule:
+class Schedule(Mover):
     """The loop's state."""
 
     def __init__(self, context: WorkerContext, clock: SteadyClock | None = None) -> None:
-        self._context = context
-        self._control = context.control
-        self._config = context.config
-        self._clock = clock or SteadyClock()
-        config, layout = context.config, context.layout
+        config, layout, aside = context.config, context.layout, SetAside(context)
         self._log = CommitLog(layout.commit_log, config.commit_log.segment_bytes, config.commit_log.max_mapped_segments)
+        report = partial(aside.at, self._log)
+        self._delivery = Delivery(context, ROLE, report)
+        super().__init__(context, self._delivery.mover, aside)
+        self._config, self._clock = config, clock or SteadyClock()
         self._expired = ExpiredSegments(context, self._log)
         self._reader = QueueReader(self._log, layout.consume_queue, config.consume_queue.file_bytes)
         self._files = ProgressFiles(layout, context.log)
-        self._delivery = Delivery(context, ROLE)
         self._mover = self._delivery.mover
         self._before = MovedBefore()
         self._ends: dict[int, int] = {}
@@ -71,7 +72,7 @@ class Schedule:
         self._resumed_ms = 0
         self._begins_at: int | None = None
         """From there on lies what :attr:`_before` found; None when the offsets have passed all of it."""
-        self._runs = RunMaker(self._log, config, self._delivery.report)
+        self._runs = RunMaker(self._log, config, report)
 
     # ------------------------------------------------------------ begin and resume
 
@@ -108,23 +109,13 @@ class Schedule:
             self._begins_at, self._resumed_ms = start, self._clock.now_ms()
             self._context.log.info("looks for deliveries before it", found=len(self._before), bytes=end - start)
 
-    def writer_serves(self) -> bool:
-        """Wait for the writer. False when this process shall stop first."""
-        return self._mover.wait_for_writer()
-
-    def _bounds(self) -> tuple[int, int]:
-        return self._control.dispatcher(0, DispatcherWord.DISPATCHED), self._control.get(Word.MIN_OFFSET)
-
-    def _log_end(self) -> int:
-        """The end of what can be read of the log, which has everything that this process has appended."""
-        written = self._control.get(Word.WRITTEN)
-        while self._control.committed() < written and not self._context.stopping:
-            self._context.wait(5)  # with the transient store pool the flush process copies it into the files
-        return self._control.committed()
-
     # ------------------------------------------------------------ one turn
 
-    def turn(self) -> float:
+    def turn(self) -> None:
+        """Deliver what is due, and sleep until something is. Raises WriterLost."""
+        self._context.wait(self._move(), nap=True)  # a new message is not due for a second
+
+    def _move(self) -> float:
         """Deliver what is due; returns how long to wait, in ms. Raises WriterLost."""
         self._expired.release()
         jump_ms = self._clock.take_up()
@@ -204,9 +195,10 @@ class Schedule:
             logs.append(self._begins_at)
         return Progress(self._offsets(), min([self._control.get(Word.FLUSHED), *logs]))
 
-    def close(self) -> None:
+    def close(self, *, lost: bool) -> None:
         """Write the last positions, if everything delivered is flushed soon."""
-        self._positions.close()
+        if not lost:
+            self._positions.close()
         self._delivery.close()
         self._reader.close()
 
@@ -215,18 +207,4 @@ def run(context: WorkerContext) -> None:
     """The loop: what is due, then sleep until something is."""
     schedule = Schedule(context)
     context.ready()
-    lost = True
-    while not context.stopping:
-        try:
-            if lost:
-                if not schedule.writer_serves():
-                    break
-                schedule.resume()
-                lost = False
-            pause_ms = schedule.turn()
-        except WriterLost:
-            context.log.warning("the writer was lost, looking into the log for what was delivered")
-            lost = True
-            continue
-        context.wait(pause_ms, nap=True)  # a new message is not due for a second
-    schedule.close()
+    schedule.serve()

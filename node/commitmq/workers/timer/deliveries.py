@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from commitmq.workers.runtime.delivery import Delivery
 from commitmq.workers.runtime.moved_before import MovedBefore
 from commitmq.workers.runtime.run_making import RunMaker
 from commitmq.workers.runtime.run_mover import MovedRun
+from commitmq.workers.runtime.set_aside import SetAside
 from commitmq.workers.timer.due_slot import Rows, added_properties
 from commitmq.workers.timer.incoming import Incoming
 from commitmq.workers.timer.keys import copy_key, delivered_key, moved_by_timer, rolled_key
@@ -25,12 +27,13 @@ from commitmq.workers.timer.keys import copy_key, delivered_key, moved_by_timer,
 class Deliveries:
     """``left``: runs that the writer refused for now. ``way``: how runs are appended."""
 
-    def __init__(self, context: WorkerContext, log: CommitLog) -> None:
+    def __init__(self, context: WorkerContext, log: CommitLog, aside: SetAside) -> None:
         self._context = context
         self._log = log
         self._exactly_once = context.config.timer.exactly_once
-        self.way = Delivery(context, "timer")
-        self.records = RunMaker(log, context.config, self.way.report)
+        report = partial(aside.at, log)
+        self.way = Delivery(context, "timer", report)
+        self.records = RunMaker(log, context.config, report)
         self.left: list[MovedRun] = []
         self._start: int | None = None
         self._delivered = MovedBefore(copy_key, delivered_key)

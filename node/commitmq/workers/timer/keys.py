@@ -12,6 +12,7 @@ import numpy as np
 
 from commitmq.format.constants import Property
 from commitmq.format.record import parts_of
+from commitmq.semantics.retry import UNDELIVERED_TOPIC
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.log.dispatch_batch import DispatchBatch
 from commitmq.store.log.readdressing import find
@@ -26,7 +27,8 @@ def _normal(record: bytes | memoryview, mark: bytes, *, rolls: int = 0) -> Key:
     kept, text = key_of(record)
     pairs = [pair for pair in text.split(b"\x02") if pair and not pair.startswith(_TIMES)]
     if rolls:
-        times = [int(pair[len(_ROLLS) :]) for pair in pairs if pair.startswith(_ROLLS)]
+        texts = [pair[len(_ROLLS) :] for pair in pairs if pair.startswith(_ROLLS)]
+        times = [int(text) for text in texts if text.isdigit()]  # (it may be a client's own text)
         pairs = [pair for pair in pairs if not pair.startswith(_ROLLS)]
         pairs.append(_ROLLS + b"%d" % (sum(times) + rolls))
     return mark + kept, b"\x02".join(sorted(pairs))
@@ -54,12 +56,13 @@ def _topic(record: bytes) -> bytes:
 
 
 def moved_by_timer(batch: DispatchBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which records of a batch may be the timer's: those with the time of a dequeuing."""
+    """Which records of a batch may be the timer's: those with the time of a dequeuing, and dead letters."""
     if not len(batch) or batch.log is None:
         return np.zeros(len(batch), np.bool_)
     places = batch.rows["physical_offset"].astype(np.int64)
     base = int(places[0]) - int(places[0]) % batch.log.segment_bytes
     data = np.frombuffer(batch.log.read(base, batch.log.segment_bytes), np.uint8)
     found = find(data, places - base, batch.rows["size"].astype(np.int64), [Property.TIMER_DEQUEUE_MS])
-    moved: np.ndarray[Any, np.dtype[np.bool_]] = found.lengths[0] > 0
+    dead = batch.topics.index(UNDELIVERED_TOPIC) if UNDELIVERED_TOPIC in batch.topics else -1
+    moved: np.ndarray[Any, np.dtype[np.bool_]] = (found.lengths[0] > 0) | (batch.rows["topic"] == dead)
     return moved

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq import failpoints
-from commitmq.control import DispatcherWord, Word
+from commitmq.control import Word
 from commitmq.errors import StoreError
 from commitmq.format.timer_wheel import SLOTS
 from commitmq.semantics.recall import CANCEL_MARGIN_MS
@@ -38,8 +38,9 @@ from commitmq.workers.runtime.clocks import SteadyClock
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.delivery import RETRY_MS
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
+from commitmq.workers.runtime.mover import Mover
 from commitmq.workers.runtime.mover_positions import MoverPositions
-from commitmq.workers.runtime.run_mover import WriterLost
+from commitmq.workers.runtime.set_aside import SetAside
 from commitmq.workers.timer.deliveries import Deliveries
 from commitmq.workers.timer.due_slot import ROW, DueSlot, Rows
 from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, TimerQueue, slots_of
@@ -67,23 +68,22 @@ _MOST_SET_BACKS: Final = 64
 _FAR_BYTES: Final = 64 << 20  # an idle timer writes its position in the log each so many bytes
 
 
-class Timer:
+class Timer(Mover):
     """The loop's state."""
 
     def __init__(self, context: WorkerContext, clock: SteadyClock | None = None) -> None:
-        self._context = context
-        self._control, self._room = context.control, context.room
-        self._config = context.config.timer
-        self._clock = clock or SteadyClock()
-        self._layout = context.layout
-        config, layout = context.config, context.layout
+        config, layout, aside = context.config, context.layout, SetAside(context)
         mapped = min(_MAX_MAPPED, config.commit_log.max_mapped_segments)
         self._log = CommitLog(layout.commit_log, config.commit_log.segment_bytes, mapped)
+        self._deliveries = Deliveries(context, self._log, aside)
+        self._way = self._deliveries.way
+        super().__init__(context, self._way.mover, aside)
+        self._room, self._clock = context.room, clock or SteadyClock()
+        self._config = context.config.timer
+        self._layout = context.layout
         self._expired = ExpiredSegments(context, self._log)
         self._reader = QueueReader(self._log, layout.consume_queue, config.consume_queue.file_bytes)
-        self._deliveries = Deliveries(context, self._log)
-        self._way = self._deliveries.way
-        self._queue = TimerQueue(self._reader, self._log, self._way.report)
+        self._queue = TimerQueue(self._reader, self._log, partial(aside.at, self._log))
         self._records = self._deliveries.records
         self._files = ProgressFiles(layout, context.log)
         self._rules = TimerRules(roll_window_slots=self._config.roll_window_s * 1000 // PRECISION_MS)
@@ -216,23 +216,26 @@ class Timer:
         self.resume()
         return True
 
-    def writer_serves(self) -> bool:
-        """Wait for the writer. False when this process shall stop first."""
-        return self._way.mover.wait_for_writer()
-
-    def _bounds(self) -> tuple[int, int]:
-        return self._control.dispatcher(0, DispatcherWord.DISPATCHED), self._control.get(Word.MIN_OFFSET)
-
-    def _log_end(self) -> int:
-        """The end of what can be read of the log, which has everything that this process has appended."""
-        written = self._control.get(Word.WRITTEN)
-        while self._control.committed() < written and not self._context.stopping:
-            self._context.wait(5)  # with the transient store pool the flush process copies it into the files
-        return self._control.committed()
-
     # ------------------------------------------------------------ one turn
 
-    def turn(self) -> float:
+    def turn(self) -> None:
+        """Take in what came and deliver what is due, and sleep until more is. Raises WriterLost, DamagedTimerLogError."""
+        pause_ms = self._move()
+        if pause_ms and self.rest_ms:
+            # Ends before the next message is due, but for the short one.
+            self._context.wait(max(_REST_MS, min(pause_ms, self.rest_ms)), nap=True)
+        else:
+            self._context.wait(pause_ms, unless=self.has_news)
+
+    def cope(self, error: Exception) -> bool | None:
+        """Damage of wheel and timer log: both are made again."""
+        if not isinstance(error, DamagedTimerLogError):
+            return None
+        self.distrust(error)
+        self._context.wait(_DISTRUST_MS)
+        return True
+
+    def _move(self) -> float:
         """Take in what came and deliver what is due; returns how long to wait, in ms. Raises WriterLost."""
         self.rest_ms = 0
         self._expired.release()
@@ -403,8 +406,10 @@ class Timer:
         not_whole = replace(self._positions.written, is_whole=False)
         self._room.wait(_POSITIONS, partial(self._files.store, not_whole))
 
-    def close(self) -> None:
+    def close(self, *, lost: bool) -> None:
         """Write the last positions, if everything delivered is flushed soon."""
+        if lost:
+            return
         if self._changed:
             self._positions.note_change()
         self._positions.close()
@@ -434,28 +439,4 @@ def run(context: WorkerContext) -> None:
     """The loop: what came, what is due, then sleep until something is."""
     timer = Timer(context)
     context.ready()
-    lost = True
-    while not context.stopping:
-        try:
-            if lost:
-                if not timer.writer_serves():
-                    break
-                timer.resume()
-                lost = False
-            pause_ms = timer.turn()
-        except WriterLost:
-            context.log.warning("the writer was lost, looking into the log for what was delivered")
-            lost = True
-            continue
-        except DamagedTimerLogError as error:
-            timer.distrust(error)
-            lost = True
-            context.wait(_DISTRUST_MS)
-            continue
-        if pause_ms and timer.rest_ms:
-            # Ends before the next message is due, but for the short one.
-            context.wait(max(_REST_MS, min(pause_ms, timer.rest_ms)), nap=True)
-        else:
-            context.wait(pause_ms, unless=timer.has_news)
-    if not lost:
-        timer.close()
+    timer.serve()

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commitmq import failpoints
-from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Host, Property
 from commitmq.format.record import Record, encode_record
 from commitmq.store.log.run_check import CheckedRun
 from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.isolation import is_of_message
 from commitmq.workers.runtime.run_mover import MovedRun, Put, RunMover
 from commitmq.workers.transaction.ledger import Place
 
@@ -50,7 +50,7 @@ class Appends:
     def __init__(self, context: WorkerContext) -> None:
         config = context.config
         self._context = context
-        self._mover = RunMover(context)
+        self.way = RunMover(context)
         self.host = Host(config.network.store_host, config.network.store_port)
         self._has_crc = config.commit_log.append_properties_crc
         self._run_bytes = min(_MOST_RUN_BYTES, config.commit_log.max_run_bytes)
@@ -58,7 +58,7 @@ class Appends:
     def writer_serves(self) -> bool:
         """Wait for the writer. False when this process shall stop first."""
         while not self._context.stopping:
-            if self._mover.writer_lives:
+            if self.way.writer_lives:
                 return True
             self._context.wait(0)  # requests may wait meanwhile: they would end a longer wait at once
             time.sleep(_LOOK_S)
@@ -67,7 +67,7 @@ class Appends:
     @property
     def writer_lives(self) -> bool:
         """Whether the writer serves."""
-        return self._mover.writer_lives
+        return self.way.writer_lives
 
     def put(self, name: str, appends: Sequence[Append], ack: str = "flushed") -> None:
         """Append all, and wait for the acks. ``name`` is that of the failpoints. Raises WriterLost."""
@@ -95,7 +95,7 @@ class Appends:
             ends = np.cumsum([len(one) for one in run.data], dtype=np.int64)
             checked = CheckedRun(np.frombuffer(b"".join(run.data), np.uint8), ends, len(run.data), moved=True)
             moved.append(MovedRun(first.topic, first.queue_id, checked, ":" in first.born_host.ip))
-        return list(zip(moved, self._mover.put(moved, ack), strict=True))
+        return list(zip(moved, self.way.put(moved, ack), strict=True))
 
     def _runs(self, appends: Sequence[Append]) -> list[_Run]:
         open_runs: dict[tuple[str, int, bool], _Run] = {}
@@ -103,8 +103,10 @@ class Appends:
         for one in appends:
             try:
                 data = self._encoded(one.record)
-            except InvalidMessageError as error:
-                one.code, one.sentence = "MESSAGE_ILLEGAL", str(error)
+            except Exception as error:
+                if not is_of_message(error):
+                    raise
+                one.code, one.sentence = "MESSAGE_ILLEGAL", str(error) or repr(error)
                 continue
             key = one.record.topic, one.record.queue_id, ":" in one.record.born_host.ip
             run = open_runs.get(key)
@@ -123,7 +125,7 @@ class Appends:
         return encode_record(replace(record, store_host=self.host, properties=properties), buckets=None)
 
     def close(self) -> None:
-        self._mover.close()
+        self.way.close()
 
 
 def _note(run: _Run, moved: MovedRun, put: Put) -> None:

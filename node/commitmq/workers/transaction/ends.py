@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from commitmq.coordination import requests
-from commitmq.errors import InvalidMessageError, ProtocolError
+from commitmq.errors import ProtocolError
 from commitmq.format.constants import Property
 from commitmq.format.record import Record
 from commitmq.semantics import delay, timer
@@ -29,6 +29,7 @@ from commitmq.semantics.transaction import (
     real_queue,
 )
 from commitmq.workers.runtime.context import monotonic_ms
+from commitmq.workers.runtime.isolation import is_of_message
 from commitmq.workers.runtime.topic_view import TopicViews
 from commitmq.workers.transaction.appends import MOST_BYTES, Append, Appends
 from commitmq.workers.transaction.half_queues import HalfQueues
@@ -125,8 +126,10 @@ class Ends:
                 size += self._begin(end, now_ms, wanted)
             except ProtocolError as error:
                 end.error = error
-            except InvalidMessageError as error:
-                end.error = ProtocolError("SYSTEM_ERROR", str(error))
+            except Exception as error:
+                if not is_of_message(error):
+                    raise
+                end.error = ProtocolError("SYSTEM_ERROR", str(error) or repr(error))
         self._commit(wanted)
         failed = self.write_ops(now_ms) if self.ledger.has_rollback else None
         for end in ends:

@@ -35,7 +35,9 @@ from commitmq.semantics.transaction import COMMIT, HALF_TOPIC, OP_TOPIC, OpBuffe
 from commitmq.semantics.transaction_check import CheckRules
 from commitmq.workers.runtime.clocks import DoubtingClock, wall_ms
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.mover import Mover
 from commitmq.workers.runtime.run_mover import WriterLost
+from commitmq.workers.runtime.set_aside import SetAside
 from commitmq.workers.runtime.topic_view import TopicViews
 from commitmq.workers.transaction.appends import Appends
 from commitmq.workers.transaction.checks import Checks
@@ -69,15 +71,14 @@ def _by_hand(actor: Actor, header: dict[str, Any]) -> Event:
     return Event(actor, "transaction.end", request=header["id"], after=wanted)
 
 
-class Transactions:
+class Transactions(Mover):
     """The loop's state."""
 
     def __init__(self, context: WorkerContext) -> None:
-        config = context.config.transaction
-        self._context, self._config = context, config
-        self._control = context.control
-        self._queues = HalfQueues(context)
+        config = self._config = context.config.transaction
         self._appends = Appends(context)
+        super().__init__(context, self._appends.way, SetAside(context))
+        self._queues = HalfQueues(context)
         self._positions = Positions(context)
         self._topics = TopicViews(context.layout, context.control)
         self._producers = Producers.of(config)
@@ -90,7 +91,7 @@ class Transactions:
         )
         self._ends = Ends(self._queues, self._appends, self._topics, config.timeout_ms)
         self._checks = Checks(
-            self._queues, self._appends, self._ends, rules, config.batch_messages, self._ask, self._report
+            self._queues, self._appends, self._ends, rules, config.batch_messages, self._ask, self.aside.message
         )
         self._counts = self._ends.counts = TransactionCounts.of(context)
         self._ledger = Ledger(0, 0, OpBuffer(0))
@@ -103,7 +104,7 @@ class Transactions:
         context.register(self._router)
         self._waiting: deque[tuple[bytes, int, End]] = deque()
         self._by_hand: dict[int, Event] = {}  # ends among them, by id()
-        self._check_number = self._left_out = 0
+        self._check_number = 0
         self._unheard = UnheardGroups()
 
     # ------------------------------------------------------------ begin and resume
@@ -112,18 +113,18 @@ class Transactions:
         """Wait for the writer. False when this process shall stop first."""
         return self._appends.writer_serves()
 
-    def resume(self) -> bool:
-        """Take up the positions, and find in queues and log what is done behind them. False when this process shall stop."""
+    def resume(self) -> None:
+        """Take up the positions, and find in queues and log what is done behind them; not all when this process shall stop."""
         positions = None
         while positions is None:
             self._context.wait(0)
             if self._context.stopping:
-                return False
+                return
             positions = self._positions.fetch()
             if positions is None:
                 time.sleep(_LOOK_S)
         if not self._is_dispatched():
-            return False
+            return
         config = self._config
         low, high = self._queues.bounds(HALF_TOPIC)
         ops_low, ops_high = self._queues.bounds(OP_TOPIC)
@@ -147,7 +148,6 @@ class Transactions:
         if config.exactly_once:
             self._find(ledger, halves)
         self._check_at_ms = monotonic_ms() + config.check_interval_ms
-        return True
 
     def _is_dispatched(self) -> bool:
         """Wait until everything that is written now is in the queues. False when this process shall stop first."""
@@ -193,7 +193,11 @@ class Transactions:
 
     # ------------------------------------------------------------ one turn
 
-    def turn(self) -> float:
+    def turn(self) -> None:
+        """Do what is due, and sleep until more is. Raises WriterLost."""
+        self._context.wait(self._work())
+
+    def _work(self) -> float:
         """Do what is due; returns how long to wait, in ms. Raises WriterLost."""
         self._queues.release()
         if self._topics.is_stale:
@@ -327,14 +331,6 @@ class Transactions:
         message.store_host = self._appends.host
         router.send_multipart([peer, header, encode_record(message, buckets=None)])
 
-    def _report(self, half: Record, why: str) -> None:
-        """A half message stays where it is, or is given up without a copy: people are told."""
-        self._left_out += 1
-        unique_id = half.properties.get(Property.UNIQUE_KEY, "")
-        place = half.physical_offset
-        self._context.log.error("a half message is left out", why=why, unique_id=unique_id, physical_offset=place)
-        self._context.tell(left_out=self._left_out)
-
     def _commit_positions(self) -> None:
         """Tell the coordinator how far both queues are dealt with, when that is flushed."""
         now, end = self._due
@@ -358,8 +354,9 @@ class Transactions:
             names = ("committed", "rolled_back", "checked", "discarded")
             self._context.tell(**dict(zip(names, counts, strict=True)), producers=len(self._producers))
 
-    def close(self) -> None:
+    def close(self, *, lost: bool) -> None:
         """Write the last op messages and positions, if the writer still takes them."""
+        del lost  # (the ledger is as it was when the writer was lost)
         try:
             if self._appends.writer_lives and self._ledger.ops.due_in_ms(monotonic_ms()) is not None:
                 self._ends.write_ops(wall_ms())
@@ -382,17 +379,4 @@ def run(context: WorkerContext) -> None:
     """The loop: what is due, then sleep until something is."""
     transactions = Transactions(context)
     context.ready(endpoints=transactions.endpoints)
-    lost = True
-    while not context.stopping:
-        try:
-            if lost:
-                if not transactions.writer_serves() or not transactions.resume():
-                    break
-                lost = False
-            pause_ms = transactions.turn()
-        except WriterLost:
-            context.log.warning("the writer was lost, looking into the log for what was done")
-            lost = True
-            continue
-        context.wait(pause_ms)
-    transactions.close()
+    transactions.serve()

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError
+from commitmq.errors import CommitMQError, CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError
 from commitmq.format.constants import WAITING_TOPICS, Host, SysFlag
 from commitmq.format.record import Record, encode_record
 from commitmq.semantics import delay
@@ -39,6 +39,14 @@ _MOST_RETRIES_TOLD: Final = (1 << 31) - 2  # one more is stored, as a Java int
 _MAX_RETRIES: Final = 1 << 30
 
 
+class NoCopyError(CommitMQError):
+    """No copy of ``record`` fits, not even as a dead letter of ``group``: the message is to be set aside."""
+
+    def __init__(self, record: Record, group: str, why: str) -> None:
+        super().__init__(why)
+        self.record, self.group = record, group
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """A copy that is to be stored. ``topic`` and ``queue_id``: where the group will read it."""
@@ -48,6 +56,8 @@ class Copy:
     queue_id: int
     dead: bool
     born_host_bytes: int
+    source: Record
+    group: str
 
 
 class SendBacks:
@@ -62,7 +72,7 @@ class SendBacks:
         self._turn = 0
 
     def copy_of(self, header: dict[str, Any]) -> Copy:
-        """The copy that a request asks for. Raises Refusal."""
+        """The copy that a request asks for, as it fits: the try may have become a dead letter. Raises Refusal, NoCopyError."""
         group = header.get("group")
         if type(group) is not str:
             raise Refusal("INVALID_PARAMETER", "group must be a string")
@@ -83,12 +93,12 @@ class SendBacks:
         tries = copies(record, group, queue, delay_level=level, max_retries=most, retries=retries)
         try:
             made, placed = first_that_fits(tries, self._placed, (InvalidMessageError, MessageIllegalError))
-        except InvalidMessageError as error:
-            raise Refusal("MESSAGE_ILLEGAL", f"no copy of the message fits: {error}") from error
+        except (InvalidMessageError, MessageIllegalError) as error:
+            raise NoCopyError(record, group, f"no copy fits: {error}") from error
         if made.dead and not dead:
             self._queue_of(made.record.topic, group)
         born_host_bytes = 20 if ":" in record.born_host.ip else 8
-        return Copy(placed, made.record.topic, made.record.queue_id, made.dead, born_host_bytes)
+        return Copy(placed, made.record.topic, made.record.queue_id, made.dead, born_host_bytes, record, group)
 
     def _placed(self, made: SentBack) -> Placed:
         """Where the copy is stored. Raises InvalidMessageError, MessageIllegalError when it breaks a limit there."""

@@ -21,12 +21,14 @@ from commitmq.format.producer_mark import mark_of
 from commitmq.network.guard import Guard
 from commitmq.network.router import Router
 from commitmq.protocol import wire
+from commitmq.semantics.retry import dead_letter_topic
 from commitmq.store.log.append import Appended, CommitLogAppender
 from commitmq.store.log.inner_batch import count_messages
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError
 from commitmq.store.producers.producer_table import SequenceRefusedError
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.flow import Flow, FlowRefusedError
+from commitmq.workers.runtime.set_aside import SetAside
 from commitmq.workers.runtime.topic_view import TopicViews
 from commitmq.workers.writer.born_hosts import BornHosts, client_of, keeps_hosts, peer_address, user_of
 from commitmq.workers.writer.busy_sends import BusySends
@@ -36,7 +38,7 @@ from commitmq.workers.writer.producers import Numbered, Producers, ProducersUnus
 from commitmq.workers.writer.put_rules import PutRules
 from commitmq.workers.writer.recalls import LATE_RECALL, Recalls
 from commitmq.workers.writer.send_answers import PendingAck, SendAnswers
-from commitmq.workers.writer.send_backs import SendBacks
+from commitmq.workers.writer.send_backs import NoCopyError, SendBacks
 from commitmq.workers.writer.send_checks import FORBIDDEN, Refusal, SendChecks, integer, unnumbered
 from commitmq.workers.writer.send_counts import Send, SendCounts
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError, batch_properties
@@ -82,6 +84,7 @@ class SendRequests:
         self._rules = PutRules(appender, context.config, context.layout)
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
         self._recalls = None if topics is None else Recalls(context, self._rules, port)
+        self._aside: SetAside | None = None
         self._flow: Flow | None = None
         self._set_rates()
         context.on_settings(lambda _config: self._set_rates())
@@ -215,14 +218,15 @@ class SendRequests:
     def _append(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         topic, queue_id, ack = self._checks.checked(header, frames)
         size = len(frames[1])
-        if size > self._max_run_bytes:
+        count = integer(header, "count", -1, -1, 1 << 31)
+        moved = "moved" in header and keeps_hosts(header, "moved", frames[1])
+        # A message that the log has is moved, whatever the limit is now.
+        if size > self._max_run_bytes and not (moved and count == 1):
             raise Refusal(
                 "FRAME_TOO_LARGE",
                 f"the run has {size} bytes, this node takes {self._max_run_bytes} (commit_log.max_run_bytes)",
             )
-        count = integer(header, "count", -1, -1, 1 << 31)
         host = self._born_hosts.of(identity, frames[1])
-        moved = "moved" in header and keeps_hosts(header, "moved", frames[1])
         forwarded = "forwarded" in header and keeps_hosts(header, "forwarded", frames[1])
         sender = self._numbered(header) if "producer_id" in header else None
         run = self._appender.check_run(
@@ -329,13 +333,26 @@ class SendRequests:
         if self._send_backs is None:
             raise Refusal("UNKNOWN_OP", "messages are sent back to the writer")
         ack = self._checks.checked_ack(header, frames)
-        copy = self._send_backs.copy_of(header)
-        placed = copy.placed
-        number, done = self._store_run(placed.topic, placed.queue_id, placed.run, bytes(copy.born_host_bytes))
+        try:
+            copy = self._send_backs.copy_of(header)
+            placed = copy.placed
+            try:
+                number, done = self._store_run(placed.topic, placed.queue_id, placed.run, bytes(copy.born_host_bytes))
+            except MessageIllegalError as error:
+                raise NoCopyError(copy.source, copy.group, str(error)) from error
+        except NoCopyError as error:
+            return self._set_aside(header, error)
         if copy.dead and self.counts is not None:
             self.counts.dead_letter(header["topic"], header["group"])
         where = {"topic": copy.topic, "dead": copy.dead, **placed.where(copy.topic)}
         return self._answers.acknowledged(identity, header, copy.topic, copy.queue_id, number, 1, done, ack, where)
+
+    def _set_aside(self, header: dict[str, Any], error: NoCopyError) -> bytes:
+        """The group goes on behind the message, which stays where it is and is listed."""
+        self._aside = self._aside or SetAside(self._context)
+        self._aside.message(error.record, str(error), group=error.group)
+        self._aside.write_down(at_once=True)
+        return wire.ok(header["id"], topic=dead_letter_topic(error.group), dead=True, set_aside=True)
 
     def _recall(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         """Store the cancellation of a message that waits for its time (spec 12.2)."""

@@ -111,20 +111,23 @@ class Retries:
                 return refused
             if is_last_try(record, header.delay_level, most):
                 await self._topics.retry_topics(header.group, dead=True)
-            answer, _ = await self._node.exchange(
-                self._node.line("writer"),
-                "send_back",
-                {
-                    "group": header.group,
-                    "topic": record.topic,
-                    "queue": record.queue_id,
-                    "queue_offset": record.queue_offset,
-                    "physical_offset": header.offset,
-                    "delay_level": max(TO_DEAD_LETTERS, min(header.delay_level, MAX_LEVEL)),
-                    "max_retries": max(0, min(most, _MOST_TRIES)),
-                },
-                (b"",),
-            )
+            fields = {
+                "group": header.group,
+                "topic": record.topic,
+                "queue": record.queue_id,
+                "queue_offset": record.queue_offset,
+                "physical_offset": header.offset,
+                "delay_level": max(TO_DEAD_LETTERS, min(header.delay_level, MAX_LEVEL)),
+                "max_retries": max(0, min(most, _MOST_TRIES)),
+            }
+            try:
+                answer, _ = await self._node.exchange(self._node.line("writer"), "send_back", fields, (b"",))
+            except ProtocolError as error:
+                if error.code != "TOPIC_NOT_EXIST":
+                    raise
+                # A message that has no room for another try becomes a dead letter before its last one.
+                await self._topics.retry_topics(header.group, dead=True)
+                answer, _ = await self._node.exchange(self._node.line("writer"), "send_back", fields, (b"",))
             topic = record.properties.get(Property.RETRY_TOPIC, record.topic)
             dead_of = (header.origin_topic or "null")[:MAX_NAME_CHARACTERS] if answer.get("dead") else None
             self._counting.sent_back(header.group, topic, record.total_size, dead_of)

@@ -37,6 +37,7 @@ class Node:
         self.error: Exception | None = None
         self.puts: list[int] = []
         self.refusal = BAD
+        self.aside: list[int] = []
         self.topics = SimpleNamespace(get=self.views.get, tombstone=lambda name: self.floors.get(name, 0))
         self.queues = SimpleNamespace(units=self.units)
         self.log = SimpleNamespace(record=self.record)
@@ -69,7 +70,8 @@ def node() -> Node:
 
 def revival(node: Node, most: Any = 16) -> Revival:
     shares = MagicMock(max_retries=MagicMock(side_effect=[most] * 99 if isinstance(most, int) else most))
-    return Revival(MagicMock(), node, shares, Records(load(None), "C"), node)  # type: ignore[arg-type]
+    aside: Any = SimpleNamespace(note=lambda _why, **place: node.aside.append(place["queue_offset"]))
+    return Revival(MagicMock(), node, shares, Records(load(None), "C"), node, aside)  # type: ignore[arg-type]
 
 
 def returns(*offsets: int, log: int = 9_000) -> list[Return]:
@@ -80,7 +82,7 @@ def test_a_message_of_a_deleted_topic_does_not_come_back(node: Node) -> None:
     del node.views["orders"]
     one = revival(node)
     assert one.copy(returns(40, 41)) == [Fate.DONE] * 2
-    assert (node.puts, one._left_out) == ([], 2)
+    assert (node.puts, len(node.aside)) == ([], 2)
 
 
 def test_another_message_at_its_offset_does_not_come_back_instead(node: Node) -> None:
@@ -91,10 +93,10 @@ def test_another_message_at_its_offset_does_not_come_back_instead(node: Node) ->
     assert node.puts == [1], "this one was received from the new topic"
     assert one.copy(returns(40, log=2_999)) == [Fate.DONE]
     assert one.copy(returns(41, log=-1)) == [Fate.DONE]
-    assert (node.puts, one._left_out) == ([1, 1], 1), "RocketMQ's check point: the message was there when it was made"
+    assert (node.puts, len(node.aside)) == ([1, 1], 1), "RocketMQ's check point: the message was there when it was made"
     node.store_timestamp = KEY.pop_time + 1
     assert one.copy(returns(41, log=-1)) == [Fate.DONE]
-    assert (node.puts, one._left_out) == ([1, 1], 2)
+    assert (node.puts, len(node.aside)) == ([1, 1], 2)
 
 
 def test_what_can_never_come_back_is_reported_and_done(node: Node) -> None:
@@ -102,7 +104,7 @@ def test_what_can_never_come_back_is_reported_and_done(node: Node) -> None:
     evil = Return(CheckPoint(KEY._replace(topic="../x"), 5_000, (0,)), 40)
     nobody = Return(CheckPoint(KEY._replace(group="a b"), 5_000, (0,)), 40)
     assert one.copy([evil, nobody, *returns(60)]) == [Fate.DONE] * 3
-    assert (node.puts, one._left_out) == ([], 3)
+    assert (node.puts, len(node.aside)) == ([], 3)
 
 
 def test_a_message_that_the_writer_never_takes_keeps_no_other_one_back(node: Node) -> None:
@@ -110,7 +112,7 @@ def test_a_message_that_the_writer_never_takes_keeps_no_other_one_back(node: Nod
     one = revival(node)
     assert one.copy(returns(40, 41, 42, 43)) == [Fate.DONE] * 4
     assert node.puts == [4, 1, 1, 1, 1]
-    assert (one.came_back, one._left_out) == (3, 1)
+    assert (one.came_back, len(node.aside)) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_a_refusal_that_may_end_loses_nothing(node: Node, refusal: Put, fate: Fa
     node.refusal, node.bodies[41] = refusal, b"bad"
     one = revival(node)
     assert one.copy(returns(40, 41)) == [fate] * 2
-    assert one._left_out == 0
+    assert len(node.aside) == 0
 
 
 def test_a_node_that_cannot_read_now_loses_nothing(node: Node) -> None:

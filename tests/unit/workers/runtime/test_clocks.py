@@ -106,6 +106,7 @@ WALL = {
     "supervision/live_settings.py": "when a setting was changed",
     "workers/cleanup/process.py": "when segments were deleted; their ages are of a doubting clock",
     "workers/runtime/clocks.py": "the clocks themselves",
+    "workers/runtime/set_aside.py": "when a message was set aside, for people",
     "workers/timer/deliveries.py": "TIMER_DEQUEUE_MS",
     "workers/timer/progress.py": "the version of timercheck; what time no timer can have written",
     "workers/transaction/ends.py": "when a committed message with a time is due",

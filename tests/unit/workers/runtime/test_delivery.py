@@ -15,8 +15,9 @@ import pytest
 from commitmq.errors import ProtocolError
 from commitmq.format.constants import Host
 from commitmq.format.record import Record, decode_record, encode_record
+from commitmq.semantics.retry import UNDELIVERED_TOPIC
 from commitmq.store.log.run_check import CheckedRun
-from commitmq.workers.runtime.delivery import UNDELIVERED_TOPIC, Delivery
+from commitmq.workers.runtime.delivery import Delivery
 from commitmq.workers.runtime.run_mover import MovedRun, Put
 
 HOST = Host("127.0.0.1", 10_911)
@@ -29,6 +30,7 @@ class Way(Delivery):
     def __init__(self, judge: Judge, coordinator: dict[str, Any] | None = None) -> None:
         self.told: dict[str, int] = {}
         self.errors: list[str] = []
+        self.aside: list[tuple[int, str]] = []
         self.appended: list[MovedRun] = []
         self._coordinator = {"ok": True} if coordinator is None else coordinator
         config = SimpleNamespace(
@@ -36,7 +38,7 @@ class Way(Delivery):
         )
         log = SimpleNamespace(error=lambda sentence, **_: self.errors.append(sentence))
         context: Any = SimpleNamespace(config=config, log=log, tell=self.told.update)
-        super().__init__(context, "test")
+        super().__init__(context, "test", lambda why, place: self.aside.append((place, why)))
         self.mover = SimpleNamespace(put=self._put)  # type: ignore[assignment]
         self._line = SimpleNamespace(ask=self._ask)  # type: ignore[assignment]
         self._judge = judge
@@ -63,7 +65,13 @@ def run(*bodies: bytes) -> MovedRun:
         for body in bodies
     ]
     ends = np.cumsum([len(one) for one in data], dtype=np.int64)
-    return MovedRun("orders", 3, CheckedRun(np.frombuffer(b"".join(data), np.uint8), ends, len(data)), born_v6=False)
+    return MovedRun(
+        "orders",
+        3,
+        CheckedRun(np.frombuffer(b"".join(data), np.uint8), ends, len(data)),
+        False,
+        range(1_000, 1_000 + len(data)),
+    )
 
 
 def records(one: MovedRun) -> list[Record]:
@@ -103,7 +111,7 @@ def test_only_the_message_that_is_wrong_is_a_dead_letter() -> None:
         left = way.append(left)
     assert left == []
     assert (way.bodies("orders"), way.bodies(UNDELIVERED_TOPIC)) == ([b"a", b"b"], [b"bad"])
-    assert (way.delivered, way.dead_letters, way.left_out) == (2, 1, 0)
+    assert (way.delivered, way.dead_letters, way.aside) == (2, 1, [])
 
 
 def test_what_may_be_taken_later_waits() -> None:
@@ -112,22 +120,21 @@ def test_what_may_be_taken_later_waits() -> None:
     assert way.append([one]) == [one]
     away = Way(refusing("TOPIC_NOT_EXIST"), {"raises": True})
     assert away.append([one]) == [one], "nobody can make the topic of dead letters now"
-    assert (away.left_out, away.dead_letters) == (0, 0)
+    assert (away.aside, away.dead_letters) == ([], 0)
 
 
 @pytest.mark.parametrize(
     ("also", "coordinator"),
     [("NO_PERMISSION", {"ok": True}), ("TOPIC_NOT_EXIST", {"ok": False, "code": "LIMIT_EXCEEDED", "error": "many"})],
 )
-def test_without_a_dead_letter_people_are_told(also: str, coordinator: dict[str, Any]) -> None:
+def test_without_a_dead_letter_a_message_is_set_aside(also: str, coordinator: dict[str, Any]) -> None:
     way = Way(refusing("TOPIC_NOT_EXIST", also=also), coordinator)
     assert way.append(way.append([run(b"a", b"b")])) == []
-    assert way.told == {"left_out": 2}
-    assert way.errors[-1] == "a message cannot be delivered"
+    assert [place for place, _ in way.aside] == [1_000, 1_001], "where they lie in the log"
 
 
 def test_a_topic_of_dead_letters_that_was_deleted_is_made_again() -> None:
     way = Way(refusing("TOPIC_NOT_EXIST", also="TOPIC_NOT_EXIST"))
     left = way.append(way.append([run(b"a")]))
     assert [one.topic for one in left] == [UNDELIVERED_TOPIC]
-    assert way.left_out == 0
+    assert way.aside == []
