@@ -76,6 +76,8 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Finding]:
             str(node["index_problem"]),
             "stop it, then `commitmq store rebuild --only index`",
         )
+    for told in node.get("remaking") or ():
+        yield Finding(NOTE, told["role"], progress_sentence(told), "wait; queries say `there may be more` until then")
     security = node.get("security") or {}
     for sentence in security.get("faults") or ():
         yield Finding(ERROR, "security", str(sentence), "do what it says before the next start; docs/security.md")

@@ -69,6 +69,8 @@ def _print_node(node: dict[str, Any], disk_warnings: list[str]) -> None:
         click.echo(f"kernels {node['kernels']['folder']} ({node['kernels']['origin']})")
     if node.get("progress"):
         click.echo(f"{node['progress']['role']}: {progress_sentence(node['progress'])}")
+    for told in node.get("remaking") or []:
+        click.echo(f"{told['role']}: {progress_sentence(told)}")
     for sentence in node.get("insecure") or []:
         click.secho(f"INSECURE: {sentence}", fg="red", bold=True)
     if node["keeper"] == "gone":

@@ -190,6 +190,12 @@ def progress(table: ProcessTable) -> dict[str, Any] | None:
     return None
 
 
+def remaking(table: ProcessTable) -> list[dict[str, Any]]:
+    """What workers make again of damaged files while they serve: role, and the members of a progress report."""
+    told = ((worker.role, worker.info.get("remaking")) for worker in table.workers.values())
+    return [{"role": role, **one} for role, one in told if isinstance(one, dict)]
+
+
 def dispatcher_rows(table: ProcessTable, control: ControlBlock, config: NodeConfig) -> list[dict[str, Any]]:
     """One row for each dispatcher: its plugin, its state, its position (bytes of the log), its skipped ranges.
 

@@ -68,6 +68,9 @@ class DispatcherHost:
         self._flags = 0
         self._min_offset = self._control.get(Word.MIN_OFFSET)
         self.dispatcher: Dispatcher | None = None
+        self._remade: tuple[int, int] | None = None
+        """The part of the log from which files that a crash took are made again."""
+        self._remaking = StartProgress(context, "remaking")
         self.state: DispatchState | None = None
         self._control.put_dispatcher(self.slot, DispatcherWord.FLAGS, 0)
         self.position = self._control.dispatcher(self.slot, DispatcherWord.DISPATCHED)
@@ -150,7 +153,11 @@ class DispatcherHost:
         self.dispatcher = self.topics.dispatcher = dispatcher
         self.set_position(position if self.is_plugin else max(position, self._min_offset))
         skipped, gaps = (state.skipped, state.gaps) if state is not None else ([], [])
-        context.tell(state="running", parked=None, skipped=skipped, gaps=gaps)
+        context.tell(state="running", parked=None, skipped=skipped, gaps=gaps, remaking=None)
+        recovered = self._control.get(Word.RECOVERED_END)
+        if not self.is_plugin and self.name != CONSUME_QUEUE and self.position < recovered:
+            self._remade = self.position, recovered
+            self._tell_remade()
         # Records that expired while this dispatcher was dead, or parked, or before it was told of them when the node
         # ended.
         self._min_offset = 0
@@ -251,12 +258,23 @@ class DispatcherHost:
         if len(batch):
             self._control.put_dispatcher(self.slot, DispatcherWord.TIMESTAMP, int(batch.rows["store_timestamp"][-1]))
         self.set_position(batch.end)
+        self._tell_remade()
         if self.is_plugin:
             self.deaths.survive(self.position)
         self._movers.see_topics(batch.topics)
         if self._changed and self._publisher is not None:
             with contextlib.suppress(zmq.Again):
                 self._publisher.send_multipart([b"q", orjson.dumps(self._changed)], zmq.NOBLOCK)
+
+    def _tell_remade(self) -> None:
+        """Report how far the files are made again; until then queries say that they are incomplete."""
+        if self._remade is not None:
+            start, end = self._remade
+            if self.position < end:
+                self._remaking(f"making files of the {self.name} again", self.position - start, end - start)
+            else:
+                self._remade = None
+                self._remaking.over()
 
     def _hand_over(self, batch: DispatchBatch) -> None:
         assert self.dispatcher is not None

@@ -1,7 +1,7 @@
-"""Reports a worker's progress before it is ready.
+"""Reports a worker's progress before it is ready, and with what it makes again beside its work.
 
-The supervisor gets the reports and shows them in ``status`` and to the program that waits for the start; the log gets
-them when the start takes long.
+The supervisor gets the reports and shows them in ``status``, the former also to the program that waits for the start; the
+log gets them when it takes long.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ _LOG_MS = 2_000
 class StartProgress:
     """Called again and again with the progress. A report also shows that this worker lives."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, name: str = "progress") -> None:
+        """``name`` of the report: ``progress``, or ``remaking``: damaged files are made again while the worker serves."""
         self._context = context
+        self._name = name
         self._phase = ""
         self._next_tell_ms = 0
         self._next_log_ms = monotonic_ms() + _LOG_MS
@@ -30,13 +32,14 @@ class StartProgress:
         self._phase, self._next_tell_ms = phase, now + _TELL_MS
         self._context.heartbeat()
         progress = {"phase": phase, "done": done, "total": total, "unit": unit}
-        self._context.tell(progress=progress)
+        self._context.tell(**{self._name: progress})
         if now >= self._next_log_ms:
             self._next_log_ms = now + _LOG_MS
-            self._context.log.info(f"starting: {progress_sentence(progress)}", done=done, total=total, unit=unit)
+            what = "starting: " if self._name == "progress" else ""
+            self._context.log.info(f"{what}{progress_sentence(progress)}", done=done, total=total, unit=unit)
 
     def over(self) -> None:
         """Report that the work is finished."""
         if self._phase:
             self._phase = ""
-            self._context.tell(progress=None)
+            self._context.tell(**{self._name: None})
