@@ -135,6 +135,7 @@ EXCEPTIONS = {
     ("client", "files.no_space"): "the same file, on a full disk",
     ("offline", "security.access_file"): "a snapshot whose users a start would refuse",
     ("offline", "security.node_keys"): "the same of its keys",
+    ("offline", "semantics.timer"): "the topic whose queue the timer wheel indexes",
     ("supervision", "semantics.movers"): "which processes start on demand",
     ("plugin", "supervision.roster"): "names that a plugin's process cannot have",
     ("plugin", "workers.runtime.context"): "the context of a plugin's worker, by its public name",

@@ -3,7 +3,7 @@
 Each part reports :class:`Fault` s, and adjacent faults of neighbouring parts belong together: a hundred missing units
 are one fault, even if a part of the log ends among them. So runs (of units, of index items) are reported as such, and
 become a :class:`Finding` with its sentence only when all parts are done. Findings have one order, whichever part found
-them when: small files, the log, queues, index; within each by place.
+them when: small files, the log, queues, index, the timer; within each by place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHOWN: Final = 50
 Order = tuple[Any, ...]
 """A finding's place in the report: a group, and the sort key within it."""
 
-SMALL_FILES, LOG, QUEUES, INDEX, CHAINS = range(5)
+SMALL_FILES, LOG, QUEUES, INDEX, CHAINS, TIMER = range(6)
 
 
 @dataclass(frozen=True, slots=True)

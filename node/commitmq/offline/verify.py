@@ -1,4 +1,5 @@
-"""``store verify``: reads a whole store and compares the log with itself, and its ConsumeQueues and index with the log.
+"""``store verify``: reads a whole store and compares the log with itself, and its ConsumeQueues, index, timer wheel and
+timer log with the log.
 
 Nothing is changed. The result is a list of :class:`Finding` s: the kind, the file, place and extent, and a sentence.
 
@@ -10,6 +11,7 @@ Nothing is changed. The result is a list of :class:`Finding` s: the kind, the fi
     queue.extra      units without a record in the log
     index.missing    a key of a record without its item; index.wrong: an item without a record's key
     index.chain      an item or a slot that does not point to its predecessor; index.header: wrong counts
+    timer.wheel      a slot that does not lead to its newest unit; timer.log: a missing unit, or one that leads elsewhere
     file.unreadable  a file that cannot be parsed
 
 A store that was not closed orderly (``abort`` exists) may lack units and items of its last records, and may have a torn
@@ -44,6 +46,7 @@ from commitmq.offline.runner import Progress, Runner, run_here, silent
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_index import IndexList
 from commitmq.offline.verify_piece import PieceReport, PieceTask, check_piece
+from commitmq.offline.verify_timer import check_timer
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.log.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
 from commitmq.store.metadata import consumer_offsets, json_config, orders_journal, topic_files
@@ -109,6 +112,7 @@ class _Verifier:
                 report.index_items = index.total
                 first_item = IndexShape(config.index.hash_slots, config.index.max_items).item_position(1)
                 outcome = replace(outcome, index_names=index.names, index_starts=index.starts, item_position=first_item)
+            faults.take(check_timer(view, log_end))
         if is_whole:
             self._end()
         report.findings = faults.findings(outcome)

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from commitmq.errors import StoreError
 from commitmq.files import disk
+from commitmq.format.timer_arrays import UNIT
 from commitmq.format.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES
 from commitmq.format.timer_wheel import NO_POSITION, SLOTS
 from commitmq.store.layout import StoreLayout
 from commitmq.workers.timer.incoming import PRECISION_MS, Incoming
 from commitmq.workers.timer.progress import Progress
-from commitmq.workers.timer.unit_log import UNIT, UnitLog
+from commitmq.workers.timer.unit_log import UnitLog
 from commitmq.workers.timer.wheel import Wheel
 
 Integers = NDArray[np.int64]

@@ -21,6 +21,7 @@ from commitmq.files import disk
 from commitmq.files.holes import data_extents, nonzero_chunks
 from commitmq.files.write_all import write_all
 from commitmq.format.file_names import segment_name
+from commitmq.format.timer_arrays import UNIT
 from commitmq.format.timer_log import (
     FILLER_BYTES,
     MAGIC_DEFAULT,
@@ -35,19 +36,6 @@ from commitmq.kernels.timer_chain import walk_chain
 Integers = NDArray[np.int64]
 Units = NDArray[np.void]
 
-UNIT: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("previous", ">i8"),
-        ("magic", ">i4"),
-        ("write_ms", ">i8"),
-        ("delay_ms", ">i4"),
-        ("physical_offset", ">i8"),
-        ("record_bytes", ">i4"),
-        ("topic_hash", ">i4"),
-        ("reserved", ">i8"),
-    ]
-)
 _WALK: Final = 65_536
 
 

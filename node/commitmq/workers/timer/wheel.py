@@ -18,11 +18,11 @@ from commitmq.errors import StoreError
 from commitmq.files import disk
 from commitmq.files.holes import data_extents
 from commitmq.files.write_all import write_all
+from commitmq.format.timer_arrays import SLOT
 from commitmq.format.timer_wheel import NO_POSITION, SLOT_BYTES, SLOTS, WHEEL_BYTES
 
 Integers = NDArray[np.int64]
 
-SLOT: Final = np.dtype([("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("messages", ">i4"), ("magic", ">i4")])
 _PAGE_BYTES: Final = 4096
 _PAGE_SLOTS: Final = _PAGE_BYTES // SLOT_BYTES
 _LOOK_SLOTS: Final = 8_192
