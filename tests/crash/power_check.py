@@ -31,6 +31,9 @@ from commitmq.format.producer_mark import parse_mark
 from commitmq.format.record import Record
 from commitmq.format.units import UNIT
 from commitmq.log import get_log
+from commitmq.offline.held_store import HeldStore
+from commitmq.offline.verify import verify
+from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.index.index_reader import IndexReader, KeyKind, KeyQuery
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
@@ -45,6 +48,7 @@ from commitmq.workers.recovery import process as recovery
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.doorbell import Doorbell
 from commitmq.workers.runtime.slots import role_slot
+from commitmq.workers.timer.process import Timer
 from commitmq.workers.writer.log_tail import recover_tail
 from commitmq.workers.writer.producers import Producers
 
@@ -116,6 +120,9 @@ class Recovered:
                     host.close()
                     if host._publisher is not None:
                         host._publisher.close()
+            if (layout.consume_queue / TIMER_TOPIC).is_dir():
+                with _worker("timer", layout, config, control, clean) as context:
+                    take_in_timers(Timer(context))
             with _worker("writer", layout, config, control, clean) as context:
                 self.producers = Producers(layout, config, get_log("writer"))
                 self.queue_offsets, self.end, _stamp = recover_tail(context, self.producers)
@@ -133,6 +140,15 @@ class Recovered:
         finally:
             control.close()
 
+    def verify(self) -> list[str]:
+        """What ``store verify`` finds, as after a stop."""
+        with HeldStore(self.layout.root, self.config) as held:
+            abort = self.layout.abort.read_bytes()
+            self.layout.abort.unlink()
+            report = verify(held)
+            self.layout.abort.write_bytes(abort)
+        return [f"{one.kind} {one.file} at {one.offset}: {one.detail}" for one in report.findings if not one.is_note]
+
     def records(self) -> list[Record]:
         """All of the log; :attr:`min_offset` is where it begins."""
         log = CommitLog(self.layout.commit_log, self.config.commit_log.segment_bytes)
@@ -140,6 +156,15 @@ class Recovered:
         found = list(log.iter_records(end=self.end))
         log.close()
         return found
+
+
+def take_in_timers(timer: Timer) -> None:
+    """What the timer does before anything is due."""
+    timer.resume()
+    while not timer._take_in(*timer._bounds()):
+        pass
+    timer._changed = True
+    timer.close()
 
 
 class Stored(NamedTuple):
@@ -210,6 +235,8 @@ def check(store: Recovered, said: Said, before: int, *, until: int | None = None
     assert nexts.items() <= store.queue_offsets.items(), "queue offsets do not go on where the records end"
     assert store.min_offset or nexts == {key: offset for key, offset in store.queue_offsets.items() if offset}
 
+    found = store.verify()
+    assert not found, f"{len(found)} findings: {found[:3]}"
     checked = 0
     for time, ack, name, topic, queue_id, queue_offset, physical in said.acked:
         if time >= before or physical < store.min_offset:

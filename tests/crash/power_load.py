@@ -21,7 +21,7 @@ from typing import Any
 
 from power_recorder import Recorder
 
-from commitmq import Admin, Consumer, ExactlyOnce, Producer, SendResult
+from commitmq import Admin, Consumer, ExactlyOnce, Producer, SendResult, Sql
 from commitmq.client.results import BatchSendError
 from commitmq.errors import CommitMQError, SendError
 from nodes import Node, environment
@@ -40,7 +40,10 @@ SETTINGS = {
     "producers.snapshot_bytes": 65_536,
     "index.hash_slots": 97,
     "index.max_items": 600,
+    "timer.log_file_bytes": 4_096,
+    "timer.persist_interval_ms": 100,
     "consume_queue.enable_ext": True,
+    "consume_queue.enable_filter_bit_map": True,
     "consume_queue.ext_file_bytes": 4_096,
     "consume_queue.batch_file_bytes": 46 * 40,
     "consume_queue.enable_lmq": True,
@@ -50,8 +53,10 @@ TOPICS = ("orders", "audit")
 BATCHES = "batches"  # of inner batches
 LIGHT = ("%LMQ%a", "%LMQ%b", "%LMQ%c")
 PASSING = "passing"
+LATER = "later"  # due when the life is long over
 GROUP = "watchers"
 PASSERS = "passers-by"
+RED = "red-ones"  # by an SQL filter: its bits are in the extensions
 PATIENCE_S = 80.0  # a node that dies at one place of a start after the other is away for long
 SHIM = Path(__file__).parent / "power_shim"
 
@@ -107,6 +112,7 @@ class Load:
             "passer-by": self._look_in,
             "topics": self._make_topics,
             "kinds": self._send_kinds,
+            "later": self._send_later,
         }
         if not deletes:
             del works["topics"]
@@ -192,10 +198,21 @@ class Load:
                     self._said.acknowledge(name, result)
                 self._over.wait(0.12 * chance.random())
 
+    def _send_later(self, chance: random.Random) -> None:
+        """Messages that wait in the timer wheel, some of them in one slot, and some that roll."""
+        with self._producer() as producer:
+            while not self._over.wait(0.2 * chance.random()):
+                body, _ = self._body(chance)
+                with contextlib.suppress(SendError):
+                    producer.send(LATER, body, delay=chance.choice((3_600, 7_200, 3_600 + chance.randrange(90), 200_000)))
+
     def _consume(self, chance: random.Random) -> None:
-        with Consumer(
-            [*TOPICS, BATCHES], group=GROUP, node=self._address, auto_commit=False, timeout_s=PATIENCE_S
-        ) as consumer:
+        with (
+            Consumer([TOPICS[0]], group=RED, node=self._address, filter=Sql("TAGS = 'red'"), timeout_s=PATIENCE_S),
+            Consumer(
+                [*TOPICS, BATCHES], group=GROUP, node=self._address, auto_commit=False, timeout_s=PATIENCE_S
+            ) as consumer,
+        ):
             while not self._over.is_set():
                 for message in consumer.poll(0.1, max_messages=40):
                     place = (message.topic, message.queue_id, message.queue_offset)

@@ -6,7 +6,8 @@ or between two others. Units behind that position are dispatched again, so they 
 because RocketMQ or an older version used the store last, the check compares the queues with samples of records from
 both ends of the log.
 
-The content of the files is not read: ``store verify`` does that.
+After an orderly stop the content of the files is not read: ``store verify`` does that. After another end the units of up
+to a gigabyte of queues are read, and must belong to records that follow each other.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ Progress = Callable[[str, int, int, str], None]
 _FEW_FILES: Final = 8
 _QUEUES_A_REPORT: Final = 64
 _SAMPLE_BYTES: Final = 16 << 20
+_MOST_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class _Check:
         self._view = view
         self._limit = limit
         self._progress = progress
+        self._left = _MOST_BYTES if view.was_open else 0
+        """Bytes of queues that may still be read."""
         self._fds = FdCache(_FEW_FILES)
         self._proof = LogProof(view.layout.commit_log, view.segment_bytes)
         self._roots = {queue_ends.PLAIN: view.layout.consume_queue, queue_ends.BATCH: view.layout.batch_consume_queue}
@@ -95,6 +99,12 @@ class _Check:
         queue = ConsumeQueue(folder, config.file_bytes, self._fds)
         queue.refresh(limit, proof=self._proof.of(topic, queue_id))
         return queue
+
+    def _broken_file(self, queue: ConsumeQueue | BatchConsumeQueue) -> str | None:
+        size = queue.end_byte - max(0, queue.first_byte)
+        is_whole = size <= self._left
+        self._left -= size if is_whole else 0
+        return queue.broken_file(whole=is_whole)
 
     # ------------------------------------------------------------ with the record
 
@@ -129,7 +139,7 @@ class _Check:
             has_expired = found[1] < 0 and end.last_end <= expires_below  # together with its last unit's file
             if found[0] == end.next_offset and found[1] != end.last_end and not has_expired:
                 return f"its last unit, {found[0] - 1}, points at another record"
-        broken = queue.broken_file()
+        broken = self._broken_file(queue)
         return None if broken is None else f"{Path(broken).name} does not hold units of records that follow each other"
 
     # ------------------------------------------------------------ without a record
@@ -142,7 +152,7 @@ class _Check:
                 if (kind, topic, queue_id) in known:
                     continue
                 try:
-                    broken = self._opened(kind, topic, queue_id, self._limit).broken_file()
+                    broken = self._broken_file(self._opened(kind, topic, queue_id, self._limit))
                     why = "" if broken is None else f"{Path(broken).name} does not hold units that follow each other"
                 except StoreError as error:
                     why = str(error)

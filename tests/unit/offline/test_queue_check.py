@@ -1,6 +1,6 @@
-"""Goal: a start takes no queue for damaged whose files went with what expired.
+"""Goal: a start takes no queue for damaged whose files went with what expired, and finds torn units in the middle of others.
 
-Method: a small store, its record of the queues' ends, and a queue's first file that is gone.
+Method: a small store, its record of the queues' ends, and a queue's first file that is gone, or units of zeros.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pytest
 from commitmq.config import from_mapping
 from commitmq.offline.queue_check import find_losses
 from commitmq.offline.store_view import StoreView
+from commitmq.store.queues import queue_bytes
 from commitmq.store.queues.queue_ends import QueueEnd, QueueEnds
 from queue_store import QueueStore
 
@@ -36,3 +37,28 @@ def test_the_file_of_the_last_unit_may_have_expired(tmp_path: Path, has_expired:
     assert len(found) == len(why)
     for one, words in zip(found, why, strict=True):
         assert words in one
+
+
+@pytest.mark.parametrize("was_open", [True, False])
+@pytest.mark.parametrize("number", [0, 1, 4, 8, 9, 10, 13, 19, 24])
+def test_units_that_a_power_cut_took_from_the_middle_are_found(
+    tmp_path: Path, number: int, was_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an orderly stop only the files' edges and the newest units are read."""
+    monkeypatch.setattr(queue_bytes, "_TAIL_UNITS", 8)
+    monkeypatch.setattr(queue_bytes, "_PIECE_UNITS", 4)
+    store = QueueStore(tmp_path / "store")
+    store.topic("orders", 1)
+    for each in range(3 * UNITS_A_FILE):
+        store.put("orders", 0, b"%d" % each)
+    ends = QueueEnds(store.end)
+    ends.queues.append(QueueEnd.of(store.queue("orders", 0)))
+    view = StoreView(store.root, CONFIG, (0,), was_open=was_open)
+    assert not find_losses(view, ends, store.end, lambda *_: None)
+    base = number - number % UNITS_A_FILE
+    with open(store.layout.consume_queue / "orders" / "0" / f"{20 * base:020}", "r+b") as file:
+        file.seek(20 * (number - base))
+        file.write(bytes(20))
+    found = [one.why for one in find_losses(view, ends, store.end, lambda *_: None)]
+    assert bool(found) == (was_open or number in (0, 9, 10, 19, 24))
+    assert all("does not hold units of records that follow each other" in why for why in found)

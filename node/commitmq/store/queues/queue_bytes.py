@@ -10,17 +10,20 @@ writes a queue, others only read it.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Final
 
+import numpy as np
+
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
+from commitmq.format.constants import PREBLANK_SIZE
 from commitmq.format.file_names import segment_name
 
 _TAIL_BYTES: Final = 4096
 _TAIL_UNITS: Final = 4096
+_PIECE_UNITS: Final = 50_000
 
 Span = tuple[int, int]
 """Begin and end of a unit's record in the log; ``(-1, -1)`` for a place that is taken without a record."""
@@ -115,27 +118,30 @@ class QueueBytes:
                 break
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def broken_file(self) -> str | None:
+    def broken_file(self, *, whole: bool = False) -> str | None:
         """A file whose units' records do not follow each other; None when no such file is found.
 
-        The search is bounded: the first and the last unit of each file, and the newest :data:`_TAIL_UNITS` of the
-        queue.
+        Unless the ``whole`` queue is to be read, the search is bounded: the first and the last unit of each file, and the
+        newest :data:`_TAIL_UNITS` of the queue.
         """
-        size, previous = self.unit_bytes, -1
-        for base in range(max(0, self._first), self._end - self.file_bytes, self.file_bytes):
-            for at in (0, self.file_bytes - size):
-                end = self._record_end(self._pread(base, at, size), previous, sys.maxsize)
-                if end is None:
+        size, previous = self.unit_bytes, 0
+        heads = np.dtype({"names": ["at", "size"], "formats": [">i8", ">i4"], "offsets": [0, 8], "itemsize": size})
+        tail = self._end - _TAIL_UNITS * size
+        for base in range(max(0, self._first), self._end, self.file_bytes):
+            stop = min(self.file_bytes, self._end - base)
+            pieces = [(at, min(stop, at + _PIECE_UNITS * size)) for at in range(0, stop, _PIECE_UNITS * size)]
+            if not whole:
+                pieces = [(0, size), (max(size, min(stop - size, tail - base)), stop)]
+            for start, end in pieces:
+                data = self._pread(base, start, end - start)
+                units = np.frombuffer(data, heads, len(data) // size)
+                places, sizes = units["at"].astype(np.int64), units["size"].astype(np.int64)
+                is_blank = (places == 0) & (sizes == PREBLANK_SIZE)
+                ends = np.maximum.accumulate(np.append(previous, np.where(is_blank, 0, places + sizes)))
+                good = is_blank | ((sizes > 0) & (places >= ends[:-1]))
+                if len(units) * size < end - start or not good.all():
                     return self._path(base)
-                previous = max(previous, end)
-        last = max(0, self._end - size)
-        start = max(0, self._first, last - last % self.file_bytes, self._end - _TAIL_UNITS * size)
-        data = self._read(start, self._end - start) if self._first >= 0 else b""
-        for at in range(0, len(data), size):
-            end = self._record_end(data[at : at + size], previous, sys.maxsize)
-            if end is None:
-                return self._path(last - last % self.file_bytes)
-            previous = max(previous, end)
+                previous = int(ends[-1])
         return None
 
     # ------------------------------------------------------------ finding the end
