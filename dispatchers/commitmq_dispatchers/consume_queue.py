@@ -191,6 +191,8 @@ class ConsumeQueueDispatcher:
 
     def flush(self, *, thorough: bool) -> tuple[int, int]:
         """Sync queues (:meth:`_flush`), and from time to time write down where they end."""
+        for queue in self._extensions.look_again():
+            self._unsynced.add(queue, 0)
         durable = self._flush(thorough=thorough)
         self._record.flushed(self._position, durable[0])
         if thorough:
@@ -247,6 +249,12 @@ class ConsumeQueueDispatcher:
             durable=self._durable[0],
             error=str(error),
         )
+
+    @property
+    def remaking(self) -> tuple[str, int, int, str] | None:
+        """What is made again beside the other work, how much of it is done, of how much, and the unit of both."""
+        done, total = self._extensions.looked_at
+        return ("looking for lost extension units", done, total, "queues") if done < total else None
 
     @property
     def is_flushing(self) -> bool:

@@ -3,29 +3,35 @@ them.
 
 Units are added only while ``consume_queue.enable_ext`` is on. Without it, existing extension files are still cut and
 expired with their queues; else switching it on again would meet stale units.
+
+After a crash, and where an extension's end was lost, the addresses of all units are looked at beside the other work
+(:meth:`QueueExtensions.look_again`). A unit whose address leads nowhere gets its record's tags code in place of it. So does
+the unit before it: its bit map may reach into the bytes that are lost, and bits that are missing would hide its message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from commitmq.errors import FilterError
+from commitmq.errors import FilterError, StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.bloom import BITMAP_BYTES
 from commitmq.format.units import UNIT
 from commitmq.kernels.tags import MATCH, NO_MATCH
 from commitmq.plugin.hookspecs import DispatcherView
-from commitmq.store.log.dispatch_batch import Rows
+from commitmq.store.log.dispatch_batch import LogWalker, Rows
 from commitmq.store.queues.consume_queue import ConsumeQueue
-from commitmq.store.queues.consume_queue_ext import MAX_ADDRESS, ConsumeQueueExt, is_address
+from commitmq.store.queues.consume_queue_ext import MAX_ADDRESS, ConsumeQueueExt, ExtensionReader, is_address
 from commitmq.store.queues.queue_files import list_queues
 
 QueueKey = tuple[str, int]
 _LOOK_UNITS: Final = 8_192
+_LOOK_S: Final = 0.03
 
 
 class QueueExtensions:
@@ -40,20 +46,91 @@ class QueueExtensions:
         self._file_bytes = config.ext_file_bytes
         self._fds = fds
         self._queues: dict[QueueKey, ConsumeQueueExt] = {}
+        self._walker = LogWalker(view.commit_log, max_rows=1, max_bytes=1 << 30)
+        self._reader = ExtensionReader(self._root, self._file_bytes, fds)
+        self._look: Iterator[ConsumeQueue | None] = iter(())
+        self.looked_at = (0, 0)
+        """How many queues were looked at, and how many shall be."""
 
     def truncate(self, queues: Mapping[QueueKey, ConsumeQueue]) -> None:
         """Load every extension again, and cut it behind the extension unit that the last unit of its queue points to."""
         self._queues.clear()
+        suspects = [] if self._view.node_clean or not self._root.is_dir() else list(queues.values())
         for topic, queue_id, folder in list_queues(self._root):
             ext = ConsumeQueueExt(folder, self._file_bytes, self._fds)
             queue = queues.get((topic, queue_id))
             if queue is None or not queue.has_files:
                 ext.destroy()  # nothing points to it any more
                 continue
-            _open_behind(ext, queue)
+            if not _open_behind(ext, queue) and self._view.node_clean:
+                suspects.append(queue)
             if queue.is_dirty:
                 ext.expect_unsynced(0)  # units that point here are synced again, so the extension units are too
             self._queues[topic, queue_id] = ext
+        self._look = self._look_at(suspects)
+        self.looked_at = (0, len(suspects))
+
+    # ------------------------------------------------------------ lost units
+
+    def look_again(self) -> list[ConsumeQueue]:
+        """Look at the addresses of some more units, for some hundredths of a second; returns the queues that changed."""
+        changed, until = [], time.monotonic() + _LOOK_S
+        try:
+            for queue in self._look:
+                if queue is not None:
+                    changed.append(queue)
+                if time.monotonic() >= until:
+                    break
+        except StoreError as error:  # an address that leads nowhere costs a look at the record, and no message
+            self.looked_at = (0, 0)
+            self._view.log.warning("extension units cannot be looked at", error=str(error))
+        return changed
+
+    def _look_at(self, queues: Sequence[ConsumeQueue]) -> Iterator[ConsumeQueue | None]:
+        """A step yields the queue that it changed, or None."""
+        for number, queue in enumerate(queues):
+            self.looked_at = (number, len(queues))
+            at, end, healed = queue.min_offset, queue.max_offset, 0
+            while at < end:
+                at = max(at, queue.min_offset)
+                units = np.frombuffer(queue.read_units(at, _LOOK_UNITS), UNIT)
+                if not len(units):
+                    break
+                for row in self._lost(queue.key, units).tolist():
+                    code = self._code_of(units[row])
+                    if code is not None:
+                        queue.put_tags_code(at + row, code)
+                        healed += 1
+                        yield queue
+                # The last one is looked at with the one behind it, too.
+                at += len(units) - (at + len(units) < end)
+                yield None
+            if healed:
+                topic, queue_id = queue.key
+                self._view.log.warning("lost extension units were made up for", topic=topic, queue=queue_id, units=healed)
+        self.looked_at = (len(queues), len(queues))
+
+    def _lost(self, key: QueueKey, units: Rows) -> NDArray[np.int64]:
+        """The rows of ``units`` whose address leads nowhere, and those just before them."""
+        codes = units["tags_code"].astype(np.int64)
+        found = self._reader.resolve(f"{key[0]}/{key[1]}", codes)
+        if found is None:
+            return np.empty(0, np.int64)
+        addressed = codes <= MAX_ADDRESS
+        lost = found.codes <= MAX_ADDRESS
+        lost[:-1] |= lost[1:] & addressed[:-1]
+        return np.flatnonzero(lost)
+
+    def _code_of(self, unit: np.void) -> int | None:
+        """The tags code of the unit's record; None when the record has expired or cannot be read."""
+        start = int(unit["physical_offset"])
+        try:
+            batch = self._walker.walk(start, start + int(unit["size"]))
+        except StoreError:
+            return None
+        rows = batch.rows
+        is_it = len(rows) > 0 and int(rows["physical_offset"][0]) == start
+        return int(rows["tags_code"][0]) if is_it else None
 
     def add(self, key: QueueKey, queue: ConsumeQueue, rows: Rows, units: Rows) -> None:
         """Write the extension units of ``rows``, and put their addresses into ``units``, which ``queue`` gets next.
@@ -121,8 +198,9 @@ class QueueExtensions:
                 ext.delete_below(first[2])
 
 
-def _open_behind(ext: ConsumeQueueExt, queue: ConsumeQueue) -> None:
+def _open_behind(ext: ConsumeQueueExt, queue: ConsumeQueue) -> bool:
     """Load ``ext`` and let it continue behind the extension unit that the newest pointing unit of the queue points to.
+    Returns False where that unit was lost.
 
     Without files the whole queue is searched for that unit: the files may have been lost, and an old address must never
     lead to a new unit.
@@ -135,6 +213,6 @@ def _open_behind(ext: ConsumeQueueExt, queue: ConsumeQueue) -> None:
         units = np.frombuffer(queue.read_units(first, end - first), UNIT)
         found = np.flatnonzero(units["tags_code"] <= MAX_ADDRESS)
         if len(found):
-            ext.truncate_behind(int(units["tags_code"][found[-1]]))
-            return
+            return ext.truncate_behind(int(units["tags_code"][found[-1]]))
         end = first
+    return True

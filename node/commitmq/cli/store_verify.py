@@ -18,7 +18,7 @@ from commitmq.supervision.exit_codes import CliExit
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="One configuration key; repeatable.")
 @json_option
 def verify(folder: Path, config_file: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Read the whole store in DIR and compare log, ConsumeQueues and index. Changes nothing; exits 65 for damage.
+    """Read the whole store in DIR and compare log, ConsumeQueues, index and timer wheel. Changes nothing; exits 65 for damage.
 
     The node must be stopped; `commitmq store snapshot` copies the store of a running one, and verifies the copy.
     File sizes are the store's own. Cuts of the log that are kept in commitmq/cut are reported too; they are no damage of the

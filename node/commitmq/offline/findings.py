@@ -162,8 +162,10 @@ class UnitRun:
         file = f"{folder}/{self.topic}/{self.queue_id}/{segment_name(base)}"
         what = f"units {self.number} to {self.number + self.count - 1}" if self.count > 1 else f"unit {self.number}"
         what = f"{what} of {self.topic} queue {self.queue_id}"
-        is_note = False
-        if self.kind == "queue.missing":
+        is_note = self.kind == "queue.extension"
+        if is_note:
+            detail = f"the extension units of {what} are lost: readers look at the records"
+        elif self.kind == "queue.missing":
             detail = f"{what} are not there; the first record is at {self.physical_offset}"
             is_note = outcome.was_open
         else:

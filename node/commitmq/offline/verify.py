@@ -8,7 +8,7 @@ Nothing is changed. The result is a list of :class:`Finding` s: the kind, the fi
     log.order        queue offsets of a queue do not follow each other
     log.end          the log ends before a place that it must reach, so that a start refuses it
     queue.missing    a record without its unit; queue.wrong: a unit that differs from its record
-    queue.extra      units without a record in the log
+    queue.extra      units without a record in the log; queue.extension: lost extension units, of which only a note is made
     index.missing    a key of a record without its item; index.wrong: an item without a record's key
     index.chain      an item or a slot that does not point to its predecessor; index.header: wrong counts
     timer.wheel      a slot that does not lead to its newest unit; timer.log: a missing unit, or one that leads elsewhere

@@ -67,13 +67,15 @@ class Geometry:
         return {**self.found, **remembered, **{key: self.found[key] for key in INDEX if key in self.found}}
 
     def disagreements(self, confirmed: Collection[str] = ()) -> list[str]:
-        """Clauses of a message: files whose size differs from the remembered one, except those of ``confirmed``."""
+        """Clauses of a message: files whose size differs from the remembered one, except those of ``confirmed``, and
+        those that the node makes up for.
+        """
         if self.remembered is None:
             return []
         return [
             f"the store remembers {key}={size}, but {self.shown_by[key]} has {self.found[key]} bytes"
             for key, size in self.remembered.sizes.items()
-            if key not in INDEX and key not in confirmed and self.found.get(key, size) != size
+            if key not in (*INDEX, EXT_FILE) and key not in confirmed and self.found.get(key, size) != size
         ]
 
 

@@ -297,6 +297,10 @@ class ConsumeQueue(QueueFiles):
         self.max_physical_offset = offset + size
         return written
 
+    def put_tags_code(self, queue_offset: int, code: int) -> None:
+        """Put another tags code into the unit at ``queue_offset``: its address in the extension leads nowhere any more."""
+        self._write_at(queue_offset * UNIT_BYTES + UNIT_BYTES - 8, code.to_bytes(8, "big", signed=True))
+
     def pad_to(self, queue_offset: int) -> None:
         """Fill the places from the end up to ``queue_offset`` with pre-blank units, or none if over MAX_GAP_UNITS."""
         gap = queue_offset - self.max_offset

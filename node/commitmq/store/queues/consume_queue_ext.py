@@ -27,8 +27,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from commitmq.errors import StoreError
+from commitmq.errors import SegmentSizeError, StoreError
 from commitmq.files.fd_cache import FdCache
+from commitmq.files.mapped_file import list_sizes
 from commitmq.format.bloom import BITMAP_BYTES
 from commitmq.format.file_names import segment_name
 from commitmq.store.queues.queue_files import QueueFiles
@@ -81,8 +82,19 @@ class ConsumeQueueExt(QueueFiles):
         """Logical byte of the next unit, unless the unit does not fit into its file."""
         return self._end
 
+    def _list_files(self, *, repair: bool, limit: int | None = None) -> list[int]:
+        """As every queue's; with ``repair`` the files go when one of them has another size: they are hints."""
+        try:
+            return super()._list_files(repair=repair, limit=limit)
+        except SegmentSizeError:
+            if not repair:
+                raise
+            for base, _ in reversed(list_sizes(self.folder, self.file_bytes)):
+                self._delete(base)
+            return []
+
     def recover(self) -> None:
-        """Find the end of the valid units, and clear away everything behind it. Raises SegmentSizeError.
+        """Find the end of the valid units, and clear away everything behind it.
 
         Units behind a missing file are useless: no unit of the queue points behind an extension unit that was not
         synced.
@@ -112,11 +124,11 @@ class ConsumeQueueExt(QueueFiles):
             position += size
         return base + position
 
-    def truncate_behind(self, address: int) -> None:
+    def truncate_behind(self, address: int) -> bool:
         """Remove everything behind the unit at ``address``, the last one that a ConsumeQueue unit points to; durably.
 
         If that unit is missing, the extension units are lost. Then everything is deleted, and the next unit begins a
-        file behind ``address``: an old address must never lead to a new message's unit.
+        file behind ``address``: an old address must never lead to a new message's unit. Returns whether it was there.
         """
         at = offset_of(address)
         base = at - at % self.file_bytes
@@ -126,9 +138,10 @@ class ConsumeQueueExt(QueueFiles):
         if size < HEAD_BYTES:
             self._forget(bases)
             self._end = base + self.file_bytes
-            return
+            return False
         self._end = at + size
         self._cut(bases)
+        return True
 
     def delete_below(self, address: int) -> int:
         """Delete the files, never the last one, that are wholly below the unit at ``address``; returns their number."""

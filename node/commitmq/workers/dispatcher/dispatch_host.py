@@ -331,6 +331,12 @@ class DispatcherHost:
         spreads = getattr(self.dispatcher, "spreads_flush", False)
         thorough = force or (now >= self._next_thorough_ms and not spreads)
         self._next_flush_ms = now + config.flush_interval_ms
+        if self.name == CONSUME_QUEUE:
+            told = getattr(self.dispatcher, "remaking", None)
+            if told is None:
+                self._remaking.over()
+            else:
+                self._remaking(*told)
         if thorough:
             self._next_thorough_ms = now + config.flush_thorough_interval_ms
         try:

@@ -20,6 +20,7 @@ from commitmq.errors import StoreError
 from commitmq.files import disk
 from commitmq.files.holes import data_extents, nonzero_chunks
 from commitmq.files.write_all import write_all
+from commitmq.format.constants import MAGIC_FILLER
 from commitmq.format.file_names import segment_name
 from commitmq.format.timer_arrays import UNIT
 from commitmq.format.timer_log import (
@@ -177,13 +178,20 @@ class UnitLog:
         return found, positions[::-1][last]
 
     def _waiting(self, from_ms: int) -> Iterator[tuple[Integers, Units]]:
-        """The units of slots from ``from_ms`` on, a file at a time, and their positions, which ascend."""
+        """The units of slots from ``from_ms`` on, a file at a time, and their positions, which ascend.
+
+        Raises DamagedTimerLogError where a file has no unit before its end.
+        """
         for base in self._bases:
             data = self._mapped(base)
             assert data is not None
             size = max(0, min(len(data), self.end - base)) // UNIT_BYTES * UNIT_BYTES
             units = data[:size].view(UNIT)
             good = (units["size"] == UNIT_BYTES) & (units["magic"] & MAGIC_DEFAULT != 0)
+            holes = np.flatnonzero(~good)
+            # Only a filler may stand in the last place of a file.
+            if len(holes) and (holes[0] < len(units) - 1 or units["magic"][-1] != MAGIC_FILLER):
+                raise self._damaged(base + UNIT_BYTES * int(holes[0]))
             good &= units["write_ms"] + units["delay_ms"] >= from_ms
             yield base + UNIT_BYTES * np.flatnonzero(good), units[good]
 
