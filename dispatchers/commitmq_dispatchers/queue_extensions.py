@@ -107,7 +107,9 @@ class QueueExtensions:
                 yield None
             if healed:
                 topic, queue_id = queue.key
-                self._view.log.warning("lost extension units were made up for", topic=topic, queue=queue_id, units=healed)
+                self._view.log.warning(
+                    "lost extension units were made up for", topic=topic, queue=queue_id, units=healed
+                )
         self.looked_at = (len(queues), len(queues))
 
     def _lost(self, key: QueueKey, units: Rows) -> NDArray[np.int64]:

@@ -288,6 +288,7 @@ PARKED = {"name": "d", "state": "parked", "parked": {"offset": 7}, "lag_bytes": 
         ({"node": {"state": "starting"}}, "warning", "node"),
         ({"node": {"keeper": "gone"}}, "warning", "keeper"),
         ({"node": {"index_problem": "x"}}, "warning", "index"),
+        ({"node": {"remaking": [{"role": "a worker", "phase": "x", "done": 1, "total": 2}]}}, "note", "a worker"),
         ({"node": {"insecure": ["open"]}}, "warning", "listener"),
         ({"node": {"refuses_sends": True}}, "warning", "sends"),
         ({"node": {"security": {"users": False, "node_keys": False, "faults": ["gone"]}}}, "error", "security"),

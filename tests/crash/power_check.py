@@ -235,8 +235,8 @@ def check(store: Recovered, said: Said, before: int, *, until: int | None = None
     assert nexts.items() <= store.queue_offsets.items(), "queue offsets do not go on where the records end"
     assert store.min_offset or nexts == {key: offset for key, offset in store.queue_offsets.items() if offset}
 
-    found = store.verify()
-    assert not found, f"{len(found)} findings: {found[:3]}"
+    faults = store.verify()
+    assert not faults, f"{len(faults)} findings: {faults[:3]}"
     checked = 0
     for time, ack, name, topic, queue_id, queue_offset, physical in said.acked:
         if time >= before or physical < store.min_offset:

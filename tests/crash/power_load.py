@@ -204,7 +204,9 @@ class Load:
             while not self._over.wait(0.2 * chance.random()):
                 body, _ = self._body(chance)
                 with contextlib.suppress(SendError):
-                    producer.send(LATER, body, delay=chance.choice((3_600, 7_200, 3_600 + chance.randrange(90), 200_000)))
+                    producer.send(
+                        LATER, body, delay=chance.choice((3_600, 7_200, 3_600 + chance.randrange(90), 200_000))
+                    )
 
     def _consume(self, chance: random.Random) -> None:
         with (

@@ -83,10 +83,16 @@ def tear(store: Path) -> None:
     zero(files("timerlog/*")[1], 0, 512)
 
 
-def received(node: Node, topic: str, count: int, **settings: object) -> set[bytes]:
+def received(node: Node, topic: str, count: int, filter: Sql | str = "*") -> set[bytes]:
     found: set[bytes] = set()
-    with Consumer([topic], group="odd" if settings else "all", node=node.address, **settings) as consumer:  # type: ignore[arg-type]
-        eventually(lambda: len(found) >= count or bool(found.update(one.body for one in consumer.poll(0.1))), topic)
+    group = "all" if filter == "*" else "odd"
+    with Consumer([topic], group=group, node=node.address, filter=filter) as consumer:
+
+        def take() -> bool:
+            found.update(one.body for one in consumer.poll(0.1))
+            return len(found) >= count
+
+        eventually(take, topic)
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from commitmq.format.constants import RETRY_PREFIX
 from commitmq.semantics.retry import is_retry_topic
 from commitmq.store.metadata.topic_name import is_system_group
+from commitmq.supervision.progress import progress_sentence
 
 ERROR: Final = "error"
 WARNING: Final = "warning"

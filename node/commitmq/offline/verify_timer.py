@@ -29,7 +29,7 @@ from commitmq.format.file_names import segment_name
 from commitmq.format.record import decode_record
 from commitmq.format.timer_arrays import SLOT, UNIT
 from commitmq.format.timer_check import decode_check
-from commitmq.format.timer_log import FILLER_BYTES, MAGIC_DEFAULT, MAGIC_DELETE, UNIT_BYTES
+from commitmq.format.timer_log import FILLER_BYTES, MAGIC_DEFAULT, UNIT_BYTES
 from commitmq.format.timer_wheel import NO_POSITION, SLOT_BYTES, SLOTS, WHEEL_BYTES
 from commitmq.format.units import UNIT as QUEUE_UNIT
 from commitmq.offline.findings import TIMER, Faults, Finding, Single
@@ -213,9 +213,7 @@ class _Check:
             why = f"{len(lost)} messages that wait have no unit; the record of the first is at {lost[0][0]}"
             self.tell("timer.log", "timerlog", 0, 0, why)
 
-    def _records(
-        self, folder: Path, end: int
-    ) -> Iterator[tuple[NDArray[np.uint8], Integers, Integers, Integers]]:
+    def _records(self, folder: Path, end: int) -> Iterator[tuple[NDArray[np.uint8], Integers, Integers, Integers]]:
         """The records of the timer topic before the queue offset ``end``, by segment: bytes, where in them, places, sizes."""
         fds = FdCache(_FEW_FILES)
         queue = ConsumeQueue(folder, self._view.config.consume_queue.file_bytes, fds)
@@ -265,4 +263,3 @@ def _mapped(path: Path) -> mmap.mmap:
         return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
     finally:
         os.close(fd)
-
