@@ -21,6 +21,8 @@ from commitmq_plugins.metrics.processes import Processes, ProcessFigures
 _STATUS_EVERY_S: Final = 15.0
 _STATUS_LEAST_S: Final = 1.0
 _MOST_NAMES: Final = 100_000
+_LISTED: Final = 10
+"""Times ``metrics.max_positions``: the positions of which the ends of the queues are looked at, to find those that lag most."""
 
 _Found = TypeVar("_Found")
 Row = dict[str, Any]
@@ -179,10 +181,11 @@ class Gathering:
         self.lags.begin(figures.topics or {})
         figures.oldest_ms = self.lags.oldest_ms()
         most = self._settings.max_positions
-        rows = self._tried(lambda: list(self.line.pages("coordinator", "group.positions", "positions", most + 1)))
+        pages = self.line.pages("coordinator", "group.positions", "positions", most * _LISTED + 1)
+        rows = self._tried(lambda: list(pages))
         if rows is None:
             return
         figures.positions_left_out = max(0, len(rows) - most)
-        figures.queue_lags = self.lags.of(Position(*row) for row in rows[:most])
+        figures.queue_lags = self.lags.of((Position(*row) for row in rows[: most * _LISTED]), most)
         for one in figures.queue_lags:
             figures.group_lags.setdefault((one.group, one.topic), GroupLag()).add(one)

@@ -6,6 +6,7 @@ cannot be read (a queue under repair, a record that expired meanwhile) is None, 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,18 +109,23 @@ class Lags:
         except (StoreError, OSError):
             return None
 
-    def of(self, positions: Iterable[Position]) -> list[QueueLag]:
-        """The lag of each position whose queue can be read."""
-        found = []
-        for group, topic, queue, offset in positions:
-            bounds = self.bounds(topic, queue)
-            if bounds is None:
-                continue
-            first = max(offset, bounds[0])
-            messages = max(0, bounds[1] - first)
-            since = self._stored_ms(topic, queue, first) if messages else None
-            found.append(QueueLag(group, topic, queue, offset, bounds[1], messages, since))
-        return found
+    def of(self, positions: Iterable[Position], most: int) -> list[QueueLag]:
+        """The lags of the ``most`` positions that lag most, of those whose queues can be read; the log is read for these alone."""
+        ends: dict[tuple[str, int], tuple[int, int] | None] = {}  # many groups read one queue
+        behind: list[tuple[int, int, int, Position]] = []
+        for one in positions:
+            place = one.topic, one.queue
+            if place not in ends:
+                ends[place] = self.bounds(*place)
+            if (bounds := ends[place]) is not None:
+                first = max(one.offset, bounds[0])
+                behind.append((max(0, bounds[1] - first), first, bounds[1], one))
+        if len(behind) > most:
+            behind = heapq.nlargest(most, behind, key=lambda one: one[0])
+        return [
+            QueueLag(*one, end, messages, self._stored_ms(one.topic, one.queue, first) if messages else None)
+            for messages, first, end, one in behind
+        ]
 
     def oldest_ms(self) -> int | None:
         """When the oldest message of the log was stored."""
