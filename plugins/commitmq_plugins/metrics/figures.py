@@ -22,7 +22,7 @@ _STATUS_EVERY_S: Final = 15.0
 _STATUS_LEAST_S: Final = 1.0
 _MOST_NAMES: Final = 100_000
 _LISTED: Final = 10
-"""Times ``metrics.max_positions``: the positions of which the ends of the queues are looked at, to find those that lag most."""
+"""Times ``metrics.max_positions``: the positions that are looked at to find those that lag most."""
 
 _Found = TypeVar("_Found")
 Row = dict[str, Any]

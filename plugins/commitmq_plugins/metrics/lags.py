@@ -110,7 +110,7 @@ class Lags:
             return None
 
     def of(self, positions: Iterable[Position], most: int) -> list[QueueLag]:
-        """The lags of the ``most`` positions that lag most, of those whose queues can be read; the log is read for these alone."""
+        """The ``most`` largest lags of positions whose queues can be read. The log is read for these alone."""
         ends: dict[tuple[str, int], tuple[int, int] | None] = {}  # many groups read one queue
         behind: list[tuple[int, int, int, Position]] = []
         for one in positions:
