@@ -39,7 +39,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     requests = NamesrvRequests(routes, KVConfig(path), config, _now_ms, log)
 
     def closed(connection: Connection) -> None:
-        for key in routes.channel_closed(connection):
+        for key in requests.channel_closed(connection):
             log.warning("a broker's connection ended", address=key.address)
 
     tls = tls_of(settings, context.folder, log)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import replace
 from typing import Final
 
@@ -21,6 +22,7 @@ from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, loads
 from commitmq_plugins.rocketmq.remoting.headers import namesrv as headers
 from commitmq_plugins.rocketmq.remoting.headers.topics import TopicRequestHeader
+from commitmq_plugins.rocketmq.remoting.steps import Steps, begin, beside_others
 
 _ZONE: Final = "__ZONE_NAME"
 _FAQ: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
@@ -28,8 +30,10 @@ _UNIT: Final = 1
 _UNIT_SUB: Final = 2
 _MAX_EXPIRY_MS: Final = 24 * 3_600_000
 _DISABLED: Final = "disable"
+_LONG_BYTES: Final = 65_536
+"""Of a registration that is not begun at once."""
 
-Answerer = Callable[[Hashable, Command], Command]
+Answerer = Callable[[Hashable, Command], Command | Awaitable[Command]]
 
 
 class NamesrvRequests:
@@ -48,6 +52,8 @@ class NamesrvRequests:
         """``max_body_bytes``: the size of a registration after decompression."""
         self.routes, self._kv, self.config, self._now_ms, self._log = routes, kv, config, now_ms, log
         self._max_body_bytes = max_body_bytes
+        self._turn = asyncio.Lock()
+        self._slow: set[Hashable] = set()
         self._answerers: dict[int, Answerer] = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
@@ -74,8 +80,10 @@ class NamesrvRequests:
             RequestCode.GET_NAMESRV_CONFIG: self._get_config,
         }
 
-    def handle(self, channel: Hashable, command: Command) -> Command:
-        """The answer to any request. Never raises."""
+    def handle(self, channel: Hashable, command: Command) -> Command | Awaitable[Command]:
+        """The answer to any request; an awaitable for a registration of many topics: each turn of the event loop takes some.
+        Never raises, and neither does the awaitable.
+        """
         answerer = self._answerers.get(command.code)
         if answerer is None:
             return command.not_supported()
@@ -86,12 +94,21 @@ class NamesrvRequests:
             if failpoints.ACTIVE:
                 failpoints.hit(f"namesrv.done.{RequestCode(command.code).name}")
             return answer
-        except CommitMQError as error:
+        except Exception as error:
+            return self._failed(command, error)
+
+    def _failed(self, command: Command, error: Exception) -> Command:
+        """The answer to a request that raised ``error``, which is being handled."""
+        if isinstance(error, CommitMQError):
             self._log.debug("a request is refused", code=command.code, error=str(error))
             return command.answer(ResponseCode.SYSTEM_ERROR, str(error))
-        except Exception as error:
-            self._log.exception("a request failed", code=command.code, error=repr(error))
-            return command.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+        self._log.exception("a request failed", code=command.code, error=repr(error))
+        return command.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+    def channel_closed(self, channel: Hashable) -> list[BrokerKey]:
+        """End the brokers that registered on ``channel`` last, and registrations that came on it. Returns the brokers."""
+        self._slow.discard(channel)
+        return self.routes.channel_closed(channel)
 
     # ------------------------------------------------------------ routes
 
@@ -145,12 +162,36 @@ class NamesrvRequests:
 
     # ------------------------------------------------------------ brokers
 
-    def _register(self, channel: Hashable, command: Command) -> Command:
+    def _register(self, channel: Hashable, command: Command) -> Command | Awaitable[Command]:
+        steps = self._registering(channel, command)
+        is_short = len(command.body) < _LONG_BYTES and channel not in self._slow
+        if is_short and (done := begin(steps)) is not None:
+            return done[0]
+        self._slow.add(channel)  # its registrations keep their order
+        return self._register_beside_others(channel, command, steps)
+
+    async def _register_beside_others(self, channel: Hashable, command: Command, steps: Steps[Command]) -> Command:
+        async with self._turn:
+            try:
+                return await beside_others(self._while_open(channel, steps))
+            except Exception as error:
+                return self._failed(command, error)
+
+    def _while_open(self, channel: Hashable, steps: Steps[Command]) -> Steps[Command]:
+        while channel in self._slow:
+            try:
+                yield next(steps)
+            except StopIteration as done:
+                answer: Command = done.value
+                return answer
+        raise RouteError("the connection of the broker has ended")
+
+    def _registering(self, channel: Hashable, command: Command) -> Steps[Command]:
         header = headers.RegisterBrokerRequestHeader.decode(command.ext_fields)
         if header.body_crc32 and header.body_crc32 != crc32(command.body):
             self._log.warning("a registration is damaged", broker=header.broker_addr)
             return command.answer(ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        body = RegisterBrokerBody.decode(
+        body = yield from RegisterBrokerBody.decoding(
             command.body, compressed=header.compressed, version=command.version, max_bytes=self._max_body_bytes
         )
         key = BrokerKey(header.cluster_name, header.broker_addr)
@@ -167,7 +208,7 @@ class NamesrvRequests:
         )
         is_new = self.routes.version_of(key) is None
         try:
-            found = self.routes.register(registration, body, channel, self._now_ms())
+            found = yield from self.routes.registering(registration, body, channel, self._now_ms())
         except RouteError as error:
             self._log.warning("a broker is refused", broker=header.broker_addr, error=str(error))
             self.routes.touch(key, self._now_ms())  # what it registered before stays

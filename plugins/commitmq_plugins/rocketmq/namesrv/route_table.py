@@ -29,6 +29,7 @@ from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
 from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody
 from commitmq_plugins.rocketmq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from commitmq_plugins.rocketmq.remoting.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
+from commitmq_plugins.rocketmq.remoting.steps import Steps, finish, in_steps
 
 _ENTRY_BYTES: Final = 256
 """Of memory for a topic of a broker, beside its name and its mapping."""
@@ -67,12 +68,25 @@ class RouteTable:
         self, registration: Registration, body: RegisterBrokerBody, channel: Hashable, now_ms: int
     ) -> Registered:
         """Take a broker's registration. Raises RouteError, and nothing is changed then."""
+        return finish(self.registering(registration, body, channel, now_ms))
+
+    def registering(
+        self, registration: Registration, body: RegisterBrokerBody, channel: Hashable, now_ms: int
+    ) -> Steps[Registered]:
+        """:meth:`register` in steps, between which anything may happen. A broker that ends, or registers anew, between them
+        ends this registration.
+        """
         key, name, broker_id = registration.key, registration.name, registration.broker_id
+        configs: dict[str, TopicConfig] = {}
+        for config in in_steps(body.topics.topic_config_table.values()):
+            if config is None:
+                yield
+            else:
+                configs[config.topic_name] = config
+        mappings = checked_mappings(body.topics.mapping_info, configs)
+        yield from self._check_limits(registration, configs, mappings)
         broker = self._brokers.get(name)
         addresses = {} if broker is None else broker.broker_addrs
-        configs = {one.topic_name: one for one in body.topics.topic_config_table.values()}
-        mappings = checked_mappings(body.topics.mapping_info, configs)
-        self._check_limits(registration, configs, mappings)
         if self._is_older(registration, addresses, body):
             self._end([key])
             return Registered()
@@ -87,16 +101,19 @@ class RouteTable:
         is_first = self._place(broker, registration)
         live = self._live.get(key)
         is_changed = is_first or live is None or live.version != body.topics.data_version
+        live = self._live[key] = _Live(
+            name, now_ms, registration.expiry_ms, body.topics.data_version, channel, registration.ha_address
+        )
         if self._tells_topics(broker, registration):
-            self._take_topics(broker, registration, configs, is_changed=is_changed)
+            for _ in self._take_topics(broker, registration, configs, is_changed=is_changed):
+                yield
+                if self._live.get(key) is not live:
+                    return Registered()
             if is_changed:
                 for topic, mapping in mappings.items():
                     self._bytes += mapping.size - self._mapping_bytes(topic, name)
                     self._mappings.setdefault(topic, {})[name] = mapping
                     self._encoded.drop(topic)
-        self._live[key] = _Live(
-            name, now_ms, registration.expiry_ms, body.topics.data_version, channel, registration.ha_address
-        )
         return self._master_of(broker, registration)._replace(replaced=before)
 
     def _make_way(self, registration: Registration) -> str | None:
@@ -119,26 +136,34 @@ class RouteTable:
 
     def _check_limits(
         self, registration: Registration, configs: dict[str, TopicConfig], mappings: dict[str, Mapping]
-    ) -> None:
+    ) -> Steps[None]:
         key, name = registration.key, registration.name
-        check_names(name, key.cluster, key.address, registration.ha_address, registration.zone or "", *configs)
+        check_names(name, key.cluster, key.address, registration.ha_address, registration.zone or "")
+        new = more = 0
+        for topic in in_steps(configs):
+            if topic is None:
+                yield
+                continue
+            check_names(topic)
+            if name not in self._topics.get(topic, ()):
+                new += 1
+                more += _entry_bytes(topic)
         if key not in self._live and len(self._live) >= self._limits.max_brokers:
             raise RouteError(f"the name server has {len(self._live)} brokers already, which is its limit (max_brokers)")
         for topic, one in mappings.items():
             size = sum(other.size for owner, other in self._mappings.get(topic, {}).items() if owner != name) + one.size
             if size > MAX_MAPPINGS_BYTES:
                 raise RouteError(f"the mappings of topic {topic!r:.100} have {size} bytes of {MAX_MAPPINGS_BYTES}")
-        new = [topic for topic in configs if name not in self._topics.get(topic, ())]
-        self._check_room(new, sum(one.size - self._mapping_bytes(topic, name) for topic, one in mappings.items()))
+        more += sum(one.size - self._mapping_bytes(topic, name) for topic, one in mappings.items())
+        self._check_room(new, more)
 
-    def _check_room(self, topics: list[str], more: int = 0) -> None:
-        """For one more entry of each of ``topics``, and ``more`` bytes."""
-        if self._entries + len(topics) > self._limits.max_topics:
+    def _check_room(self, new: int, more: int) -> None:
+        """For ``new`` entries, and ``more`` bytes."""
+        if self._entries + new > self._limits.max_topics:
             raise RouteError(
-                f"{len(topics)} new topics are too many: the name server has {self._entries} of {self._limits.max_topics}"
+                f"{new} new topics are too many: the name server has {self._entries} of {self._limits.max_topics}"
                 " (plugins.rocketmq.max_topic_routes)"
             )
-        more += sum(map(_entry_bytes, topics))
         if more > 0 and self._bytes + more > self._limits.max_bytes:
             raise RouteError(
                 f"{more} more bytes of routes are too many: the name server has {self._bytes} of {self._limits.max_bytes}"
@@ -180,10 +205,13 @@ class RouteTable:
 
     def _take_topics(
         self, broker: BrokerData, registration: Registration, configs: dict[str, TopicConfig], *, is_changed: bool
-    ) -> None:
+    ) -> Steps[None]:
         name = broker.broker_name
         wiped = PERM_WRITE if registration.broker_id != MASTER_ID and broker.enable_acting_master else 0
-        for config in configs.values():
+        for config in in_steps(configs.values()):
+            if config is None:
+                yield
+                continue
             queues = self._topics.get(config.topic_name)
             if is_changed or queues is None or name not in queues:
                 data = QueueData(
@@ -195,8 +223,12 @@ class RouteTable:
                 )
                 self._put(config.topic_name, data)
         if registration.is_whole:
-            for topic in [one for one in self._topics_of.get(name, ()) if one not in configs]:
-                self._drop(topic, name)
+            gone = self._topics_of.get(name, {}).keys() - configs.keys()
+            for topic in in_steps(gone):
+                if topic is None:
+                    yield
+                elif name in self._topics.get(topic, ()):
+                    self._drop(topic, name)
 
     def _master_of(self, broker: BrokerData, registration: Registration) -> Registered:
         master = broker.broker_addrs.get(MASTER_ID)
@@ -274,7 +306,7 @@ class RouteTable:
         if any(data.broker_name not in self._brokers for data in datas):
             return
         check_names(topic)
-        self._check_room([topic] * len(datas))
+        self._check_room(len(datas), len(datas) * _entry_bytes(topic))
         for data in datas:
             self._put(topic, data)
 

@@ -6,6 +6,7 @@ registration, silence, end of its connection and its own word.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ class Namesrv:
         self, code: RequestCode, body: bytes = b"", *, channel: str = CHANNEL, version: int = 493, **fields: Any
     ) -> Command:
         texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in fields.items()}
-        answer = self.requests.handle(channel, Command(code, opaque=7, ext_fields=texts, body=body))
+        found = self.requests.handle(channel, Command(code, opaque=7, ext_fields=texts, body=body))
+        answer = found if isinstance(found, Command) else asyncio.run(found)  # type: ignore[arg-type]
         assert answer.opaque == 7
         assert answer.is_response
         return answer

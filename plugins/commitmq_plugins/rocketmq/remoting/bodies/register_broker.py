@@ -12,6 +12,7 @@ from commitmq_plugins.rocketmq.remoting.bodies.topic_config import TopicConfig, 
 from commitmq_plugins.rocketmq.remoting.codes import V5_0_0
 from commitmq_plugins.rocketmq.remoting.errors import BodyError
 from commitmq_plugins.rocketmq.remoting.fastjson import as_list, as_object, as_text, dumps, load_object, loads
+from commitmq_plugins.rocketmq.remoting.steps import Steps, finish, in_steps
 
 _INT: Final = struct.Struct(">i")
 _COMPRESSION_LEVEL: Final = 9
@@ -41,15 +42,21 @@ class RegisterBrokerBody:
         cls, data: bytes | bytearray | memoryview, *, compressed: bool, version: int, max_bytes: int
     ) -> RegisterBrokerBody:
         """From a body of a broker of ``version``; at most ``max_bytes`` after decompression. Raises BodyError."""
+        return finish(cls.decoding(data, compressed=compressed, version=version, max_bytes=max_bytes))
+
+    @classmethod
+    def decoding(
+        cls, data: bytes | bytearray | memoryview, *, compressed: bool, version: int, max_bytes: int
+    ) -> Steps[RegisterBrokerBody]:
+        """:meth:`decode` in steps. That a body which is not compressed is JSON is one of them: 0.1 s for 16 MiB."""
         if not data:
             return cls()
         if compressed:
-            return _Inflated(_inflate(data, max_bytes)).body(version)
+            return (yield from _Inflated(_inflate(data, max_bytes)).body(version))
         members = load_object(data)
-        return cls(
-            TopicConfigSerializeWrapper.from_json(members.get("topicConfigSerializeWrapper", {})),
-            _texts(members.get("filterServerList")),
-        )
+        yield
+        topics = yield from TopicConfigSerializeWrapper.reading(members.get("topicConfigSerializeWrapper", {}))
+        return cls(topics, _texts(members.get("filterServerList")))
 
 
 def _texts(value: Any) -> list[str]:
@@ -79,16 +86,24 @@ class _Inflated:
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
-    def body(self, version: int) -> RegisterBrokerBody:
+    def body(self, version: int) -> Steps[RegisterBrokerBody]:
         data_version = DataVersion.from_json(loads(self._part("the data version")))
-        configs = [TopicConfig.from_text(self._part("a topic").decode("utf-8", "replace")) for _ in self._count()]
+        table = {}
+        for number in in_steps(self._count()):
+            if number is None:
+                yield
+                continue
+            config = TopicConfig.from_text(self._part("a topic").decode("utf-8", "replace"))
+            table[config.topic_name] = config
         filter_servers = _texts(loads(self._part("the filter servers")))
         mappings: dict[str, Any] = {}
         if version >= V5_0_0:
-            for _ in self._count():
+            for number in in_steps(self._count()):
+                if number is None:
+                    yield
+                    continue
                 info = as_object(loads(self._part("a mapping")), "a mapping")
                 mappings[as_text(info.get("topic"), "topic")] = info
-        table = {config.topic_name: config for config in configs}
         return RegisterBrokerBody(TopicConfigSerializeWrapper(table, data_version, mappings), filter_servers)
 
     def _int(self, what: str) -> int:

@@ -10,6 +10,7 @@ import orjson
 from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
 from commitmq_plugins.rocketmq.remoting.errors import BodyError
 from commitmq_plugins.rocketmq.remoting.fastjson import as_bool, as_int, as_map, as_object, as_text
+from commitmq_plugins.rocketmq.remoting.steps import Steps, finish, in_steps
 
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
@@ -105,9 +106,20 @@ class TopicConfigSerializeWrapper:
 
     @classmethod
     def from_json(cls, value: Any) -> TopicConfigSerializeWrapper:
+        return finish(cls.reading(value))
+
+    @classmethod
+    def reading(cls, value: Any) -> Steps[TopicConfigSerializeWrapper]:
+        """:meth:`from_json` in steps."""
         members = as_object(value, "the topics")
+        table: dict[str, TopicConfig] = {}
+        for item in in_steps(as_map(members.get("topicConfigTable"), "topicConfigTable", lambda one: one).items()):
+            if item is None:
+                yield
+            else:
+                table[item[0]] = TopicConfig.from_json(item[1])
         return cls(
-            as_map(members.get("topicConfigTable"), "topicConfigTable", TopicConfig.from_json),
+            table,
             DataVersion.from_json(members.get("dataVersion")),
             as_map(members.get("topicQueueMappingInfoMap"), "topicQueueMappingInfoMap", lambda one: one),
         )
