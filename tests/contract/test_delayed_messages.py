@@ -15,7 +15,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from commitmq import Admin
+from commitmq import Admin, Producer
 from commitmq.store.metadata import json_config
 from delays import Peer, everything
 from golden_stores import unpack
@@ -154,19 +154,38 @@ def info(admin: Admin, role: str) -> dict[str, object]:
     return found
 
 
-def test_a_deleted_topic_holds_up_no_other_message(tmp_path: Path) -> None:
+def test_messages_of_a_deleted_topic_do_not_come_to_the_next_one_of_its_name(tmp_path: Path) -> None:
+    with start_node(tmp_path) as node, Admin(node.address) as admin, Producer(node.address) as producer:
+        admin.topic_create(TOPIC, 1)
+        with Peer(node) as peer:
+            assert peer.send(TOPIC, b"of the old one, with a level", 2)["ok"]
+        producer.send(TOPIC, b"of the old one, with a time", delay=5)
+        producer.send("other", b"of another one", delay=5)
+        admin.topic_delete(TOPIC)
+        admin.topic_create(TOPIC, 1)
+        with Peer(node) as peer:
+            assert peer.send(TOPIC, b"with a level", 2)["ok"]
+        producer.send(TOPIC, b"with a time", delay=5)
+        eventually(lambda: has(node, TOPIC, 2) and has(node, "other", 1), "those of the new topic are delivered")
+        eventually(lambda: info(admin, "schedule").get("dropped") == 1, "the level counts what it drops")
+        eventually(lambda: info(admin, "timer").get("dropped") == 1, "the timer counts what it drops")
+        assert sorted(bodies(node)) == [b"with a level", b"with a time"]
+        assert "dead_letters" not in info(admin, "schedule") | info(admin, "timer")
+
+
+def test_a_topic_that_takes_nothing_holds_up_no_other_message(tmp_path: Path) -> None:
     with start_node(tmp_path, "topics.auto_create=false") as node, Admin(node.address) as admin, Peer(node) as peer:
         for name in ("gone", TOPIC):
             admin.topic_create(name, 1)
         assert peer.send("gone", b"nowhere to go", 1)["ok"]
         assert peer.send(TOPIC, b"behind it", 1)["ok"]
-        admin.topic_delete("gone")
+        admin.topic_update("gone", perm=4)
         eventually(lambda: bodies(node) == [b"behind it"], "the other message is delivered")
         eventually(lambda: info(admin, "schedule").get("dead_letters") == 1, "the other one is kept")
-        assert "TOPIC_NOT_EXIST" in node.log_tail()
+        assert "NO_PERMISSION" in node.log_tail()
         (letter,) = admin.dlq_list("CMQ_UNDELIVERED")
         assert (letter.topic, letter.message.body) == ("gone", b"nowhere to go")
-        admin.topic_create("gone", 1)
+        admin.topic_update("gone", perm=6)
         assert admin.dlq_resend("CMQ_UNDELIVERED").sent == 1
         eventually(lambda: bodies(node, "gone") == [b"nowhere to go"], "it comes at once, without its delay")
         assert admin.dlq_list("CMQ_UNDELIVERED") == []

@@ -88,6 +88,49 @@ def test_a_message_of_another_topic_keeps_the_hash_of_its_tag_though_it_has_a_le
     assert batch.rows["tags_code"].tolist() == [65]
 
 
+class Deleted:
+    """Topics that were deleted, by the place in the log where they ended."""
+
+    def __init__(self, **floors: int) -> None:
+        self.table = {name.replace("retry_", "%RETRY%"): floor for name, floor in floors.items()}
+        self.dropped = 0
+
+    def floors(self) -> dict[str, int]:
+        return self.table
+
+    def drop(self, count: int) -> None:
+        self.dropped += count
+
+
+def test_messages_that_went_with_their_topic_are_dropped_and_counted(tmp_path: Path) -> None:
+    """Of the topic before its end alone; those of other topics, and those that a group sent back, each by its own."""
+    records = [
+        delayed(0),
+        delayed(1, REAL_TOPIC="bills"),
+        delayed(2, REAL_TOPIC="%RETRY%g", RETRY_TOPIC="orders"),
+        delayed(3, REAL_TOPIC="%RETRY%h", RETRY_TOPIC="bills"),
+        delayed(4),
+        delayed(5, REAL_TOPIC="%RETRY%g", RETRY_TOPIC="orders"),
+    ]
+    waits = Waiting(tmp_path, records, [NOW_MS] * len(records))
+    deleted = Deleted(orders=waits.records[4].physical_offset, retry_h=1 << 62)
+    waits._runs = RunMaker(waits.log, PLAIN, lambda why, _: waits.reports.append(why), deleted)  # type: ignore[arg-type]
+    portion = waits.take()
+    assert sorted(counts(portion)) == [("%RETRY%g", 3, 1), ("bills", 3, 1), ("orders", 3, 1)]
+    assert portion is not None
+    assert (portion.behind, deleted.dropped) == (len(records), 3)
+    assert not waits.reports, "none is set aside"
+
+
+def test_a_level_of_which_all_messages_went_with_their_topic_passes_them(tmp_path: Path) -> None:
+    waits = Waiting(tmp_path, [delayed(0), delayed(1)], [NOW_MS] * 2)
+    deleted = Deleted(orders=1 << 62)
+    waits._runs = RunMaker(waits.log, PLAIN, lambda why, _: waits.reports.append(why), deleted)  # type: ignore[arg-type]
+    portion = waits.take()
+    assert portion is not None
+    assert (portion.runs, portion.behind, deleted.dropped) == ([], 2, 2)
+
+
 def test_a_level_delivers_what_is_due_and_waits_for_the_rest(tmp_path: Path) -> None:
     waits = Waiting(tmp_path, [delayed(n) for n in range(3)], [NOW_MS - 5, NOW_MS, NOW_MS + 1])
     portion = waits.take()

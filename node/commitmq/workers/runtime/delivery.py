@@ -1,6 +1,6 @@
 """Appends what a mover delivers, and keeps what the node refuses for good: as dead letters of the group CMQ_UNDELIVERED.
 
-A topic may take a message no more when its time comes: it was deleted, is not writable, or has fewer queues. RocketMQ logs
+A topic may take a message no more when its time comes: it is not writable, or has fewer queues. RocketMQ logs
 such a message and drops it. Here it goes to ``%DLQ%CMQ_UNDELIVERED``, with its properties, among them REAL_TOPIC and REAL_QID.
 It counts as delivered then, also for a mover that looks into the log for what it has moved: a dead letter has a copy's key.
 A message of which the node takes no dead letter either is set aside.

@@ -17,6 +17,7 @@ from commitmq.semantics.retry import UNDELIVERED_TOPIC
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.readdressing import Target, find, readdress
 from commitmq.store.log.run_check import CheckedRun
+from commitmq.workers.runtime.deleted_topics import DeletedTopics
 from commitmq.workers.runtime.isolation import is_of_message, isolated
 from commitmq.workers.runtime.run_mover import MovedRun
 
@@ -43,12 +44,16 @@ class RunMaker:
     """Makes runs from the records of ``log``.
 
     A message whose copy does not fit goes without what is optional, or else to ``%DLQ%CMQ_UNDELIVERED`` as it is
-    (:mod:`commitmq.semantics.fitting`). One that cannot be moved at all is set aside by ``report``.
+    (:mod:`commitmq.semantics.fitting`). One that cannot be moved at all is set aside by ``report``. One whose topic was
+    ``deleted`` since it was stored is dropped.
     """
 
-    def __init__(self, log: CommitLog, config: NodeConfig, report: Report) -> None:
+    def __init__(
+        self, log: CommitLog, config: NodeConfig, report: Report, deleted: DeletedTopics | None = None
+    ) -> None:
         self._log = log
         self._report = report
+        self._deleted = deleted
         self._store_v6 = ":" in config.network.store_host
         self._properties_crc = config.commit_log.append_properties_crc
         self._max_run_bytes = min(_MOST_RUN_BYTES, config.commit_log.max_run_bytes)
@@ -86,6 +91,10 @@ class RunMaker:
         A message goes ``to`` a topic and queue, or to its REAL_TOPIC and REAL_QID. ``more``: encoded properties to put
         into those of each message; the properties are then in the order of a Java HashMap.
         """
+        lives = self._lives(base, data, positions, sizes)
+        if lives is not None:
+            positions, sizes = positions[lives], sizes[lives]
+            more = None if more is None else [more[index] for index in np.flatnonzero(lives).tolist()]
         if not len(positions):
             return
         found = find(data, positions, sizes, [Property.REAL_TOPIC, Property.REAL_QUEUE_ID])
@@ -110,6 +119,24 @@ class RunMaker:
                         base, data, positions[which][part], self._target(topic or "", queue), added
                     ):
                         yield MovedRun(aim.topic.decode(), aim.queue_id, run, born_v6, places)
+
+    def _lives(
+        self, base: int, data: NDArray[np.uint8], positions: Integers, sizes: Integers
+    ) -> NDArray[np.bool_] | None:
+        """Which of the messages did not go with their topic; None for all. A message that was sent back belongs to the topic
+        that it came from first, too.
+        """
+        floors = {} if self._deleted is None else self._deleted.floors()
+        if self._deleted is None or not floors or not len(positions):
+            return None
+        found = find(data, positions, sizes, [Property.REAL_TOPIC, Property.RETRY_TOPIC])
+        numbers, firsts = found.alike()
+        names = ([found.value(which, first).decode("utf-8", "replace") for which in (0, 1)] for first in firsts)
+        least = np.array([max(floors.get(name, 0) for name in pair) for pair in names], np.int64)
+        lives: NDArray[np.bool_] = positions + base >= least[numbers]
+        if dropped := len(lives) - int(lives.sum()):
+            self._deleted.drop(dropped)
+        return lives
 
     def _target(self, topic: str, queue: int) -> Target:
         return Target(topic.encode(), queue, self._store_v6, self._properties_crc)

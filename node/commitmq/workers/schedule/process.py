@@ -27,6 +27,7 @@ from commitmq.store.log.dispatch_batch import DispatchBatch
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.runtime.clocks import SteadyClock
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.deleted_topics import DeletedTopics
 from commitmq.workers.runtime.delivery import RETRY_MS, Delivery
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.moved_before import MovedBefore
@@ -72,7 +73,7 @@ class Schedule(Mover):
         self._resumed_ms = 0
         self._begins_at: int | None = None
         """From there on lies what :attr:`_before` found; None when the offsets have passed all of it."""
-        self._runs = RunMaker(self._log, config, report)
+        self._runs = RunMaker(self._log, config, report, DeletedTopics(context))
 
     # ------------------------------------------------------------ begin and resume
 

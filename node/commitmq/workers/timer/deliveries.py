@@ -14,6 +14,7 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.property_numbers import longs
 from commitmq.store.log.readdressing import find
 from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.deleted_topics import DeletedTopics
 from commitmq.workers.runtime.delivery import Delivery
 from commitmq.workers.runtime.moved_before import MovedBefore
 from commitmq.workers.runtime.run_making import RunMaker
@@ -33,7 +34,7 @@ class Deliveries:
         self._exactly_once = context.config.timer.exactly_once
         report = partial(aside.at, log)
         self.way = Delivery(context, "timer", report)
-        self.records = RunMaker(log, context.config, report)
+        self.records = RunMaker(log, context.config, report, DeletedTopics(context))
         self.left: list[MovedRun] = []
         self._start: int | None = None
         self._delivered = MovedBefore(copy_key, delivered_key)

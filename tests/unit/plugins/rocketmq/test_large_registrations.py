@@ -66,7 +66,7 @@ async def answer(found: Command | Awaitable[Command]) -> Command:
 
 def under_way(found: Command | Awaitable[Command]) -> asyncio.Task[Command]:
     assert not isinstance(found, Command), "it is taken at once"
-    return asyncio.ensure_future(answer(found))  # type: ignore[return-value]
+    return asyncio.ensure_future(answer(found))
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -140,7 +140,7 @@ def test_registrations_of_a_connection_keep_their_order(requests: NamesrvRequest
 
 def test_what_is_too_much_is_refused_and_changes_nothing(requests: NamesrvRequests, routes: RouteTable) -> None:
     more = [*LARGE, *(f"more-{number}" for number in range(11))]
-    refused = asyncio.run(answer(requests.handle("large", registration(more))))  # type: ignore[arg-type]
+    refused = asyncio.run(answer(requests.handle("large", registration(more))))
     assert refused.code == ResponseCode.SYSTEM_ERROR
     assert "max_topic_routes" in str(refused.remark)
     assert not routes.topics()
