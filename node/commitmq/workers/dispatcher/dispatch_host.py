@@ -38,6 +38,8 @@ from commitmq.workers.runtime.subscription_view import CompiledSubscriptions
 
 CONSUME_QUEUE: Final = "consume_queue"
 BATCHES_A_TURN: Final = 16
+_FAR_BEHIND: Final = 8
+"""Batches as small as the one at hand: a dispatch costs as much as some hundred records of it."""
 _DISK_RETRY_MS: Final = 500
 _FLUSHING_LOOK_MS: Final = 20
 
@@ -221,7 +223,15 @@ class DispatcherHost:
         while to_forget and to_forget[0][0] < batch.end:
             if not self.read_log(to_forget[0][0], most=BATCHES_A_TURN):
                 return
+        if self._is_far_behind(batch):
+            self.read_log(self.limit(), most=BATCHES_A_TURN)
+            return  # the next ones are known then
         self._dispatch(batch.after(self.position))
+
+    def _is_far_behind(self, batch: DispatchBatch) -> bool:
+        """Whether so many small batches wait behind this one that the log gives the same records in a few large ones."""
+        waits = self.limit() - batch.end
+        return waits >= _FAR_BEHIND * (batch.end - batch.start) and len(batch) * _FAR_BEHIND <= self._walker.max_rows
 
     def read_log(self, limit: int, *, most: int = 1 << 62) -> bool:
         """Dispatch from the log itself up to ``limit``, in ``most`` batches; True when it got there."""
