@@ -164,7 +164,7 @@ def take_in_timers(timer: Timer) -> None:
     while not timer._take_in(*timer._bounds()):
         pass
     timer._changed = True
-    timer.close()
+    timer.close(lost=False)
 
 
 class Stored(NamedTuple):
