@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from commitmq.errors import StoreError
@@ -43,11 +45,15 @@ def timed(body: bytes, out_ms: int, key: str, stored_ms: int = OLD_MS, **more: s
     )
 
 
+def all_keys(messages: Incoming) -> Any:
+    return np.ones(len(messages), np.bool_)
+
+
 def waiting(queue: TimerQueue, progress: Progress, opens_ms: int) -> list[str]:
     """The keys of the messages that wait; cancellations with a minus before them."""
     again = MakingAgain(progress)
     again.survey(queue, 0, 0, NOW_MS, opens_ms, lambda: None)
-    messages = queue.take(0, 100, bound=0, floor=0, with_keys=True)
+    messages = queue.take(0, 100, bound=0, floor=0, with_keys=all_keys)
     assert messages is not None
     again.keep_waiting(messages)
     names = [keys.unique.decode() for keys in messages.keys]
@@ -201,7 +207,7 @@ def test_after_the_clock_was_set_back_nobody_waits_longer_than_asked_for(tmp_pat
     progress = Progress(NOW_MS // 1000 * 1000, 8, set_backs=(one,))
     again = MakingAgain(progress)
     again.survey(queue, 0, 0, NOW_MS, NOW_MS, lambda: None)
-    messages = queue.take(0, 100, bound=0, floor=0, with_keys=True)
+    messages = queue.take(0, 100, bound=0, floor=0, with_keys=all_keys)
     assert messages is not None
     again.keep_waiting(messages)
     found = {
@@ -219,7 +225,7 @@ def test_after_the_clock_was_set_back_nobody_waits_longer_than_asked_for(tmp_pat
     }
     # Made again a second time, when the ten seconds are over, and the clock has not come to the other times.
     later = replace(progress, read_ms=NOW_MS + 11_000, queue_offset=9)
-    messages = queue.take(0, 100, bound=0, floor=0, with_keys=True)
+    messages = queue.take(0, 100, bound=0, floor=0, with_keys=all_keys)
     assert messages is not None
     MakingAgain(later).keep_waiting(messages)
     names = [keys.unique.decode() for keys in messages.keys]

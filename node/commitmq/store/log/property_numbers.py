@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MOST_DIGITS = 18  # each number of so many digits fits 64 bits
-_TENS = 10 ** np.arange(_MOST_DIGITS, -1, -1, dtype=np.int64)
 _MOST = 1 << 63
 
 
@@ -22,13 +21,14 @@ def longs(
     plain = (lengths > 0) & (lengths <= _MOST_DIGITS)
     which = np.flatnonzero(plain)
     if len(which):
-        width = int(lengths[which].max())
-        columns = np.arange(width)
-        at = starts[which, None] + columns - (width - lengths[which, None])
-        inside = columns >= width - lengths[which, None]
-        digits = data[np.where(inside, at, 0)].astype(np.int64) - 48
-        right = (((digits >= 0) & (digits <= 9)) | ~inside).all(axis=1)
-        values = np.where(inside, digits, 0) @ _TENS[len(_TENS) - width :]
+        ends, sizes = starts[which] + lengths[which], lengths[which]
+        values: NDArray[np.int64] = np.zeros(len(which), np.int64)
+        right: NDArray[np.bool_] = np.ones(len(which), np.bool_)
+        for column in range(int(sizes.max()), 0, -1):  # one pass a digit: fewer bytes move than by a matrix
+            inside = sizes >= column
+            digits = np.where(inside, data[np.where(inside, ends - column, 0)] - np.uint8(48), 0)
+            right &= digits <= 9
+            values = values * 10 + digits
         numbers[which] = np.where(right, values, 0)
         good[which] = right
     for index in np.flatnonzero((lengths > 0) & ~good).tolist():  # signs, very long numbers, and what is none

@@ -52,6 +52,9 @@ class Keys(NamedTuple):
     deletes: bytes
 
 
+_NO_KEYS: Final = Keys(b"", b"", b"")
+
+
 class RollKey(NamedTuple):
     """A message by its topic and unique id, its time and how often it rolled."""
 
@@ -101,15 +104,16 @@ class Incoming:
     cancels: NDArray[np.bool_]
     rolled: Integers
     keys: list[Keys]
-    """Empty unless they were asked for."""
+    """Empty unless they were asked for; of messages of which they were not asked for, without anything in them."""
 
     def __len__(self) -> int:
         return len(self.physical)
 
-    def roll_keys(self) -> list[RollKey]:
-        """Of each message."""
-        columns = self.keys, self.out_ms.tolist(), self.rolled.tolist(), self.cancels.tolist()
-        return [RollKey(keys.unique, keys.topic, *rest) for keys, *rest in zip(*columns, strict=True)]
+    def roll_keys(self, which: Integers) -> list[RollKey]:
+        """Of the messages with these indices."""
+        columns = self.out_ms[which].tolist(), self.rolled[which].tolist(), self.cancels[which].tolist()
+        keys = (self.keys[index] for index in which.tolist())
+        return [RollKey(one.unique, one.topic, *rest) for one, *rest in zip(keys, *columns, strict=True)]
 
     def keep(self, which: NDArray[np.bool_]) -> None:
         """Drop all others."""
@@ -117,6 +121,9 @@ class Incoming:
             setattr(self, name, getattr(self, name)[which])
         if self.keys:
             self.keys = [self.keys[index] for index in np.flatnonzero(which).tolist()]
+
+
+Which = Callable[[Incoming], NDArray[np.bool_]]
 
 
 class TimerQueue:
@@ -131,10 +138,12 @@ class TimerQueue:
         """(first queue offset, offset behind the last one)."""
         return self._reader.bounds(TIMER_TOPIC, 0, bound=bound, floor=floor) or (0, 0)
 
-    def take(self, offset: int, count: int, *, bound: int, floor: int, with_keys: bool = False) -> Incoming | None:
+    def take(
+        self, offset: int, count: int, *, bound: int, floor: int, with_keys: Which | None = None
+    ) -> Incoming | None:
         """Up to ``count`` messages from ``offset`` on, and not too many bytes; None at the end of the queue.
 
-        ``with_keys``: with the keys by which messages, their rolls and their cancellations belong together.
+        ``with_keys``: which of them get the keys by which messages, their rolls and their cancellations belong together.
         """
         at, units = self._reader.units(TIMER_TOPIC, 0, offset, count, bound=bound, floor=floor)
         if not len(units):
@@ -147,7 +156,7 @@ class TimerQueue:
         parts = list(self._parts(offsets, places, sizes, with_keys))
         return _joined(at + len(units), parts)
 
-    def _parts(self, offsets: Integers, places: Integers, sizes: Integers, with_keys: bool) -> Iterator[Incoming]:
+    def _parts(self, offsets: Integers, places: Integers, sizes: Integers, with_keys: Which | None) -> Iterator[Incoming]:
         segment_bytes = self._log.segment_bytes
         bases = places - places % segment_bytes
         breaks = np.flatnonzero(np.diff(bases)) + 1
@@ -168,7 +177,7 @@ class TimerQueue:
         offsets: Integers,
         places: Integers,
         sizes: Integers,
-        with_keys: bool,
+        with_keys: Which | None,
     ) -> Incoming:
         found = find(data, places - base, sizes, _NAMES)
         out, good = longs(data, found.starts[_OUT], found.lengths[_OUT])
@@ -188,8 +197,10 @@ class TimerQueue:
             self._topic_hashes(found),
             found.lengths[_DELETES] > 0,
             rolled,
-            [_keys_of(found, index) for index in range(len(places))] if with_keys else [],
+            [],
         )
+        if with_keys is not None:
+            part.keys = _keys(found, with_keys(part))
         if not good.all():
             part.keep(good)
         return part
@@ -218,8 +229,19 @@ class TimerQueue:
                 self.topics[topic] = record.properties.get(Property.REAL_TOPIC, "")
 
 
-def _keys_of(found: Found, index: int) -> Keys:
-    return Keys(found.value(_UNIQUE, index), found.value(_TOPIC, index), found.value(_DELETES, index))
+def _keys(found: Found, which: NDArray[np.bool_]) -> list[Keys]:
+    """Those of the messages ``which``."""
+    keys = [_NO_KEYS] * len(which)
+    if (wanted := np.flatnonzero(which)).size:
+        data = memoryview(np.ascontiguousarray(found.data))
+        columns = []
+        for row in (_UNIQUE, _TOPIC, _DELETES):
+            starts = found.starts[row][wanted]
+            ends = (starts + found.lengths[row][wanted]).tolist()
+            columns.append([bytes(data[start:end]) for start, end in zip(starts.tolist(), ends, strict=True)])
+        for index, one in zip(wanted.tolist(), map(Keys, *columns), strict=True):
+            keys[index] = one
+    return keys
 
 
 def _joined(behind: int, parts: list[Incoming]) -> Incoming:

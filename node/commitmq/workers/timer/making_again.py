@@ -38,6 +38,7 @@ class MakingAgain:
         self._replaced: set[RollKey] = set()
         self._cancelled: set[tuple[int, bytes]] = set()
         """(slot, key) of the cancellations of slots that are not opened any more; of all, when messages leave their slots."""
+        self._replaced_ms = self._cancelled_slots = np.empty(0, np.int64)
         self.until = 0
         self.first_overdue: int | None = None
         """The physical offset of the first message that may have been delivered, though nobody wrote it down."""
@@ -46,17 +47,21 @@ class MakingAgain:
         self, queue: TimerQueue, bound: int, floor: int, now_ms: int, opens_ms: int, beat: Callable[[], None]
     ) -> None:
         """Look at all messages. Slots before ``opens_ms`` will not be opened."""
+
+        def cancels(messages: Incoming) -> NDArray[np.bool_]:
+            is_wanted = messages.out_ms < opens_ms if not self._progress.set_backs else np.True_
+            return messages.cancels & is_wanted
+
         at, self.until = queue.bounds(bound, floor)
         while at < self.until:
-            messages = queue.take(at, _CHUNK, bound=bound, floor=floor, with_keys=True)
+            messages = queue.take(
+                at, _CHUNK, bound=bound, floor=floor, with_keys=lambda one: (one.rolled > 0) | cancels(one)
+            )
             if messages is None:
                 break
-            if (messages.rolled > 0).any():
-                self._replaced.update(
-                    key._replace(rolled=key.rolled - 1) for key in messages.roll_keys() if key.rolled > 0
-                )
-            before = messages.out_ms < opens_ms if not self._progress.set_backs else np.True_
-            for index in np.flatnonzero(messages.cancels & before).tolist():
+            for key in messages.roll_keys(np.flatnonzero(messages.rolled > 0)):
+                self._replaced.add(key._replace(rolled=key.rolled - 1))
+            for index in np.flatnonzero(cancels(messages)).tolist():
                 slot, keys = _slot(messages, index), messages.keys[index]
                 self._cancelled.update((slot, key) for key in delete_keys(keys.deletes, keys.topic))
             overdue = self._open(messages)[0] & (messages.out_ms <= now_ms)
@@ -64,6 +69,14 @@ class MakingAgain:
                 self.first_overdue = int(messages.physical[np.argmax(overdue)])
             at = messages.behind
             beat()
+        self._replaced_ms = np.array([*{key.out_ms for key in self._replaced}], np.int64)
+        self._cancelled_slots = np.array([*{slot for slot, _ in self._cancelled}], np.int64)
+
+    def asks(self, messages: Incoming) -> NDArray[np.bool_]:
+        """Of which of ``messages`` :meth:`keep_waiting` needs the keys: most are alone with their time."""
+        found = np.isin(messages.out_ms, self._replaced_ms)
+        found |= np.isin(messages.out_ms // PRECISION_MS, self._cancelled_slots) & ~messages.cancels
+        return found
 
     def _open(self, messages: Incoming) -> tuple[NDArray[np.bool_], Integers, Integers]:
         """Which of ``messages`` were not delivered, and the slot and the very time of each now."""
@@ -80,12 +93,13 @@ class MakingAgain:
         return ~closed & ((messages.offsets >= progress.queue_offset) | (out_ms >= progress.read_ms)), out_ms, due_ms
 
     def keep_waiting(self, messages: Incoming) -> None:
-        """Drop those of ``messages`` that do not wait any more; the others get their slots of now."""
+        """Drop those of ``messages`` (taken with the keys that :meth:`asks` names) that do not wait any more; the others get
+        their slots of now.
+        """
         waiting, out_ms, due_ms = self._open(messages)
-        if self._replaced:
-            waiting &= np.array([key not in self._replaced for key in messages.roll_keys()], np.bool_)
-        if self._cancelled:
-            waiting &= ~np.array([self._is_cancelled(messages, index) for index in range(len(messages))], np.bool_)
+        asked = np.flatnonzero(self.asks(messages))
+        for index, key in zip(asked.tolist(), messages.roll_keys(asked), strict=True):
+            waiting[index] &= key not in self._replaced and not self._is_cancelled(messages, index)
         messages.out_ms, messages.due_ms = out_ms, due_ms
         messages.keep(waiting)
 

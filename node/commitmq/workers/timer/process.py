@@ -267,14 +267,15 @@ class Timer(Mover):
         """Put new messages into the wheel; those that are late already are delivered. True when none is left."""
         for _ in range(_MOST_TAKEN):
             again = self._again
-            messages = self._queue.take(self._offset, _TAKEN, bound=bound, floor=floor, with_keys=again is not None)
+            asks = None if again is None else again.asks
+            messages = self._queue.take(self._offset, _TAKEN, bound=bound, floor=floor, with_keys=asks)
             if messages is None:
                 self._again, self._taken_to = None, bound
                 return True
             if again is not None and messages.behind > again.until:
                 # The last messages that are taken a second time, without the first of the new ones.
                 count = again.until - self._offset
-                messages = self._queue.take(self._offset, max(1, count), bound=bound, floor=floor, with_keys=True)
+                messages = self._queue.take(self._offset, max(1, count), bound=bound, floor=floor, with_keys=asks)
                 assert messages is not None
             if again is not None:
                 again.keep_waiting(messages)
