@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -78,7 +79,9 @@ def test_what_became_due_meanwhile_comes_at_once(tmp_path: Path, role: str, dies
             os.kill(pid, signal.SIGKILL)
             eventually(lambda: node.healed(role, pid), f"{role} is back", timeout_s=60)
         late_s = (last_ms(node, count) - ready_ms(node, role)) / 1000
-        print(f"{role}, {dies} down, {count} due: the last one {late_s:.2f} s behind its start, goal {goal_s(count)} s")
+        sys.stdout.write(
+            f"{role}, {dies} down, {count} due: the last one {late_s:.2f} s behind its start, goal {goal_s(count)} s\n"
+        )
         assert late_s <= BUSY * goal_s(count)
 
 
@@ -98,5 +101,5 @@ def test_a_wheel_that_is_made_again_holds_nothing_back(tmp_path: Path) -> None:
             assert peer.append_with(TOPIC, sent, [b"TIMER_DELIVER_MS\x01%d\x02" % (due_s * 1000)] * len(sent))["ok"]
         late_s = last_ms(node, len(sent)) / 1000 - due_s
         assert "makes wheel and timer log from the queue" in node.log()
-        print(f"{MILLION} messages waited: what was due came {late_s:.2f} s late, goal 5 s")
+        sys.stdout.write(f"{MILLION} messages waited: what was due came {late_s:.2f} s late, goal 5 s\n")
         assert late_s <= BUSY * 5

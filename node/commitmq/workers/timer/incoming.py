@@ -156,7 +156,9 @@ class TimerQueue:
         parts = list(self._parts(offsets, places, sizes, with_keys))
         return _joined(at + len(units), parts)
 
-    def _parts(self, offsets: Integers, places: Integers, sizes: Integers, with_keys: Which | None) -> Iterator[Incoming]:
+    def _parts(
+        self, offsets: Integers, places: Integers, sizes: Integers, with_keys: Which | None
+    ) -> Iterator[Incoming]:
         segment_bytes = self._log.segment_bytes
         bases = places - places % segment_bytes
         breaks = np.flatnonzero(np.diff(bases)) + 1
@@ -233,7 +235,7 @@ def _keys(found: Found, which: NDArray[np.bool_]) -> list[Keys]:
     """Those of the messages ``which``."""
     keys = [_NO_KEYS] * len(which)
     if (wanted := np.flatnonzero(which)).size:
-        data = memoryview(np.ascontiguousarray(found.data))
+        data = np.ascontiguousarray(found.data).data
         columns = []
         for row in (_UNIQUE, _TOPIC, _DELETES):
             starts = found.starts[row][wanted]
