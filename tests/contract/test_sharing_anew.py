@@ -118,6 +118,44 @@ def test_an_old_receipt_in_order_beside_a_new_offset(tmp_path: Path, way: str) -
             assert seen == NEW
 
 
+def test_what_came_back_of_the_deleted_topic_went_with_it(node: Node) -> None:
+    # Its receipts lie in the group's retry topic, which is not deleted.
+    topic = "came-back"
+    with (
+        Admin(node.address) as admin,
+        Producer(node.address) as producer,
+        ShareConsumer(topic, group="of-came-back", node=node.address, invisible_s=30, start="earliest") as consumer,
+    ):
+        admin.topic_create(topic, queues=1)
+        for number in range(4):
+            producer.send(topic, b"old %d" % number, queue=0)
+        eventually(lambda: admin.offsets(topic)[0].max == 4, "they can be read")
+        assert consumer.nack(consumer.receive(4, 10)) == []
+        eventually(lambda: admin.offsets("%RETRY%of-came-back_came-back")[0].max == 4, "they came back")
+        old = consumer.receive(2, 10)
+        assert len(old) == 2
+        assert all(bytes(one.body).startswith(b"old") for one in old)
+        admin.topic_delete(topic)
+        admin.topic_create(topic, queues=1)
+        for body in NEW:
+            producer.send(topic, body, queue=0)
+        eventually(lambda: admin.offsets(topic)[0].max == len(NEW), "they can be read")
+        assert consumer.ack(old[0]) == [old[0]], "it comes too late"
+        assert consumer.nack(old[1]) == [old[1]], "it comes too late"
+        seen: list[bytes] = []
+
+        def take() -> int:
+            for message in consumer.receive(8, 0.5):
+                assert message.ack()
+                seen.append(bytes(message.body))
+            return len(seen)
+
+        eventually(lambda: take() >= len(NEW), "the new messages")
+        for _ in range(4):
+            take()
+        assert sorted(seen) == NEW, "two of the deleted topic were still to be received again"
+
+
 @WAYS
 @pytest.mark.parametrize("is_killed", [False, True], ids=["lives", "killed"])
 def test_a_receipt_of_the_deleted_topic_acknowledges_nothing(node: Node, *, ordered: bool, is_killed: bool) -> None:

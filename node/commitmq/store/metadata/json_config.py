@@ -232,7 +232,9 @@ def load_named(path: Path, *, journal: Path | None = None, needed: str = "") -> 
 
 
 def _unreadable(error: Exception, sentence: str, path: Path) -> StoreError:
-    return StoreError(sentence, path=path) if isinstance(error, OSError) else DamagedFileError(sentence, path=path)
+    """(A folder in the place of the file is never read later: it is damage.)"""
+    is_of_now = isinstance(error, OSError) and not isinstance(error, IsADirectoryError)
+    return StoreError(sentence, path=path) if is_of_now else DamagedFileError(sentence, path=path)
 
 
 def _way_out(path: Path, journal: Path | None, needed: str) -> str:

@@ -55,6 +55,8 @@ class DispatchState:
             )
         except FileNotFoundError:
             return cls(path)
+        except OSError as error:
+            raise StoreError(f"the state of a dispatcher cannot be read: {error.strerror}", path=path) from error
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise StoreError(
                 f"not the state of a dispatcher ({error}). Remove it to have the dispatcher start at the log's beginning",

@@ -162,6 +162,8 @@ class Finder:
         place = self._places.place(name, topic)
         if not isinstance(place.queues, QueueReader):
             return
+        if name != popped and (end := self._places.topics.tombstone(popped)) > place.floor:
+            place = place._replace(floor=end)  # what came back of a deleted topic went with it
         # (A retry topic is looked into as a whole.)
         numbers = range(topic.read_queues) if pop.queue < 0 or is_retry_topic(name) else [pop.queue]
         queues = [(name, queue) for queue in numbers]

@@ -90,7 +90,8 @@ class Pop(Mover):
         self._router, self.endpoints = context.bind_router(context.role)
         context.register(self._router)
         self._answers = Answers(self._router, context.log)
-        self._progress, self._orders = ProgressFile(context.layout), Orders(context.layout, context.log, config.pop)
+        self._progress = ProgressFile(context.layout, context.log)
+        self._orders = Orders(context.layout, context.log, config.pop)
         self._filters = Filters(context.params.get("filters", ()), limit=config.filter.max_compiled)
         self._records = Records(config, self._cluster)
         self._ringers = [context.ringer("flush"), context.ringer("reput")]

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from commitmq.errors import StoreError
+from commitmq.files.aside import DamagedFileError, set_aside
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX, Property
 from commitmq.format.record import decode_record
+from commitmq.log import Log
 from commitmq.semantics.pop_revive import (
     ACK_TAG,
     BATCH_ACK_TAG,
@@ -37,19 +38,36 @@ _TAGS: Final = frozenset(tag.encode() for tag in (CHECK_POINT_TAG, ACK_TAG, BATC
 class ProgressFile:
     """``commitmq/pop.json``."""
 
-    def __init__(self, layout: StoreLayout) -> None:
+    def __init__(self, layout: StoreLayout, log: Log) -> None:
+        self._log = log
         self._path = layout.own / "pop.json"
         self.log: int | None = None
         """What the file says; None without a file."""
 
     def load(self) -> int | None:
-        """Read it. Raises StoreError for a damaged file."""
-        data = json_config.load(self._path)
+        """Read it. A damaged file is set aside: then the generation before counts, or 0 without one.
+
+        Raises StoreError or OSError for a file that cannot be read now, or not be set aside.
+        """
+        is_damaged = False
+        while True:
+            try:
+                self.log = self._read()
+            except DamagedFileError as error:
+                is_damaged, aside = True, set_aside(error.damaged)
+                self._log.error("the progress of pop is damaged", error=str(error), kept_as=str(aside))
+                continue
+            return 0 if is_damaged and self.log is None else self.log
+
+    def _read(self) -> int | None:
+        data = json_config.load_table(self._path)
         try:
-            self.log = None if data is None else int(data["log"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"the progress of pop has another shape: {error!r}", path=self._path) from error
-        return self.log
+            if data is None or (log := int(data["log"])) >= 0:
+                return None if data is None else log
+            raise ValueError(f"there is no position {log} in a log")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            sentence = f"it has another shape than a position has: {error!r}"
+            raise DamagedFileError(sentence, path=json_config.loaded_path(self._path)) from error
 
     def store(self, log: int) -> None:
         """Write it. Raises StoreError or OSError."""

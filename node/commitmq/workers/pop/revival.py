@@ -185,11 +185,16 @@ class Revival:
 
     def _is_of_deleted(self, one: Return) -> bool:
         """Whether the topic was deleted since, and made anew perhaps: another message may be at the offset."""
-        return 0 <= one.log < self._places.floor(one.check_point.key.topic)
+        return 0 <= one.log < max(self._places.floor(one.check_point.key.topic), self._tombstone(one.check_point))
 
     def is_deleted(self, point: Point) -> bool:
         """Whether the messages of ``point`` were deleted with their topic; one of the same name may be there by now."""
-        return 0 <= point.log < self._places.topics.tombstone(point.check_point.key.topic)
+        return 0 <= point.log < self._tombstone(point.check_point)
+
+    def _tombstone(self, check_point: CheckPoint) -> int:
+        """Below it in the log the messages are of a deleted topic: the one where they lie, or the one that the group pops."""
+        topics = self._places.topics
+        return max(topics.tombstone(check_point.key.topic), topics.tombstone(checked_topic(check_point)))
 
     def _record(self, one: Return) -> Record | None:
         """The message; None when it is gone, or its topic is. Raises ProtocolError."""

@@ -104,6 +104,8 @@ class ProgressFiles:
             check = decode_check(self._theirs.read_bytes())
         except FileNotFoundError:
             return None
+        except IsADirectoryError as error:
+            raise DamagedFileError("it is a folder", path=self._theirs) from error
         except OSError as error:
             raise StoreError(f"the timer's positions cannot be read: {error.strerror}", path=self._theirs) from error
         except StoreError as error:

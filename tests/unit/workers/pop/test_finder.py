@@ -68,7 +68,7 @@ class World:
             read=lambda place, size: data[place : place + size],
             record=lambda place, check_crc: record,
         )
-        self.topics = SimpleNamespace(get=self._topic, is_cleared=lambda name: True)
+        self.topics = SimpleNamespace(get=self._topic, is_cleared=lambda name: True, tombstone=lambda name: 0)
         self.clock_ms = self.load_ms = 0
 
     def _topic(self, name: str) -> TopicView | None:
