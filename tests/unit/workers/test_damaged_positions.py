@@ -20,7 +20,7 @@ from commitmq.workers.schedule import progress as schedule
 from commitmq.workers.timer import progress as timer
 
 LOG = get_log("test")
-FILES = {
+FILES: dict[str, Any] = {
     "commitmq/pop.json": ProgressFile,
     "commitmq/schedule.json": schedule.ProgressFiles,
     "config/delayOffset.json": schedule.ProgressFiles,
@@ -48,7 +48,7 @@ def layout(tmp_path: Path) -> StoreLayout:
 def test_it_is_set_aside(layout: StoreLayout, name: str, damage: str) -> None:
     path = layout.root / name
     DAMAGES[damage](path)
-    files: Any = FILES[name](layout, LOG)
+    files = FILES[name](layout, LOG)
     files.load()
     assert path.with_name(f"{path.name}.damaged").exists()
     assert not path.exists()
