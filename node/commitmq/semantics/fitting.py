@@ -24,6 +24,8 @@ timer              TIMER_ENQUEUE_MS 31 (37 when it was late), TIMER_DEQUEUE_MS 3
                    more; 512 properties at most
 transaction        a half message that is put back: TRANSACTION_CHECK_TIMES 26 and more, and
                    TRAN_PREPARED_QUEUE_OFFSET 28 and more; a commit has less than its half message
+reply              a pushed one: PUSH_REPLY_TIME 31, MSG_REGION and TRACE_ON 38; it needs none of them
+resent letter      DLQ_ORIGIN_TOPIC and DLQ_ORIGIN_MESSAGE_ID, which it does not need; its id, the mark of the pass
 =================  ===========================================================================================
 
 With ``commit_log.append_properties_crc`` each record has 20 bytes more than one that was stored without it. The record grows

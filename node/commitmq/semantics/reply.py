@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Property
+from commitmq.format.properties import encode_properties
+from commitmq.semantics.fitting import first_that_fits, without
 
 REPLY_TOPIC_POSTFIX: Final = "_REPLY_TOPIC"
 REPLY_TYPE: Final = "reply"
@@ -76,6 +78,17 @@ def reply_to(request: Mapping[str, str]) -> Reply:
         if request.get(name):
             properties[name] = request[name]
     return Reply(reply_topic(cluster), properties)
+
+
+def pushed(properties: Mapping[str, str], push_ms: int, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The properties of a reply that is pushed at ``push_ms``, with ``more`` that the broker adds, as far as they fit.
+
+    It grows by PUSH_REPLY_TIME 31 and ``more``, all of which a requester can do without. Raises InvalidMessageError when the
+    reply itself does not fit.
+    """
+    more = more or {}
+    whole = {**properties, **more, PUSH_REPLY_TIME: str(push_ms)}
+    return first_that_fits([whole, *without(whole, (*more, PUSH_REPLY_TIME))], encode_properties)[0]
 
 
 def receiver_of(properties: Mapping[str, str]) -> str | None:

@@ -16,7 +16,7 @@ from typing import Final
 from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.format.constants import RETRY_PREFIX, Property
 from commitmq.format.properties import decode_properties, encode_properties
-from commitmq.semantics.reply import PUSH_REPLY_TIME, queue_of_requester, reply_topic
+from commitmq.semantics.reply import pushed, queue_of_requester, reply_topic
 from commitmq.store.metadata.topic_name import is_send_forbidden
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
@@ -108,9 +108,12 @@ class Replies:
         if link is None:
             return ResponseCode.SYSTEM_ERROR, f"push reply message fail, channel of <{to}> not found."
         now_ms = time.time_ns() // 1_000_000
-        properties |= {**SEND_FIELDS, PUSH_REPLY_TIME: str(now_ms)}
+        try:
+            properties |= pushed(properties, now_ms, SEND_FIELDS)
+        except InvalidMessageError as error:
+            raise Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         self._set(header, properties)
-        pushed = ReplyMessageRequestHeader(
+        pushing = ReplyMessageRequestHeader(
             producer_group=header.producer_group,
             topic=header.topic,
             default_topic=header.default_topic,
@@ -126,7 +129,7 @@ class Replies:
             reconsume_times=header.reconsume_times or 0,
             unit_mode=header.unit_mode,
         )
-        message = request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed.encode(), body)
+        message = request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushing.encode(), body)
         try:
             answer = await asyncio.wait_for(link.request(message, _PATIENCE_S), _PATIENCE_S + 1)
         except (RemotingError, TimeoutError):

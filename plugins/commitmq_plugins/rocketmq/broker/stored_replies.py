@@ -17,7 +17,7 @@ from commitmq.format.constants import Property
 from commitmq.format.properties import encode_properties
 from commitmq.format.record import Record, decode_record
 from commitmq.log import Log
-from commitmq.semantics.reply import PUSH_REPLY_TIME, REPLY_TYPE, queue_of_requester, reply_topic
+from commitmq.semantics.reply import PUSH_REPLY_TIME, REPLY_TYPE, pushed, queue_of_requester, reply_topic
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
@@ -126,7 +126,7 @@ class StoredReplies:
         link = self._clients.requesters.link_of(record.properties)
         if link is None:
             return
-        properties = {**record.properties, PUSH_REPLY_TIME: str(time.time_ns() // 1_000_000)}
+        properties = pushed(record.properties, time.time_ns() // 1_000_000)
         header = ReplyMessageRequestHeader(
             producer_group=properties.get(Property.PRODUCER_GROUP, ""),
             topic=record.topic,
