@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from commitmq import Admin, Consumer, Producer
+from commitmq import Admin, Consumer, Producer, Reader
 from commitmq.format.file_names import segment_name
 from commitmq.store.layout import StoreLayout
 from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
-from nodes import Node, commitmq, start_node
+from nodes import Node, commitmq, start_node, wait_until_dispatched
 
 NEVER_FLUSHED = (
     "commit_log.flush_mode=async",
@@ -77,3 +77,52 @@ def test_a_group_gets_what_is_stored_after_a_power_cut(tmp_path: Path) -> None:
                 producer.send("t", body, queue=0)
         with Consumer("t", group="g", node=node.address) as consumer:
             assert read(consumer, 8) == new
+
+
+def test_whoever_keeps_positions_itself_goes_back_to_the_end_and_says_so(tmp_path: Path) -> None:
+    """A reader, a member of a group that had not committed, and broadcasting consumers: one lives on, one was away.
+
+
+    More messages are stored than were lost, so no position is behind the queue's end any more when it is asked for.
+    """
+    with start_node(tmp_path, *NEVER_FLUSHED) as node:
+        with Producer(node.address, ack="memory") as producer:
+            for number in range(5):
+                producer.send("t", b"safe %d" % number, queue=0, ack="flushed")
+            lost_from = producer.send("t", b"lost", queue=0).physical_offset
+            for _ in range(4):
+                producer.send("t", b"lost", queue=0)
+        local = {"group": "all", "node": node.address, "broadcasting": True, "positions_folder": tmp_path / "positions"}
+        with Consumer("t", member="away", **local) as away:
+            assert len(read(away, 10)) == 10
+            away.commit()
+        with (
+            Reader("t", node=node.address) as reader,
+            Consumer("t", group="g", node=node.address, auto_commit=False) as live,
+            Consumer("t", member="there", **local) as there,
+        ):
+            for consumer in (reader, live, there):
+                assert len(read(consumer, 10)) == 10
+            there.commit()
+            node.kill_all()
+            overwrite(node, lost_from, bytes(32_768))
+            started = node.start()
+            assert started.returncode == 0, started.stderr
+            new = [b"new %d" % number for number in range(8)]
+            with Producer(node.address) as producer:
+                for body in new:
+                    producer.send("t", body, queue=0)
+            wait_until_dispatched(node.address)
+            # The member commits what it had read before its next pull tells it that those messages are gone.
+            live.commit({("t", 0): 10})
+            with Admin(node.address) as admin:
+                assert [offset for _, queue, offset in admin.group("g")["offsets"] if queue == 0] == [5]
+            with Consumer("t", member="away", **local) as back:
+                for consumer in (reader, live, there, back):
+                    assert read(consumer, 8) == new
+                    assert [gap[:4] for gap in consumer.gaps] == [("t", 0, 10, 5)]
+                    assert consumer.positions["t", 0] == 13
+            assert read(live, 0) == []
+            live.commit()
+            with Admin(node.address) as admin:
+                assert [offset for _, queue, offset in admin.group("g")["offsets"] if queue == 0] == [13]

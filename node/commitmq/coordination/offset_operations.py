@@ -38,6 +38,7 @@ class OffsetOperations:
         anew = requests.flag(header, "running") and reset and member is None
         incarnations = requests.incarnations(header, "incarnations")
         known = requests.known_offsets(header, "known", len(offsets))
+        generations = requests.known_offsets(header, "log_generations", len(offsets))
         heard = requests.optional_integer(header, "heard", 0, _MAX_GENERATION)
         self._groups.check_member(group, member, requests.optional_text(header, "instance") or "")
         wanted: list[tuple[str, int, int]] = []
@@ -59,7 +60,8 @@ class OffsetOperations:
                     raise
                 refused.append((topic, queue, error.code, error.message))
                 continue
-            wanted.append((topic, queue, self._within(topic, queue, offset)))
+            learnt = -1 if generations is None else generations[number]
+            wanted.append((topic, queue, self._within(topic, queue, offset, learnt)))
         self._groups.use(group, consuming=False)
         # Offsets may go back in three cases: when a reset asks for it; in memory topics, which begin again with the
         # node, so that a consumer that lived on is right; and when the committed offset lies behind the queue's end.
@@ -84,9 +86,13 @@ class OffsetOperations:
                 f"queue {queue} of topic {topic} in group {group}: its offset was reset from {known} to {max(stored, 0)}",
             )
 
-    def _within(self, name: str, queue: int, offset: int) -> int:
-        """``offset``, or the queue's end when ``offset`` lies behind it."""
+    def _within(self, name: str, queue: int, offset: int, generation: int = -1) -> int:
+        """``offset``, or the queue's end when ``offset`` lies behind it: its end now, and at the cuts of the log since
+        ``generation``, in which the offset was learnt; -1 when that is not known.
+        """
         topic = self._topics.get(name)
+        if generation >= 0 and (cut := self._ends.end_since(topic, queue, generation)) is not None:
+            offset = min(offset, cut)
         end = self._ends.end(topic, queue, offset, self._topics.deletions.tombstones.get(name, 0))
         return offset if end is None else min(offset, end)
 
@@ -105,6 +111,7 @@ class OffsetOperations:
             lambda: {
                 "offsets": [(topic, queue, self._offsets.fetch(group, topic, queue)) for topic, queue in queues],
                 "incarnations": self._topics.incarnations({topic for topic, _ in queues}),
+                "log_generation": self._ends.cuts.generation,
             }
         )
 

@@ -28,6 +28,7 @@ from commitmq.store.metadata.topic_config import (
 )
 from commitmq.store.queues.batch_queue_reader import BatchQueueReader
 from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
 
 _MAX_KEPT: Final = 100_000
 _MAX_FILES: Final = 64
@@ -38,6 +39,7 @@ class QueueEnds:
 
     def __init__(self, layout: StoreLayout, config: NodeConfig, control: ControlBlock) -> None:
         self._control = control
+        self.cuts = CutHistory.load(layout)  # a log is cut before its node serves anybody
         self._log = CommitLog(layout.commit_log, config.commit_log.segment_bytes, max_mapped=1)
         self._queues = QueueReader(
             self._log,
@@ -98,3 +100,17 @@ class QueueEnds:
         if len(self._kept) > _MAX_KEPT:
             self._kept.popitem(last=False)
         return end
+
+    def end_since(self, topic: TopicConfig, queue: int, generation: int) -> int | None:
+        """The queue's end at the lowest cut of the log since ``generation``: an offset that was learnt then and lies behind it
+        is of a message that is gone. None without such a cut, and for queues that cannot be read now.
+        """
+        cut = self.cuts.end_since(generation)
+        if cut == NO_CUT or topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY:
+            return None
+        is_batch = topic.attributes.get(QUEUE_TYPE, QUEUE_TYPE_SIMPLE) == QUEUE_TYPE_BATCH
+        try:
+            bound = self._control.dispatcher(0, DispatcherWord.DISPATCHED)
+            return (self._batches if is_batch else self._queues).offset_at(topic.name, queue, cut, bound=bound)
+        except (StoreError, OSError):
+            return None

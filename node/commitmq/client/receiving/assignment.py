@@ -28,7 +28,8 @@ class Gap(NamedTuple):
     """A consumer could not go on at ``from_offset``, and jumped to ``to_offset``.
 
     ``reason`` is the node's status: OFFSET_TOO_SMALL (the messages expired), OFFSET_OVERFLOW_BADLY (the offset was behind
-    the queue's end), MESSAGE_WAS_REMOVING or NO_MATCHED_LOGIC_QUEUE.
+    the queue's end; also when a power cut or a repair took the messages away and new ones have come since),
+    MESSAGE_WAS_REMOVING or NO_MATCHED_LOGIC_QUEUE.
     """
 
     topic: str
@@ -61,6 +62,9 @@ class QueueState:
     * ``settled``: the value of ``delivered`` at the last commit or at the start. While the two are equal, every message
     that was
       handed out is committed.
+    * ``log_generation``: the generation of the log in which these offsets were learnt; -1 if it is not known. Every pull and
+      commit carries it: after a power cut or a repair that took messages away, the node tells which offsets lie behind the end
+      that the queue had then.
     * ``incarnation``: the incarnation of the topic that these offsets belong to; -1 if it is not known. Every pull and commit
       carries it, so none can reach another topic of the same name.
     """
@@ -82,6 +86,7 @@ class QueueState:
     careful_until: int = -1  # below this queue offset each pull asks for one message, because one of them is damaged
     revoked_at: float = 0.0  # time.monotonic() when the coordinator asked for it back
     incarnation: int = -1
+    log_generation: int = -1
     is_proven: bool = True  # False while a program gave `delivered` and the node has not confirmed that it exists
     is_announced: bool = False  # on_assign was called with this queue
     is_paused: bool = False
@@ -216,6 +221,19 @@ class Assignment:
                 del self.ready[state.key]
             state.forget()
 
+    def restart(self, state: QueueState, offset: int) -> None:
+        """Read the queue from ``offset`` on, which lies before what was handed out: those messages are gone, other ones have
+        their offsets, and nothing that was done with them counts.
+        """
+        with self.lock:
+            if self.owned.get(state.key) is not state:
+                return
+            begin = Begin(offset, offset, state.log_generation)
+            fresh = new_state(state.key, begin, state.committed, state.incarnation)
+            fresh.is_paused, fresh.revoked_at, fresh.end = state.is_paused, state.revoked_at, state.end
+            self.drop(state)
+            self.add([fresh])
+
     def state_of(self, key: Queue) -> QueueState:
         """The state of an assigned queue (lock held). Raises ValueError for a queue that is not assigned."""
         state = self.owned.get(key)
@@ -264,10 +282,13 @@ class Assignment:
 
 
 class Begin(NamedTuple):
-    """Where to begin in a queue: ``offset`` was asked for, and ``committable`` is the same or the queue's end before it."""
+    """Where to begin in a queue: ``offset`` was asked for, and ``committable`` is the same or the queue's end before it.
+    ``log_generation``: see :class:`QueueState`.
+    """
 
     offset: int
     committable: int
+    log_generation: int = -1
 
 
 def start_offsets(
@@ -301,15 +322,16 @@ def start_offsets(
             # The coordinator knows the topic, and the reader will hear of it soon. The topic is new, so it begins at 0.
             result.update({(topic, queue): Begin(0, 0) for queue in ids})
             continue
+        generation = int(answer.get("log_generation", -1))
         for queue, low, high, by_time in answer["queues"]:
             if isinstance(start, int):
-                result[topic, queue] = Begin(start, min(start, high))
+                result[topic, queue] = Begin(start, min(start, high), generation)
                 continue
             if isinstance(start, datetime):
                 offset = by_time if by_time is not None else low
             else:
                 offset = high if start == "latest" else low
-            result[topic, queue] = Begin(offset, offset)
+            result[topic, queue] = Begin(offset, offset, generation)
         for queue in ids:
             result.setdefault((topic, queue), Begin(0, 0))
     return result
@@ -336,9 +358,11 @@ def check_start(start: Start) -> Start:
     return start
 
 
-def new_state(queue: Queue, offset: int, committed: int, incarnation: int = -1, *, proven: bool = True) -> QueueState:
-    """A queue that is read from ``offset`` on. Unless ``proven``, the offset may lie behind the end and is not committed."""
+def new_state(queue: Queue, begin: Begin, committed: int, incarnation: int = -1) -> QueueState:
+    """A queue that is read from ``begin`` on. An offset that may lie behind the end is not committed."""
+    offset, proven = begin.offset, begin.offset == begin.committable
     confirmed = offset if proven else committed
     return QueueState(
-        queue[0], queue[1], offset, confirmed, committed, offset, incarnation=incarnation, is_proven=proven
-    )
+        queue[0], queue[1], offset, confirmed, committed, offset,
+        incarnation=incarnation, log_generation=begin.log_generation, is_proven=proven,
+    )  # fmt: skip

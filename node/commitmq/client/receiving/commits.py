@@ -1,7 +1,8 @@
 """The commits of a consumer. Only the thread that polls uses this.
 
-Besides the offsets, every commit carries the incarnations of the topics and the offsets that the consumer last knew as
-committed (``known``). So a commit can neither reach a topic that was made anew nor undo a reset by an operator.
+Besides the offsets, every commit carries the incarnations of the topics, the offsets that the consumer last knew as
+committed (``known``) and the generations of the log in which it learnt the offsets. So a commit can neither reach a topic that
+was made anew, nor undo a reset by an operator, nor pass over messages that came after a power cut had taken others.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ _log = get_log("consumer")
 
 
 class Progress(NamedTuple):
-    """Offsets to commit, with the last known offsets and the incarnations; see the module."""
+    """Offsets to commit, with the last known offsets, the incarnations and the generations of the log; see the module."""
 
     offsets: dict[Queue, int]
     known: dict[Queue, int]
     incarnations: dict[str, int]
+    log_generations: dict[Queue, int]
 
 
 class Committer:
@@ -59,7 +61,7 @@ class Committer:
             return self.of(offsets)
 
     def of(self, offsets: Mapping[Queue, int]) -> Progress:
-        """These offsets, with the last known offsets and the incarnations of their queues."""
+        """These offsets, with what is known of their queues."""
         with self._assignment.lock:
             owned = self._assignment.owned
             states = [owned[key] for key in offsets if key in owned]
@@ -67,6 +69,7 @@ class Committer:
                 dict(offsets),
                 {state.key: state.committed for state in states if state.committed >= 0},
                 {state.topic: state.incarnation for state in states if state.incarnation >= 0},
+                {state.key: state.log_generation for state in states if state.log_generation >= 0},
             )
 
     # ------------------------------------------------------------ committing
@@ -123,6 +126,7 @@ class Committer:
                 "offsets": [[*key, progress.offsets[key]] for key in queues],
                 "known": [progress.known.get(key, -1) for key in queues],
                 "incarnations": progress.incarnations,
+                "log_generations": [progress.log_generations.get(key, -1) for key in queues],
                 "partial": partial,
             }
             try:

@@ -48,8 +48,15 @@ class LocalPositions:
             for topic, incarnation in progress.incarnations.items()
             if self.kept.incarnations.get(topic, incarnation) != incarnation
         }
-        offsets = {queue: offset for queue, offset in self.kept.offsets.items() if queue[0] not in anew}
-        made = Positions({**offsets, **progress.offsets}, {**self.kept.incarnations, **progress.incarnations})
+        kept = self.kept
+        offsets = {queue: offset for queue, offset in kept.offsets.items() if queue[0] not in anew}
+        generations = {queue: one for queue, one in kept.log_generations.items() if queue not in progress.offsets}
+        learnt = {queue: one for queue, one in progress.log_generations.items() if queue in progress.offsets}
+        made = Positions(
+            {**offsets, **progress.offsets},
+            {**kept.incarnations, **progress.incarnations},
+            {**generations, **learnt},
+        )
         self._file.store(made, self._broker_name)
         self.kept = made
         with self._assignment.lock:

@@ -322,12 +322,16 @@ class GroupMember:
                     raise
                 return 0  # a topic was deleted meanwhile
         queues = [key for key in queues if committed[key] >= 0 or key in begin]
-        states = []
-        for key in queues:
-            offset, committable = begin.get(key, Begin(committed[key], committed[key]))
-            proven = offset == committable
-            states.append(new_state(key, offset, committed[key], incarnations[key[0]], proven=proven))
-        self._assignment.add(states)
+        generation = int(answer["log_generation"])
+        self._assignment.add(
+            new_state(
+                key,
+                begin.get(key, Begin(committed[key], committed[key], generation)),
+                committed[key],
+                incarnations[key[0]],
+            )
+            for key in queues
+        )
         self._made_anew -= {topic for topic, _ in queues}
         _log.info("queues assigned", group=self.group, member=self.member, queues=len(queues))
         return len(queues)

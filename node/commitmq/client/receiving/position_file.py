@@ -2,7 +2,8 @@
 
 ``{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:12}}``: an object is a key, which only RocketMQ's JSON library
 writes. ``incarnations`` is CommitMQ's addition, which RocketMQ passes over: positions of a topic that was made anew must not
-count. A file of RocketMQ has none, and its positions count.
+count. A file of RocketMQ has none, and its positions count. So is ``logGenerations``, a list of ``[topic, queue id,
+generation of the log]``: a position that the log has lost since is lowered.
 
 The content is replaced in one step and synced, so after a power cut there is the old file or the new one. A lock on
 ``offsets.lock`` beside it keeps a second consumer out, as long as the first one lives.
@@ -37,10 +38,13 @@ _NAME: Final = re.compile(r"[%|a-zA-Z0-9_.@-]{1,255}", re.ASCII)
 
 @dataclass(slots=True)
 class Positions:
-    """The next offset of each queue, and the incarnations of the topics that they belong to, as far as known."""
+    """The next offset of each queue, and, as far as known, the incarnations of the topics that they belong to and the
+    generations of the log in which they were learnt.
+    """
 
     offsets: dict[Queue, int] = field(default_factory=dict)
     incarnations: dict[str, int] = field(default_factory=dict)
+    log_generations: dict[Queue, int] = field(default_factory=dict)
 
 
 def check_member(member: str) -> str:
@@ -139,6 +143,9 @@ def parsed(text: str, path: Path) -> Positions:
         if len(rest.get("offsetTable", {})) != len(positions.offsets):
             raise ValueError("entries of another shape")
         positions.incarnations = {str(topic): int(one) for topic, one in rest.get("incarnations", {}).items()}
+        positions.log_generations = {
+            (str(topic), int(queue)): int(one) for topic, queue, one in rest.get("logGenerations", [])
+        }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StoreError(
             f"the positions cannot be understood ({error}): restore the file, or remove it to begin at start=…",
@@ -155,7 +162,9 @@ def written(positions: Positions, broker_name: str) -> str:
         for (topic, queue), offset in sorted(positions.offsets.items())
     ]
     incarnations = json.dumps(positions.incarnations, sort_keys=True)
-    return '{\n\t"incarnations":' + incarnations + ',\n\t"offsetTable":{\n' + ",\n".join(entries) + "\n\t}\n}\n"
+    generations = json.dumps([[*queue, one] for queue, one in sorted(positions.log_generations.items())])
+    head = '{\n\t"incarnations":' + incarnations + ',\n\t"logGenerations":' + generations
+    return head + ',\n\t"offsetTable":{\n' + ",\n".join(entries) + "\n\t}\n}\n"
 
 
 def _refused(path: Path, error: Exception) -> StoreError:

@@ -119,6 +119,7 @@ class Puller:
             "topic": state.topic,
             "queue": state.queue_id,
             "offset": position,
+            "log_generation": state.log_generation,
             "max_bytes": _RANGES_BYTES if ranges else self._max_bytes,
             "wait_ms": 0 if catching_up else _WAIT_MS,
             "mode": "ranges" if ranges else "bytes",
@@ -226,6 +227,7 @@ class Puller:
         next_offset = int(answer["next_offset"])
         count = int(answer["count"])
         state.end = int(answer["max_offset"])
+        state.log_generation = int(answer.get("log_generation", -1))
         if not count:
             self._empty(state, str(answer["status"]), next_offset)
             return
@@ -276,6 +278,9 @@ class Puller:
             gap = Gap(state.topic, state.queue_id, before, next_offset, status)
             self.gaps.append(gap)
             _log.warning("a gap: the consumer jumped to the nearest message", **gap._asdict())
+            if next_offset < before:
+                self._assignment.restart(state, next_offset)
+                return
         with self._assignment.lock:
             # No message between the two offsets is for this consumer, so it is done with them.
             state.move_to(next_offset)

@@ -51,7 +51,7 @@ class ReaderQueues:
         self._look_at = 0.0
         self._has_looked = False
         # Where the reader was in a queue that its topic lost, by queue and incarnation of the topic.
-        self._left: dict[tuple[Queue, int], int] = {}
+        self._left: dict[tuple[Queue, int], Begin] = {}
         self._known: dict[str, int] = {}  # incarnations of topics that were read before, by an earlier consumer
         self._missing: set[str] = set()  # topics that do not exist, and of which the log said so
         self._reader: Channel | None = None
@@ -60,7 +60,7 @@ class ReaderQueues:
         """Begin at the positions that an earlier consumer left."""
         for queue, offset in kept.offsets.items():
             incarnation = kept.incarnations.get(queue[0], _ANY)
-            self._left[queue, incarnation] = offset
+            self._left[queue, incarnation] = Begin(offset, offset, kept.log_generations.get(queue, -1))
             self._known[queue[0]] = incarnation
 
     def look_soon(self) -> None:
@@ -93,21 +93,12 @@ class ReaderQueues:
             gone = [key for key in assignment.owned if key not in wanted and key[0] in counts]
             for state in (assignment.owned[key] for key in gone):
                 assignment.settle()
-                self._left[state.key, state.incarnation] = state.delivered
+                self._left[state.key, state.incarnation] = Begin(state.delivered, state.delivered, state.log_generation)
             for key in {*old, *gone}:
                 assignment.drop(assignment.owned[key])
         new = [queue for queue in wanted if queue not in assignment.owned]
         begin = self._begin(new, {topic for topic, _ in old}, incarnations, deadline)
-        assignment.add(
-            new_state(
-                queue,
-                begin[queue].offset,
-                -1,
-                incarnations.get(queue[0], -1),
-                proven=begin[queue].offset == begin[queue].committable,
-            )
-            for queue in new
-        )
+        assignment.add(new_state(queue, begin[queue], -1, incarnations.get(queue[0], -1)) for queue in new)
         self._has_looked = True
 
     def _ask_topics(self, deadline: float) -> tuple[dict[str, int], dict[str, int]]:
@@ -143,7 +134,7 @@ class ReaderQueues:
             left = self._left.pop((queue, incarnation), self._left.pop((queue, _ANY), None))
             known = self._known.get(topic)
             if left is not None:
-                begin[queue] = Begin(left, left)
+                begin[queue] = left
             elif known is not None:
                 anew = known not in (_ANY, incarnation)
                 starts.setdefault("earliest" if anew else for_new_queues(self._start), []).append(queue)

@@ -58,7 +58,7 @@ class LookUps:
         for queue in queues:
             self._places.check_queue(name, topic, queue)
         rows = [_row(place, name, queue, timestamp, boundary) for queue in queues]
-        answer: dict[str, Any] = {"queues": rows}
+        answer: dict[str, Any] = {"queues": rows, "log_generation": self._places.cuts.generation}
         if hidden_too:
             beyond = [one for one in queues_on_disk(place.queues.folder, name) if one >= topic.read_queues]
             hidden = [_row(place, name, queue, timestamp, boundary) for queue in beyond[:_MOST_HIDDEN]]

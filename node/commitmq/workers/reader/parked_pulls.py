@@ -54,6 +54,7 @@ class Pull:
     log_end: int = 0  # of the log, when the pull came; known once its offset was beyond its queue's end
     group: str | None = None
     incarnation: int | None = None  # of the wanted topic; None: any incarnation
+    log_generation: int | None = None  # in which the offset was learnt; -1: not known, or judged; None: not asked for
     deadline_ms: int = 0
     done: bool = False
     awaits_log: bool = False  # a parked pull for a topic in the log, not for a memory topic
@@ -101,6 +102,9 @@ def parse_pull(
         group=group,
         filter_bytes=_FILTER_BYTES + _CHARACTER_BYTES * len(expression) if expression else 0,
         incarnation=incarnation_field(header),
+        log_generation=None
+        if header.get("log_generation") is None
+        else integer_field(header, "log_generation", least=-1),
         owner=text_field(header, "client")[:_OWNER_CHARACTERS] if is_local and "client" in header else b"",
     )
 

@@ -24,6 +24,7 @@ from commitmq.store.memory.shared_memory import memory_folder
 from commitmq.store.metadata.topic_config import PERM_READ
 from commitmq.store.queues.batch_queue_reader import BatchQueueReader
 from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.store.recovery.cut_history import CutHistory
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.topic_view import TopicView, TopicViews
 
@@ -73,6 +74,7 @@ class Places:
         self._ctx = ctx
         self._topics_changed = topics_changed
         config = ctx.config
+        self.cuts = CutHistory.load(ctx.layout)  # a log is cut before its node serves anybody
         self.log = CommitLog(
             ctx.layout.commit_log, config.commit_log.segment_bytes, max_mapped=config.commit_log.max_mapped_segments
         )

@@ -20,10 +20,11 @@ from commitmq.protocol import wire
 from commitmq.store.queues.pull_result import NO_UNITS, PullResult, PullStatus
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.store.queues.record_filter import RecordFilter
+from commitmq.store.recovery.cut_history import NO_CUT
 from commitmq.workers.reader.answers import Answers
 from commitmq.workers.reader.filters import ExpressionFilter, Filters
 from commitmq.workers.reader.parked_pulls import ParkedPulls, Pull, QueueKey, parse_pull
-from commitmq.workers.reader.places import Places, subscribe
+from commitmq.workers.reader.places import Place, Places, subscribe
 from commitmq.workers.reader.pull_counts import PullCounts
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.flow import Flow, FlowRefusedError
@@ -35,6 +36,7 @@ _CHANGES_A_TURN: Final = 256
 PART_NS: Final = 5_000_000
 _SWEEP_QUEUES: Final = 2_000
 _EVICTION_RETRIES: Final = 3
+_JUDGED: Final = -1
 _NO_QUEUE: Final = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE)
 
 
@@ -96,6 +98,8 @@ class Pulls:
             # The units there belong to a deleted topic. The new topic has no messages there yet.
             return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, pull.offset, 0, pull.offset, NO_UNITS)
         place = self._places.place(pull.topic, topic)
+        if pull.log_generation not in (None, _JUDGED) and (moved := self._judge(pull, place)) is not None:
+            return moved
         result = place.queues.read(
             pull.topic,
             pull.queue,
@@ -119,6 +123,37 @@ class Pulls:
             result.status = PullStatus.OFFSET_OVERFLOW_ONE
             result.next_offset = pull.offset
         return result
+
+    def _judge(self, pull: Pull, place: Place) -> PullResult | None:
+        """The answer to a pull whose offset lies behind the queue's end at a cut of the log since the client learnt it; None
+        for any other.
+
+        The messages that the client has seen there are gone, and those that are there now it has not seen.
+        """
+        cuts = self._places.cuts
+        assert pull.log_generation is not None
+        cut = cuts.end_since(pull.log_generation)
+        if cut != NO_CUT and not place.in_memory:
+            if place.bound < min(cut, self._ctx.control.get(Word.RECOVERED_END)):
+                # The dispatcher has to catch up with what recovery found.
+                return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, pull.offset, 0, pull.offset, NO_UNITS)
+            queue: dict[str, Any] = {
+                "topic": pull.topic,
+                "queue": pull.queue,
+                "bound": place.bound,
+                "floor": place.floor,
+            }
+            end, bounds = place.queues.offset_at(physical=cut, **queue), place.queues.bounds(**queue)
+            if end is not None and bounds is not None and end < pull.offset:
+                pull.log_generation = _JUDGED
+                return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, end, *bounds, NO_UNITS)
+        pull.log_generation = _JUDGED
+        return None
+
+    def _generation(self, pull: Pull) -> dict[str, int]:
+        """The generation of the log that the answer's offsets belong to, for a client that asked."""
+        known = pull.log_generation
+        return {} if known is None else {"log_generation": self._places.cuts.generation if known == _JUDGED else known}
 
     def _end_of_log(self, pull: Pull) -> int:
         """The end of the log when the pull came: beyond it no message can be that its client knows of.
@@ -185,6 +220,7 @@ class Pulls:
             min_offset=result.min_offset,
             max_offset=result.max_offset,
             count=result.count,
+            **self._generation(pull),
             **({"mode": "bytes"} if pull.in_memory and pull.ranges else {}),
         )
         self._answers.send(pull.client, header, frames)

@@ -19,7 +19,7 @@ from commitmq.client.handling.send_back import Answer, Request
 from commitmq.client.handling.settings import Settings
 from commitmq.client.handling.threads import ThreadPool
 from commitmq.client.message import Message
-from commitmq.client.receiving.assignment import Assignment, Chunk, Portion, QueueState, Taken, new_state
+from commitmq.client.receiving.assignment import Assignment, Begin, Chunk, Portion, QueueState, Taken, new_state
 from commitmq.client.receiving.batch import MessageBatch
 from commitmq.client.receiving.part import Part, parts_of_records
 from commitmq.client.receiving.room import Room
@@ -89,7 +89,7 @@ class Fed:
         self.run.stop()
 
     def own(self, topic: str, queue: int, offset: int = 0) -> QueueState:
-        state = new_state((topic, queue), offset, offset)
+        state = new_state((topic, queue), Begin(offset, offset), offset)
         self.assignment.add([state])
         return state
 
@@ -210,7 +210,7 @@ def test_the_limits_are_told_to_the_fetch() -> None:
         eventually(lambda: state.room == Room(1, 98), "two messages of one byte")
         fed.feed.append((state, part_of("t", 0, range(2, 3)), 3))
         eventually(lambda: state.room == Room(0, 0), "full")
-        later = new_state(("t", 1), 0, 0)
+        later = new_state(("t", 1), Begin(0, 0), 0)
         fed.assignment.add([later])
         assert later.room == Room(3, 100), "also before the next look"
         go_on.set()
