@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from commitmq import Admin, Consumer, Producer, Reader
 from commitmq.format.file_names import segment_name
@@ -25,7 +26,7 @@ NEVER_FLUSHED = (
 )
 
 
-def read(consumer: Consumer, wanted: int, seconds: float = 20.0) -> list[bytes]:
+def read(consumer: Consumer | Reader, wanted: int, seconds: float = 20.0) -> list[bytes]:
     """``wanted`` messages, and any more that come within a moment."""
     found: list[bytes] = []
     until = time.monotonic() + seconds
@@ -92,7 +93,7 @@ def test_whoever_keeps_positions_itself_goes_back_to_the_end_and_says_so(tmp_pat
             lost_from = producer.send("t", b"lost", queue=0).physical_offset
             for _ in range(4):
                 producer.send("t", b"lost", queue=0)
-        local = {"group": "all", "node": node.address, "broadcasting": True, "positions_folder": tmp_path / "positions"}
+        local: dict[str, Any] = {"group": "all", "node": node.address, "broadcasting": True, "positions_folder": tmp_path / "positions"}
         with Consumer("t", member="away", **local) as away:
             assert len(read(away, 10)) == 10
             away.commit()
