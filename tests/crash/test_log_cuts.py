@@ -93,7 +93,9 @@ def test_whoever_keeps_positions_itself_goes_back_to_the_end_and_says_so(tmp_pat
             lost_from = producer.send("t", b"lost", queue=0).physical_offset
             for _ in range(4):
                 producer.send("t", b"lost", queue=0)
-        local: dict[str, Any] = {"group": "all", "node": node.address, "broadcasting": True, "positions_folder": tmp_path / "positions"}
+        local: dict[str, Any] = {
+            "group": "all", "node": node.address, "broadcasting": True, "positions_folder": tmp_path / "positions",
+        }  # fmt: skip
         with Consumer("t", member="away", **local) as away:
             assert len(read(away, 10)) == 10
             away.commit()
