@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -197,7 +197,8 @@ def test_two_scripts_at_once_prepare_one_after_the_other(env: ModuleType) -> Non
     ("arguments", "tools"),
     [
         (["lint"], ["ruff check", "ruff format", "mypy"]),
-        (["test"], ["ruff check", "ruff format", "mypy", "pytest -m not slow and not long -n 4"]),
+        (["test"], ["collect", "ruff check", "ruff format", "mypy", "wait", "pytest -m not slow and not long -n 4"]),
+        (["test", "tests/unit"], ["ruff check", "ruff format", "mypy", "pytest -m not slow and not long tests/unit"]),
         (["test", "--no-lint"], ["pytest -m not slow and not long -n 4"]),
         (["test", "--no-lint", "-m", "slow"], ["pytest -m slow"]),
         (
@@ -214,7 +215,12 @@ def test_what_each_script_runs(arguments: list[str], tools: list[str], monkeypat
         ran.append(" ".join(command))
         return 0
 
+    def collect() -> SimpleNamespace:
+        ran.append("collect")
+        return SimpleNamespace(wait=lambda: ran.append("wait"))
+
     monkeypatch.setattr(checks, "check", check)
+    monkeypatch.setattr(checks, "collect", collect)
     monkeypatch.chdir(SCRIPTS)
     assert checks.main(arguments) == 0
     assert Path.cwd() == SCRIPTS.parent
@@ -224,9 +230,13 @@ def test_what_each_script_runs(arguments: list[str], tools: list[str], monkeypat
 
 def test_a_failed_check_ends_the_run_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = load("checks")
+    ends: list[str] = []
+    collecting = SimpleNamespace(kill=lambda: ends.append("kill"), wait=lambda: ends.append("wait"))
     monkeypatch.setattr(checks, "check", lambda tool, *_: 3 if tool == "mypy" else 0)
+    monkeypatch.setattr(checks, "collect", lambda: collecting)
     monkeypatch.chdir(SCRIPTS.parent)
     assert checks.main(["test"]) == 3
+    assert ends == ["kill", "wait"]
     assert checks.main(["lint"]) == 3
     assert checks.main(["test", "--no-lint"]) == 0
 
