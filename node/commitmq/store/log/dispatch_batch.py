@@ -155,6 +155,19 @@ class LogWalker:
         self._cached_base = -1
 
 
+def boundary_before(log: CommitLog, place: int, end: int) -> int:
+    """``place`` if a record of the log, which ends at ``end``, begins there; else the beginning of its segment. For a place
+    behind the log it is ``end``. A place that was written down for another log is no reason to stop.
+    """
+    if place >= end:
+        return end
+    try:
+        LogWalker(log, max_rows=1, max_bytes=log.segment_bytes).walk(place, end)
+    except CorruptRecordError:
+        return place - place % log.segment_bytes
+    return place
+
+
 def _delivery_times(batch: DispatchBatch) -> None:
     """Set the tags code of records in the schedule topic: their delivery time instead of a tag's hash (spec 3.2 rule 3)."""
     number = batch.topics.index(SCHEDULE_TOPIC)

@@ -142,10 +142,12 @@ class DispatcherHost:
         position = dispatcher.open(view)
         progress.over()
         end = self._control.committed()
+        if state is not None and state.cut_to >= 0:
+            end = min(end, state.cut_to)
         if type(position) is not int or position < 0:
             raise ValueError(f"open() must return the offset to resume from, not {position!r:.100}")
         if position > end:
-            # A power cut took records that were never flushed and that this dispatcher had seen.
+            # A power cut took records that were never flushed and that this dispatcher had seen; or a person cut the log.
             context.log.warning("the log ends before the dispatcher's position", position=position, end=end)
             dispatcher.truncate(end)
             position = end
@@ -379,7 +381,7 @@ class DispatcherHost:
         state = self.state
         if state is None or (state.position, state.timestamp) == (durable, stamp):
             return
-        state.position, state.timestamp = durable, stamp
+        state.position, state.timestamp, state.cut_to = durable, stamp, -1
         try:
             state.save()
         except StoreError as error:

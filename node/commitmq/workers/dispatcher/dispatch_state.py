@@ -7,6 +7,8 @@
     skipped     [[start, end], …]: ranges of the log that a person had the dispatcher skip; kept, because a
                 dispatcher may go back to a position of its own after any crash
     gaps        [[start, end], …]: ranges that were deleted from the log before the dispatcher reached them
+    cut_to      where the log was cut below what the dispatcher may have in its own files, which still have to go back to it;
+                -1 otherwise
 
 Lists keep their newest hundred entries. Each write replaces the file durably (write beside, fsync, rename, fsync).
 """
@@ -38,6 +40,7 @@ class DispatchState:
     clean: bool = False
     skipped: list[tuple[int, int]] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    cut_to: int = -1
 
     @classmethod
     def load(cls, path: Path) -> DispatchState:
@@ -52,6 +55,7 @@ class DispatchState:
                 bool(data["clean"]),
                 [(int(start), int(end)) for start, end in data["skipped"]],
                 [(int(start), int(end)) for start, end in data["gaps"]],
+                int(data.get("cut_to", -1)),
             )
         except FileNotFoundError:
             return cls(path)
@@ -72,12 +76,25 @@ class DispatchState:
             "clean": self.clean,
             "skipped": self.skipped[-_MOST_RANGES:],
             "gaps": self.gaps[-_MOST_RANGES:],
+            "cut_to": self.cut_to,
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             atomic_file.replace(self.path, orjson.dumps(data), "dispatcher_state")
         except OSError as error:
             raise StoreError(f"cannot write the dispatcher's state: {error.strerror}", path=self.path) from error
+
+    def lower(self, place: int) -> bool:
+        """The log was cut at ``place``. The dispatcher's own files may lead further than its position, and go back when it is
+        opened. Whether anything was to be lowered. Raises StoreError.
+        """
+        was_behind = self.position > place
+        self.position = min(self.position, place)
+        self.cut_to = place if self.cut_to < 0 else min(self.cut_to, place)
+        self.skipped = [(start, min(end, place)) for start, end in self.skipped if start < place]
+        self.gaps = [(start, min(end, place)) for start, end in self.gaps if start < place]
+        self.save()
+        return was_behind
 
     def without_skipped(self, batch: DispatchBatch) -> DispatchBatch:
         """``batch`` without the skipped records; its range stays."""

@@ -90,7 +90,7 @@ class Pop(Mover):
         self._router, self.endpoints = context.bind_router(context.role)
         context.register(self._router)
         self._answers = Answers(self._router, context.log)
-        self._progress = ProgressFile(context.layout, context.log)
+        self._progress = ProgressFile(context.layout, context.log, partial(self._control.get, Word.FLUSHED))
         self._orders = Orders(context.layout, context.log, config.pop)
         self._filters = Filters(context.params.get("filters", ()), limit=config.filter.max_compiled)
         self._records = Records(config, self._cluster)

@@ -26,21 +26,25 @@ from commitmq.semantics.pop_revive import (
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
+from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker, boundary_before
 from commitmq.store.metadata import json_config
 from commitmq.workers.pop.points import Point, Points
 from commitmq.workers.runtime.isolation import is_of_message
 from commitmq.workers.runtime.moved_before import MovedBefore
+from commitmq.workers.runtime.position_trail import Trail
 
 _TAGS: Final = frozenset(tag.encode() for tag in (CHECK_POINT_TAG, ACK_TAG, BATCH_ACK_TAG))
 
 
 class ProgressFile:
-    """``commitmq/pop.json``."""
+    """``commitmq/pop.json``, with earlier positions for a log that is cut (:mod:`commitmq.workers.runtime.position_trail`)."""
 
-    def __init__(self, layout: StoreLayout, log: Log) -> None:
+    def __init__(self, layout: StoreLayout, log: Log, flushed: Callable[[], int]) -> None:
+        """``flushed``: everything below it is durable now."""
         self._log = log
         self._path = layout.own / "pop.json"
+        self._flushed = flushed
+        self._trail = Trail()
         self.log: int | None = None
         """What the file says; None without a file."""
 
@@ -62,6 +66,7 @@ class ProgressFile:
     def _read(self) -> int | None:
         data = json_config.load_table(self._path)
         try:
+            self._trail = Trail.from_json((data or {}).get("trail"))
             if data is None or (log := int(data["log"])) >= 0:
                 return None if data is None else log
             raise ValueError(f"there is no position {log} in a log")
@@ -71,8 +76,19 @@ class ProgressFile:
 
     def store(self, log: int) -> None:
         """Write it. Raises StoreError or OSError."""
-        json_config.persist(self._path, {"log": log})
+        self._trail.note(max(log, self._flushed()), log)
+        json_config.persist(self._path, {"log": log, "trail": self._trail.to_json()})
         self.log = log
+
+    def lower(self, place: int) -> bool:
+        """The log was cut at ``place``: go back to what was done by then, or to the log's beginning. Whether that was needed.
+        Raises StoreError or OSError.
+        """
+        log = self.load()
+        if log is None or max(log, self._trail.end) <= place:
+            return False
+        self.store(min(int(self._trail.cut(place) or 0), place))
+        return True
 
 
 def came_back(batch: DispatchBatch) -> Any:
@@ -95,11 +111,12 @@ def read_points(
     check points end, by group, topic and queue. ``before`` learns which messages came back. ``floor``: below which place in
     the log nothing is of a topic, as after one of its name was deleted. From ``now_ms`` on nothing is invisible for longer
     than it was asked for: the check points of a clock that was ahead are of a time to come.
+    Where no record begins at ``start``, the beginning of its segment counts.
     """
     before.scan(log, start, end, came_back, beat)
     reading = Reading(points, floor, now_ms)
     walker = LogWalker(log, max_rows=65_536, max_bytes=16 << 20)
-    at = start
+    at = boundary_before(log, start, end)
     while at < end:
         batch = walker.walk(at, end)
         for row in np.flatnonzero(_wanted(batch)).tolist():

@@ -10,11 +10,19 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Final
 
+from commitmq.config import PopConfig
 from commitmq.coordination.offsets import GroupOffsets, replay
+from commitmq.errors import InvalidMessageError, StoreError
+from commitmq.files import disk
 from commitmq.format.constants import LMQ_PREFIX
+from commitmq.log import Log
+from commitmq.semantics.delay import SCHEDULE_TOPIC, queue_of
+from commitmq.semantics.timer import TIMER_TOPIC
+from commitmq.semantics.transaction import CHECK_GROUP
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.metadata.consumer_offsets import journal_path, load_snapshot
+from commitmq.store.metadata import orders_journal
+from commitmq.store.metadata.consumer_offsets import ConsumerOffsets, journal_path, load_snapshot
 from commitmq.store.metadata.offsets_journal import OffsetsJournal
 from commitmq.store.metadata.topic_config import (
     QUEUE_TYPE,
@@ -24,10 +32,16 @@ from commitmq.store.metadata.topic_config import (
     TopicConfig,
 )
 from commitmq.store.metadata.topic_files import load_topics
+from commitmq.store.producers.producer_snapshot import ProducerSnapshot
 from commitmq.store.queues.ends_at import EndsAt
 from commitmq.store.recovery.cut_history import NO_CUT, CutHistory, Lowered, home_of
 from commitmq.store.recovery.store_recovery import Recovered
+from commitmq.workers.dispatcher.dispatch_state import DispatchState
+from commitmq.workers.pop.orders import OrderKey, Orders
+from commitmq.workers.pop.recovery import ProgressFile
 from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.schedule import progress as schedule_progress
+from commitmq.workers.timer import progress as timer_progress
 
 _NAMED: Final = 20
 
@@ -89,6 +103,11 @@ def _lower(context: WorkerContext, history: CutHistory, found: Recovered) -> str
     place = history.pending_end
     lowered: list[LoweredOffset] = []
     if place != NO_CUT:
+        place = min(place, found.end)
+        # Flushed messages are gone: so are ends of transactions that their positions have passed.
+        by_person = found.allowed or any(
+            one.by.startswith("repair") for one in history.cuts if one.generation > history.lowered
+        )
         log = CommitLog(layout.commit_log, config.commit_log.segment_bytes)
         ends = EndsAt(
             layout,
@@ -96,14 +115,17 @@ def _lower(context: WorkerContext, history: CutHistory, found: Recovered) -> str
             file_bytes=config.consume_queue.file_bytes,
             batch_file_bytes=config.consume_queue.batch_file_bytes,
             dispatched=found.redispatch_from,
-            place=min(place, found.end),
+            place=place,
             beat=context.heartbeat,
         )
         try:
-            lowered = lower_committed(layout, ends)
+            lowered = lower_committed(layout, ends, looks_again=by_person)
+            others = lower_others(layout, ends, place, context.log)
         finally:
             ends.close()
             log.close()
+        if others:
+            context.log.warning("the node's own positions were behind the end of the log", lowered=", ".join(others))
     groups = {one.group for one in lowered}
     messages = sum(one.before - one.now for one in lowered)
     history.has_lowered(Lowered(len(groups), len(lowered), messages))
@@ -118,8 +140,82 @@ def _lower(context: WorkerContext, history: CutHistory, found: Recovered) -> str
     )
 
 
-def lower_committed(layout: StoreLayout, ends: EndsAt) -> list[LoweredOffset]:
-    """Lower committed offsets behind the ends of their queues, durably, also in RocketMQ's file. Raises StoreError."""
+def lower_others(layout: StoreLayout, ends: EndsAt, place: int, log: Log) -> list[str]:
+    """Lower all other places in the store's files; returns which files needed it. Raises StoreError, OSError."""
+    found = []
+
+    def flushed() -> int:
+        return place
+
+    schedule = schedule_progress.ProgressFiles(layout, log, flushed)
+    if schedule.lower(place, lambda level: ends.end(SCHEDULE_TOPIC, queue_of(level))):
+        found.append("delay levels")
+    if timer_progress.ProgressFiles(layout, log, flushed).lower(place, ends.end(TIMER_TOPIC, 0)):
+        found.append("timer")
+    if ProgressFile(layout, flushed).lower(place):
+        found.append("pop")
+    if _lower_orders(layout, ends, log):
+        found.append("ordered receives")
+    for path in sorted((layout.own / "dispatchers").glob("*.json")):
+        try:
+            state = DispatchState.load(path)
+        except StoreError as error:  # its process says the same, and harms nobody else
+            log.warning("the state of a dispatcher cannot be read", error=str(error))
+            continue
+        if state.lower(place):
+            found.append(f"dispatcher {path.stem}")
+    if _forget_producers(layout, place):
+        found.append("producers")
+    return found
+
+
+def _lower_orders(layout: StoreLayout, ends: EndsAt, log: Log) -> bool:
+    """Forget the states of ordered receives that know messages behind the ends of their queues: what they have in flight
+    comes again.
+    """
+    try:
+        table = orders_journal.read(layout)
+    except (StoreError, InvalidMessageError) as error:  # the process that owns them sets them aside
+        log.warning("the state of ordered receives cannot be read", error=str(error))
+        return False
+    topics = load_topics(layout).topics
+    gone = [
+        OrderKey(topic, group, queue)
+        for (topic, group), states in table.items()
+        for queue, state in states.items()
+        if state.offsets
+        and (end := _end(ends, topics.get(topic), topic, queue)) is not None
+        and state.offsets[-1] >= end
+    ]
+    if gone:
+        orders = Orders(layout, log, PopConfig())
+        orders.load()
+        for key in gone:
+            orders.drop(key)
+        orders.store()
+        orders.close()
+    return bool(gone)
+
+
+def _forget_producers(layout: StoreLayout, place: int) -> bool:
+    """Remove a snapshot of producers that covers more than is left: the writer makes the table from the log then."""
+    try:
+        snapshot = ProducerSnapshot.load(layout.producers)
+    except StoreError:
+        return False  # the writer does not take it either
+    if snapshot is None or snapshot.position <= place:
+        return False
+    disk.unlink(layout.producers, "producers")
+    disk.sync_folder(layout.own, "producers")
+    return True
+
+
+def lower_committed(layout: StoreLayout, ends: EndsAt, *, looks_again: bool = False) -> list[LoweredOffset]:
+    """Lower committed offsets behind the ends of their queues, durably, also in RocketMQ's file; returns those of groups.
+
+    Open transactions are found again from the beginning of their topics if one of the node's own offsets there was behind,
+    or with ``looks_again``. Raises StoreError.
+    """
     topics = load_topics(layout).topics
     table, base = load_snapshot(layout)
     content = OffsetsJournal.read(journal_path(layout))
@@ -131,6 +227,7 @@ def lower_committed(layout: StoreLayout, ends: EndsAt) -> list[LoweredOffset]:
         for queue, offset in queues.items()
         if offset > 0 and (end := _end(ends, topics.get(topic), topic, queue)) is not None and end < offset
     ]
+    found += _of_transactions(table, found, looks_again)
     if not found:
         return []
     by_group: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
@@ -144,7 +241,18 @@ def lower_committed(layout: StoreLayout, ends: EndsAt) -> list[LoweredOffset]:
         offsets.snapshot()
     finally:
         offsets.close()
-    return found
+    return [one for one in found if one.group != CHECK_GROUP]
+
+
+def _of_transactions(table: ConsumerOffsets, found: list[LoweredOffset], looks_again: bool) -> list[LoweredOffset]:
+    """Offsets of the node's own group in half and op topic, all to 0: an end may be gone whose half message is still there."""
+    if not looks_again and not any(one.group == CHECK_GROUP for one in found):
+        return []
+    return [
+        LoweredOffset(CHECK_GROUP, topic, queue, offset, 0)
+        for topic, queue, offset in table.of_group(CHECK_GROUP)
+        if offset > 0
+    ]
 
 
 def _end(ends: EndsAt, topic: TopicConfig | None, name: str, queue: int) -> int | None:

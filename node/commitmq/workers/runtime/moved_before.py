@@ -28,7 +28,7 @@ from commitmq.format.constants import (
 )
 from commitmq.format.record import parts_of
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
+from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker, boundary_before
 from commitmq.workers.runtime.isolation import is_of_message
 
 Key = tuple[bytes, bytes]
@@ -80,13 +80,14 @@ class MovedBefore:
         return self._keys.total()
 
     def scan(self, log: CommitLog, start: int, end: int, wanted: Wanted, beat: Callable[[], None]) -> None:
-        """Read the log from ``start`` to ``end``, both at record boundaries. ``beat`` is called now and then.
+        """Read the log from ``start``, or from the beginning of the segment if no record begins there, to its ``end``.
+        ``beat`` is called now and then.
 
         Raises CorruptRecordError.
         """
         self._keys.clear()
         walker = LogWalker(log, max_rows=65_536, max_bytes=16 << 20)
-        at = start
+        at = boundary_before(log, start, end)
         while at < end:
             batch = walker.walk(at, end)
             for row in np.flatnonzero(wanted(batch)).tolist():

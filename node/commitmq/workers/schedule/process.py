@@ -60,7 +60,7 @@ class Schedule(Mover):
         self._config, self._clock = config, clock or SteadyClock()
         self._expired = ExpiredSegments(context, self._log)
         self._reader = QueueReader(self._log, layout.consume_queue, config.consume_queue.file_bytes)
-        self._files = ProgressFiles(layout, context.log)
+        self._files = ProgressFiles(layout, context.log, partial(context.control.get, Word.FLUSHED))
         self._mover = self._delivery.mover
         self._before = MovedBefore()
         self._ends: dict[int, int] = {}

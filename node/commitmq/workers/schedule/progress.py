@@ -9,6 +9,8 @@ first message on that is not done, so each is delivered once also after RocketMQ
 A damaged file is set aside, and its previous generation counts, or else the other file. Where nothing is left, all messages
 that the log still has are looked at again: those whose delivery is found in the log are passed over.
 
+After a cut of the log that took deliveries, earlier positions count (:mod:`commitmq.workers.runtime.position_trail`).
+
 ``schedule.json`` is written first. It is durable before ``delayOffset.json`` changes, and both are written only when
 everything delivered before them is flushed.
 """
@@ -16,7 +18,7 @@ everything delivered before them is flushed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +30,7 @@ from commitmq.semantics.delay import MAX_LEVEL
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.json_config import DataVersion
+from commitmq.workers.runtime.position_trail import Trail
 
 UNKNOWN: Final = -1
 _MOST: Final = (1 << 63) - 1
@@ -44,8 +47,10 @@ class Progress:
 class ProgressFiles:
     """The two files. One process uses them."""
 
-    def __init__(self, layout: StoreLayout, log: Log) -> None:
-        self._log = log
+    def __init__(self, layout: StoreLayout, log: Log, flushed: Callable[[], int] = lambda: 0) -> None:
+        """``flushed``: everything in the CommitLog below it is durable now."""
+        self._log, self._flushed = log, flushed
+        self._trail = Trail()
         self._theirs = layout.config / "delayOffset.json"
         self._ours = layout.own / "schedule.json"
         self._version = DataVersion()
@@ -70,10 +75,12 @@ class ProgressFiles:
             self._version, self._next = DataVersion.from_json(data.get("dataVersion")), None
             offsets = _levels(data.get("offsetTable") or {})
         ours = json_config.load_table(self._ours) or {}
+        self._trail = Trail()
         with _shape_of(self._ours):
             if (ours and theirs is None) or _as_list(self._version) in ours.get("versions", ()):
                 if not UNKNOWN <= (log := int(ours["log"])) <= _MOST:
                     raise ValueError(f"there is no position {log} in a log")
+                self._trail = Trail.from_json(ours.get("trail"))
                 return Progress(_levels(ours["offsets"]), log)
         return Progress(offsets)
 
@@ -84,11 +91,38 @@ class ProgressFiles:
             self._next.advance()
         versions = [_as_list(self._version), _as_list(self._next)]
         table = dict(sorted(progress.offsets.items()))
-        json_config.persist(self._ours, {"log": progress.log, "offsets": table, "versions": versions})
+        self._trail.note(self._flushed(), [progress.log, [*table.items()]])
+        ours = {"log": progress.log, "offsets": table, "versions": versions}
+        json_config.persist(self._ours, {**ours, "trail": self._trail.to_json()})
         if failpoints.ACTIVE:
             failpoints.hit("schedule.between_files")
         json_config.persist(self._theirs, {"dataVersion": self._next.to_json(), "offsetTable": table})
         self._version, self._next = self._next, None
+
+    def lower(self, place: int, ends: Callable[[int], int | None]) -> bool:
+        """The log was cut at ``place``: go back to what was delivered by then; where nobody knows, look at all messages again.
+        Whether that was needed. ``ends``: the end of a level's queue by now, None where it has none.
+
+        Raises StoreError or OSError.
+        """
+        progress = self.load()
+        if not self._trail.entries:  # of RocketMQ: its positions are too new only if a message itself is gone
+            if (
+                all(offset <= (ends(level) or 0) for level, offset in progress.offsets.items())
+                and progress.log <= place
+            ):
+                return False
+            found = None
+        elif max(self._trail.end, progress.log) <= place:
+            return False
+        else:
+            found = self._trail.cut(place)
+        if found is None:
+            self.store(Progress())
+        else:
+            log, offsets = found
+            self.store(Progress(_levels(dict(offsets)), min(int(log), place)))
+        return True
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ class Timer(Mover):
         self._reader = QueueReader(self._log, layout.consume_queue, config.consume_queue.file_bytes)
         self._queue = TimerQueue(self._reader, self._log, partial(aside.at, self._log))
         self._records = self._deliveries.records
-        self._files = ProgressFiles(layout, context.log)
+        self._files = ProgressFiles(layout, context.log, partial(context.control.get, Word.FLUSHED))
         self._rules = TimerRules(roll_window_slots=self._config.roll_window_s * 1000 // PRECISION_MS)
         self._before_ms = self._before_offset = 0
         self._index: TimerIndex

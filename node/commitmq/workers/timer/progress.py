@@ -9,12 +9,15 @@ made again from the timer topic.
 A damaged file is set aside, and what it said is not known: wheel and timer log are made again then, and messages whose
 delivery is found in the log are passed over.
 
+After a cut of the log that took deliveries, earlier positions count (:mod:`commitmq.workers.runtime.position_trail`).
+
 ``timer.json`` is written first, and both only when all that they speak of is durable.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -26,6 +29,7 @@ from commitmq.format.timer_check import TimerCheck, decode_check, encode_check
 from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
+from commitmq.workers.runtime.position_trail import Trail
 
 UNKNOWN: Final = -1
 _MOST: Final = (1 << 63) - 1
@@ -64,8 +68,10 @@ class Progress:
 class ProgressFiles:
     """The two files. One process uses them."""
 
-    def __init__(self, layout: StoreLayout, log: Log) -> None:
-        self._log = log
+    def __init__(self, layout: StoreLayout, log: Log, flushed: Callable[[], int] = lambda: 0) -> None:
+        """``flushed``: everything in the CommitLog below it is durable now."""
+        self._log, self._flushed = log, flushed
+        self._trail = Trail()
         self._theirs = layout.config / "timercheck"
         self._ours = layout.own / "timer.json"
         self._version = (0, 0, 0)
@@ -86,12 +92,14 @@ class ProgressFiles:
         check = theirs or TimerCheck(0, 0, 0, 0)
         self._version, self._next = (check.state_version, check.timestamp, check.counter), None
         ours = json_config.load_table(self._ours) or {}
+        self._trail = Trail()
         try:
             set_backs = tuple(SetBack(*map(int, one)) for one in ours.get("set_backs", ()))
             if (ours and theirs is None) or list(self._version) in ours.get("versions", ()):
                 read_ms, offset, log, end = (int(ours[name]) for name in ("read_ms", "queue_offset", "log", "log_end"))
                 if not 0 <= read_ms <= _latest_ms() or min(offset, end, log + 1) < 0 or max(offset, end, log) > _MOST:
                     raise ValueError("a time or an offset that no timer wrote")
+                self._trail = Trail.from_json(ours.get("trail"))
                 return Progress(read_ms, offset, log, end, bool(ours["is_whole"]) and theirs is not None, set_backs)
         except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
             sentence = f"it has another shape than positions have: {error!r}"
@@ -122,7 +130,9 @@ class ProgressFiles:
         """
         state, _, counter = self._version
         self._next = self._next or (state, time.time_ns() // 1_000_000, counter + 1)
+        self._trail.note(self._flushed(), [progress.read_ms, progress.queue_offset, progress.log])
         table = {
+            "trail": self._trail.to_json(),
             "is_whole": progress.is_whole,
             "log": progress.log,
             "log_end": progress.log_end,
@@ -138,6 +148,26 @@ class ProgressFiles:
         check = TimerCheck(progress.read_ms, progress.log_end, offset, offset, *self._next)
         atomic_file.replace(self._theirs, encode_check(check), "timercheck")
         self._version, self._next = self._next, None
+
+    def lower(self, place: int, end: int | None) -> bool:
+        """The log was cut at ``place``: go back to what was delivered by then; where nobody knows, look at all messages again.
+        Whether that was needed. ``end``: of the timer topic's queue by now, None where it has none.
+
+        Raises StoreError or OSError.
+        """
+        progress = self.load()
+        if not self._trail.entries:  # of RocketMQ: its positions are too new only if a message itself is gone
+            if progress.queue_offset <= (end or 0) and progress.log <= place:
+                return False
+            found = None
+        elif max(self._trail.end, progress.log) <= place:
+            return False
+        else:
+            found = self._trail.cut(place)
+        read_ms, offset, log = (0, 0, UNKNOWN) if found is None else map(int, found)
+        known = tuple(one for one in progress.set_backs if one.queue_offset <= offset)
+        self.store(Progress(read_ms, offset, min(log, place), set_backs=known))
+        return True
 
 
 def _latest_ms() -> int:
