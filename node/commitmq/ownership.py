@@ -62,7 +62,16 @@ class FileOwner:
     """The process that creates the file, when it is another one."""
     removes: Role | None = None
     """The process that unlinks the file, when it is another one."""
+    after_cut: str = ""
+    """For a file that names a place in the log or in a queue: what is done with it when the log ends earlier than before
+    (:mod:`commitmq.store.recovery.cut_history`).
+    """
 
+
+_EARLIER = "goes back to the newest positions that need no more of the log, or looks at everything again"
+_LOWERED = "lowered to the ends of the queues, durably"
+_FORGOTTEN = "states that know messages behind the end of their queue are forgotten"
+_UNITS = "units that lead behind the end are cut"
 
 # The first matching pattern decides.
 FILES: tuple[FileOwner, ...] = (
@@ -72,11 +81,19 @@ FILES: tuple[FileOwner, ...] = (
         "records; with the transient store pool flush copies them there instead",
         makes=Role.ALLOCATE,
         removes=Role.CLEANUP,
+        after_cut="ends there",
     ),
-    FileOwner("consumequeue/*", Role.CONSUME_QUEUE, "units of 20 bytes"),
-    FileOwner("consumequeue_ext/*", Role.CONSUME_QUEUE, "filter bit maps"),
-    FileOwner("batchconsumequeue/*", Role.CONSUME_QUEUE, "units of 46 bytes of BatchCQ topics"),
-    FileOwner("index/*", Role.INDEX, "hash slots and items"),
+    FileOwner("consumequeue/*", Role.CONSUME_QUEUE, "units of 20 bytes", after_cut=_UNITS),
+    FileOwner(
+        "consumequeue_ext/*", Role.CONSUME_QUEUE, "filter bit maps", after_cut="read through the units that are left"
+    ),
+    FileOwner("batchconsumequeue/*", Role.CONSUME_QUEUE, "units of 46 bytes of BatchCQ topics", after_cut=_UNITS),
+    FileOwner(
+        "index/*",
+        Role.INDEX,
+        "hash slots and items",
+        after_cut="items that lead behind the end are cut, or the file is made again",
+    ),
     FileOwner("config/topics.json*", Role.COORDINATOR, "topics, for RocketMQ"),
     FileOwner(
         "config/messageRequestMode.json*", Role.WORKER, "RocketMQ's: how groups receive topics; of rocketmq_broker"
@@ -86,37 +103,108 @@ FILES: tuple[FileOwner, ...] = (
         Role.USER_VERB,
         "users, policies, and the node's keys; a lock lets one change happen at a time",
     ),
-    FileOwner("config/consumerOffset.json*", Role.COORDINATOR, "committed offsets, for RocketMQ"),
+    FileOwner("config/consumerOffset.json*", Role.COORDINATOR, "committed offsets, for RocketMQ", after_cut=_LOWERED),
     FileOwner("config/subscriptionGroup.json*", Role.COORDINATOR, "consumer groups"),
     FileOwner("config/consumerFilter.json*", Role.COORDINATOR, "SQL filters of groups"),
-    FileOwner("config/delayOffset.json*", Role.SCHEDULE, "how far each delay level is, for RocketMQ"),
-    FileOwner("commitmq/schedule.json*", Role.SCHEDULE, "the same, and where deliveries behind it begin in the log"),
-    FileOwner("config/timercheck*", Role.TIMER, "how far the timer is, for RocketMQ"),
+    FileOwner(
+        "config/delayOffset.json*", Role.SCHEDULE, "how far each delay level is, for RocketMQ", after_cut=_EARLIER
+    ),
+    FileOwner(
+        "commitmq/schedule.json*",
+        Role.SCHEDULE,
+        "the same, and where deliveries behind it begin in the log",
+        after_cut=_EARLIER,
+    ),
+    FileOwner("config/timercheck*", Role.TIMER, "how far the timer is, for RocketMQ", after_cut=_EARLIER),
     FileOwner("config/timermetrics*", Role.TIMER, "how many messages wait for each topic, for RocketMQ"),
-    FileOwner("commitmq/timer.json*", Role.TIMER, "the same, and where deliveries behind it begin in the log"),
-    FileOwner("timerwheel*", Role.TIMER, "slots: the chains of timer log units that are due together"),
-    FileOwner("timerlog/*", Role.TIMER, "units: the messages that wait for their time"),
-    FileOwner("config/consumerOrderInfo.json*", Role.POP, "messages of queues that are received in order"),
-    FileOwner("commitmq/pop.json*", Role.POP, "from where on the log has received messages that are not done"),
-    FileOwner("checkpoint*", Role.FLUSH, "RocketMQ's checkpoint"),
+    FileOwner(
+        "commitmq/timer.json*",
+        Role.TIMER,
+        "the same, and where deliveries behind it begin in the log",
+        after_cut=_EARLIER,
+    ),
+    FileOwner(
+        "timerwheel*",
+        Role.TIMER,
+        "slots: the chains of timer log units that are due together",
+        after_cut="made again with the timer log, if the timer goes back",
+    ),
+    FileOwner(
+        "timerlog/*",
+        Role.TIMER,
+        "units: the messages that wait for their time",
+        after_cut="made again with the wheel, if the timer goes back",
+    ),
+    FileOwner(
+        "config/consumerOrderInfo.json*",
+        Role.POP,
+        "messages of queues that are received in order",
+        after_cut=_FORGOTTEN,
+    ),
+    FileOwner(
+        "commitmq/pop.json*",
+        Role.POP,
+        "from where on the log has received messages that are not done",
+        after_cut=_EARLIER,
+    ),
+    FileOwner(
+        "checkpoint*", Role.FLUSH, "RocketMQ's checkpoint", after_cut="written anew; a cut below it needs a person"
+    ),
     FileOwner("abort*", Role.SUPERVISOR, "there while a node runs, or died"),
     FileOwner("lock", Role.SUPERVISOR, "held while a node runs"),
-    FileOwner("commitmq/position*", Role.FLUSH, "the sidecar: the next recovery may begin at its offsets"),
+    FileOwner(
+        "commitmq/position*",
+        Role.FLUSH,
+        "the sidecar: the next recovery may begin at its offsets",
+        after_cut="written anew; a cut below it needs a person",
+    ),
     FileOwner("commitmq/flush_failed", Role.FLUSH, "there after a failed sync of flush"),
     FileOwner("commitmq/writer_sync_failed", Role.WRITER, "there after a failed sync of the writer"),
-    FileOwner("commitmq/producers*", Role.WRITER, "the snapshot of idempotent producers"),
-    FileOwner("commitmq/queue_ends*", Role.CONSUME_QUEUE, "the queues and their ends"),
+    FileOwner(
+        "commitmq/producers*",
+        Role.WRITER,
+        "the snapshot of idempotent producers",
+        after_cut="removed if it covers more than is left: the writer makes the table from the log",
+    ),
+    FileOwner(
+        "commitmq/queue_ends*",
+        Role.CONSUME_QUEUE,
+        "the queues and their ends",
+        after_cut="written anew when the queues are cut",
+    ),
     FileOwner("commitmq/topics.journal*", Role.COORDINATOR, "changes of topics"),
-    FileOwner("commitmq/orders.journal*", Role.POP, "changes of queues that are received in order"),
-    FileOwner("commitmq/offsets.journal*", Role.COORDINATOR, "commits of groups"),
+    FileOwner(
+        "commitmq/orders.journal*", Role.POP, "changes of queues that are received in order", after_cut=_FORGOTTEN
+    ),
+    FileOwner("commitmq/offsets.journal*", Role.COORDINATOR, "commits of groups", after_cut=_LOWERED),
     FileOwner("commitmq/group_members.log*", Role.COORDINATOR, "past members of groups"),
     FileOwner("commitmq/makers.log*", Role.COORDINATOR, "who made topics and groups"),
-    FileOwner("commitmq/deleted_topics.json*", Role.COORDINATOR, "tombstones of deleted topics"),
+    FileOwner(
+        "commitmq/deleted_topics.json*",
+        Role.COORDINATOR,
+        "tombstones of deleted topics",
+        after_cut="lowered to the end of the log",
+    ),
     FileOwner("commitmq/deleting_topics.json*", Role.COORDINATOR, "deletions that are not finished"),
-    FileOwner("commitmq/min_offset*", Role.CLEANUP, "the beginning of the log"),
+    FileOwner(
+        "commitmq/min_offset*",
+        Role.CLEANUP,
+        "the beginning of the log",
+        after_cut="names the log's beginning, which no cut moves",
+    ),
     FileOwner("commitmq/store.json*", Role.RECOVERY, "the store's identity and the sizes of its files"),
-    FileOwner("commitmq/cut_history*", Role.RECOVERY, "when and where the log ended earlier than before"),
-    FileOwner("commitmq/cut/*", Role.RECOVERY, "bytes that recovery cut, for `store repair --restore-cut`"),
+    FileOwner(
+        "commitmq/cut_history*",
+        Role.RECOVERY,
+        "when and where the log ended earlier than before",
+        after_cut="has the cut",
+    ),
+    FileOwner(
+        "commitmq/cut/*",
+        Role.RECOVERY,
+        "bytes that recovery cut, for `store repair --restore-cut`",
+        after_cut="has the cut bytes",
+    ),
     FileOwner("commitmq/transient_pool.json*", Role.RECOVERY, "the place of the transient store pool"),
     FileOwner("commitmq/shared_memory.json*", Role.SUPERVISOR, "the folder of memory topics"),
     FileOwner("commitmq/sockets.json*", Role.SUPERVISOR, "the last folder of sockets outside of the store"),
@@ -124,18 +212,48 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("commitmq/node.log*", Role.EACH, "log lines, appended; the supervisor renames a long one"),
     FileOwner("commitmq/audit/users.jsonl*", Role.USER_VERB, "audit lines of changes of users, by the same lock"),
     FileOwner("commitmq/audit/*", Role.EACH, "audit lines of the worker of that name"),
-    FileOwner("commitmq/set_aside/*", Role.EACH, "messages that the worker of that name has set aside"),
+    FileOwner(
+        "commitmq/set_aside/*",
+        Role.EACH,
+        "messages that the worker of that name has set aside",
+        after_cut="messages behind the end are taken out",
+    ),
     FileOwner("commitmq/settings.json*", Role.SUPERVISOR, "changes by `commitmq config set`"),
-    FileOwner("commitmq/dispatchers/index*", Role.INDEX, "its position and state"),
-    FileOwner("commitmq/dispatchers/*", Role.DISPATCHER, "the position and state of the dispatcher of that name"),
-    FileOwner("commitmq/workers/*", Role.WORKER, "files of the plugin's worker of that name"),
-    FileOwner("run/control", Role.EACH, "the control block; each word has a process, below"),
+    FileOwner(
+        "commitmq/dispatchers/index*",
+        Role.INDEX,
+        "its position and state",
+        after_cut="lowered to the end of the log; the index goes back when it is opened",
+    ),
+    FileOwner(
+        "commitmq/dispatchers/*",
+        Role.DISPATCHER,
+        "the position and state of the dispatcher of that name",
+        after_cut="lowered to the end of the log; the dispatcher's `truncate` is called when it is opened",
+    ),
+    FileOwner(
+        "commitmq/workers/*",
+        Role.WORKER,
+        "files of the plugin's worker of that name",
+        after_cut="a plugin's own; the word GENERATION tells it",
+    ),
+    FileOwner(
+        "run/control",
+        Role.EACH,
+        "the control block; each word has a process, below",
+        after_cut="made anew at each start",
+    ),
     FileOwner("run/node.json*", Role.SUPERVISOR, "process id and addresses of the live node"),
     FileOwner("run/token*", Role.SUPERVISOR, "proves that a client that read it is on the same machine"),
     FileOwner("run/sockets*", Role.SUPERVISOR, "the folder of sockets, where the store's path is too long"),
     FileOwner("run/subscriptions.json*", Role.COORDINATOR, "SQL filters, for the ConsumeQueue dispatcher"),
     FileOwner("run/segment.new", Role.ALLOCATE, "a segment that is being made"),
-    FileOwner("run/index*", Role.INDEX, "index files that are being made, with the progress of one"),
+    FileOwner(
+        "run/index*",
+        Role.INDEX,
+        "index files that are being made, with the progress of one",
+        after_cut="made anew at each start",
+    ),
     FileOwner("run/*.lock", Role.EACH, "held by the worker of that name while it lives"),
     FileOwner("run/*.counts", Role.EACH, "what the worker of that name counted, for /metrics"),
     FileOwner("run/*.bell", Role.EACH, "wakes the worker of that name"),
@@ -245,6 +363,13 @@ def files_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def cuts_table() -> str:
+    """The files that name a place, and what is done with them after a cut of the log, as Markdown for ARCHITECTURE.md."""
+    rows = ["| File | After a cut of the log |", "|---|---|"]
+    rows += [f"| `{owner.pattern}` | {owner.after_cut} |" for owner in FILES if owner.after_cut]
+    return "\n".join(rows) + "\n"
+
+
 def words_table() -> str:
     """The table of the words of the control block as Markdown, for ARCHITECTURE.md."""
     rows = ["| Word | Written by |", "|---|---|"]
@@ -255,4 +380,4 @@ def words_table() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{files_table()}\n{words_table()}")
+    sys.stdout.write(f"{files_table()}\n{cuts_table()}\n{words_table()}")

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from commitmq import Admin, Consumer, Producer, Reader
+import pytest
+
+from commitmq import Admin, Consumer, Producer, Reader, ShareConsumer
 from commitmq.format.file_names import segment_name
 from commitmq.store.layout import StoreLayout
 from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
@@ -129,3 +131,70 @@ def test_whoever_keeps_positions_itself_goes_back_to_the_end_and_says_so(tmp_pat
             live.commit()
             with Admin(node.address) as admin:
                 assert [offset for _, queue, offset in admin.group("g")["offsets"] if queue == 0] == [13]
+
+
+def share(node: Node, group: str, wanted: int, *, ordered: bool = False) -> set[bytes]:
+    found: set[bytes] = set()
+    with ShareConsumer("t", group=group, node=node.address, ordered=ordered) as consumer:
+        until = time.monotonic() + 20
+        while len(found) < wanted and time.monotonic() < until:
+            received = consumer.receive(max_messages=32, wait_s=1)
+            found |= {message.body for message in received}
+            consumer.ack(received)
+    return found
+
+
+def everything(node: Node, topic: str, wanted: int) -> list[bytes]:
+    with Reader(topic, node=node.address) as reader:
+        return sorted(read(reader, wanted))  # type: ignore[arg-type]
+
+
+@pytest.mark.timeout(300)
+def test_everybody_goes_on_after_a_repair_that_cut_flushed_messages(tmp_path: Path) -> None:
+    """The delayed messages are stored before the place of the cut, and their deliveries, acks and positions behind it."""
+    quick = [f"{name}.persist_interval_ms=50" for name in ("schedule", "timer", "pop")]
+    with start_node(tmp_path, *quick) as node:
+        with Producer(node.address) as producer:
+            for number in range(10):
+                producer.send("t", b"old %d" % number, queue=0)
+            for number in range(4):
+                producer.send("d", b"level %d" % number, delay_level=1)
+                producer.send("d", b"timer %d" % number, delay=1.0)
+        waited = sorted(b"%s %d" % (kind, number) for kind in (b"level", b"timer") for number in range(4))
+        assert everything(node, "d", 8) == waited
+        with Reader("d", node=node.address) as reader:
+            cut = min(message.physical_offset for message in reader.poll(5))
+        with Producer(node.address) as producer:
+            for number in range(5):
+                producer.send("t", b"lost %d" % number, queue=0)
+        with Consumer("t", group="g", node=node.address) as consumer:
+            assert len(read(consumer, 15)) == 15
+        assert len(share(node, "shared", 15)) == 15
+        assert len(share(node, "ordered", 15, ordered=True)) == 15
+        time.sleep(1)
+        node.kill_all()
+        overwrite(node, cut, b"\xff" * 40)
+        assert node.start().returncode, "damage in the middle of a log is for a person"
+        repaired = commitmq("store", "repair", str(node.store), "--cut", "--yes")
+        assert repaired.returncode == 0, repaired.stderr
+        noted = history(node)
+        assert (noted.cuts[-1].by, noted.pending_end) == ("repair --cut", cut)
+        started = node.start()
+        assert started.returncode == 0, started.stderr
+        said = started.stdout + started.stderr
+        assert f"The log ends at {cut}, before what" in said
+        new = [b"new %d" % number for number in range(20)]
+        with Producer(node.address) as producer:
+            for body in new:
+                producer.send("t", body, queue=0)
+        with Consumer("t", group="g", node=node.address) as consumer:
+            assert read(consumer, 20) == new
+        assert share(node, "shared", 20) >= set(new)
+        assert share(node, "ordered", 20, ordered=True) >= set(new)
+        assert everything(node, "d", 8) == waited
+        rows = {row["role"]: row for row in node.report()["processes"]}
+        assert {(name, rows[name]["restarts"]) for name in ("pop", "schedule", "timer")} == {
+            ("pop", 0),
+            ("schedule", 0),
+            ("timer", 0),
+        }

@@ -137,7 +137,10 @@ def test_a_word_of_another_process_is_seen(text: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "table"), [("files", ownership.files_table()), ("words", ownership.words_table())])
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [("files", ownership.files_table()), ("cuts", ownership.cuts_table()), ("words", ownership.words_table())],
+)
 def test_architecture_has_the_table(name: str, table: str) -> None:
     page = (PROJECT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     assert f"<!-- {name} -->\n{table}<!-- end -->" in page, "make it anew: python -m commitmq.ownership"

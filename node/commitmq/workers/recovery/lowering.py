@@ -39,6 +39,7 @@ from commitmq.store.recovery.store_recovery import Recovered
 from commitmq.workers.dispatcher.dispatch_state import DispatchState
 from commitmq.workers.pop.orders import OrderKey, Orders
 from commitmq.workers.pop.recovery import ProgressFile
+from commitmq.workers.runtime import set_aside
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.schedule import progress as schedule_progress
 from commitmq.workers.timer import progress as timer_progress
@@ -164,6 +165,8 @@ def lower_others(layout: StoreLayout, ends: EndsAt, place: int, log: Log) -> lis
             continue
         if state.lower(place):
             found.append(f"dispatcher {path.stem}")
+    if set_aside.lower(layout.set_aside, place):
+        found.append("messages set aside")
     if _forget_producers(layout, place):
         found.append("producers")
     return found

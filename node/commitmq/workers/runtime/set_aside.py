@@ -115,6 +115,20 @@ class SetAside:
         atomic_file.replace(self._path, orjson.dumps({"count": self.count, "messages": self._entries}), "set_aside")
 
 
+def lower(folder: Path, place: int) -> bool:
+    """The log was cut at ``place``: messages behind it are no more, and others may come to lie there. Whether there were any.
+    Raises OSError.
+    """
+    was_behind = False
+    for path in sorted(folder.glob("*.json")):
+        count, entries = _loaded(path)
+        left = [one for one in entries if int(one.get("physical_offset", -1)) < place]
+        if len(left) < len(entries):
+            was_behind = True
+            atomic_file.replace(path, orjson.dumps({"count": count, "messages": left}), "set_aside")
+    return was_behind
+
+
 def listed(folder: Path) -> list[Entry]:
     """The last messages that the processes of a store have set aside, the oldest first, each with its ``process``."""
     found: list[Entry] = []

@@ -7,6 +7,7 @@ record before or behind it; the records that are left are counted. Then the reas
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +17,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitmq.config import from_mapping
+from commitmq import ownership
+from commitmq.config import PopConfig, from_mapping
 from commitmq.coordination.offsets import GroupOffsets
+from commitmq.log import get_log
+from commitmq.semantics.delay import SCHEDULE_TOPIC
+from commitmq.semantics.pop_order import first_pop
+from commitmq.semantics.timer import TIMER_TOPIC
+from commitmq.semantics.transaction import CHECK_GROUP, HALF_TOPIC, OP_TOPIC
+from commitmq.store.metadata import orders_journal
 from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
 from commitmq.store.metadata.topic_config import STORAGE_MEMORY, STORAGE_TYPE
-from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
+from commitmq.store.producers.producer_snapshot import ProducerSnapshot
+from commitmq.store.recovery.cut_history import NO_CUT, CutHistory, note_cut
 from commitmq.store.recovery.store_recovery import Recovered
+from commitmq.workers.dispatcher.dispatch_state import DispatchState
+from commitmq.workers.pop.orders import OrderKey, Orders
+from commitmq.workers.pop.recovery import ProgressFile
 from commitmq.workers.recovery.lowering import begin_generation
+from commitmq.workers.runtime.set_aside import listed
+from commitmq.workers.schedule import progress as schedule
+from commitmq.workers.timer import progress as timer
 from queue_store import QueueStore
 
 SEGMENT_BYTES, FILE_BYTES = 65_536, 400
@@ -157,3 +172,160 @@ def test_when_a_generation_begins(tmp_path: Path) -> None:
     assert by(recovered(end, clean=True)) is None
     store.layout.cut_history.write_bytes(b"damaged")
     assert by(recovered(end, clean=True)) == "first use"
+
+
+# ---------------------------------------------------------------- every file that names a place
+
+ELSEWHERE = {
+    "commitlog/*": "tests/unit/store/recovery/test_cut_refusals.py",
+    "consumequeue/*": "tests/crash/test_lost_files.py",
+    "consumequeue_ext/*": "tests/crash/test_lost_files.py",
+    "batchconsumequeue/*": "tests/crash/test_lost_files.py",
+    "index/*": "tests/crash/test_derived_files.py",
+    "timerwheel*": "tests/unit/workers/runtime/test_position_trail.py",
+    "timerlog/*": "tests/unit/workers/runtime/test_position_trail.py",
+    "checkpoint*": "tests/unit/workers/recovery/test_recovered_checkpoint.py",
+    "commitmq/position*": "tests/unit/workers/recovery/test_recovered_checkpoint.py",
+    "commitmq/queue_ends*": "tests/unit/store/queues/test_queue_ends.py",
+    "commitmq/deleted_topics.json*": "tests/unit/store/recovery/test_log_recovery.py",
+    "commitmq/min_offset*": "tests/unit/store/log/test_segment_expiry.py",
+    "commitmq/cut_history*": "tests/unit/store/recovery/test_cut_history.py",
+    "commitmq/cut/*": "tests/unit/store/recovery/test_cut_record.py",
+    "commitmq/workers/*": "docs/spec/cut-history.md",
+    "run/control": "tests/unit/test_control.py",
+    "run/index*": "tests/crash/test_lost_files.py",
+}
+LOWERED = (
+    "config/consumerOffset.json*",
+    "config/delayOffset.json*",
+    "config/timercheck*",
+    "config/consumerOrderInfo.json*",
+    "commitmq/schedule.json*",
+    "commitmq/timer.json*",
+    "commitmq/pop.json*",
+    "commitmq/producers*",
+    "commitmq/orders.journal*",
+    "commitmq/offsets.journal*",
+    "commitmq/dispatchers/index*",
+    "commitmq/dispatchers/*",
+    "commitmq/set_aside/*",
+)
+NAMES_NO_PLACE = {
+    "config/topics.json*",
+    "config/messageRequestMode.json*",
+    "config/security/*",
+    "config/subscriptionGroup.json*",
+    "config/consumerFilter.json*",
+    "config/timermetrics*",
+    "abort*",
+    "lock",
+    "commitmq/flush_failed",
+    "commitmq/writer_sync_failed",
+    "commitmq/topics.journal*",
+    "commitmq/group_members.log*",
+    "commitmq/makers.log*",
+    "commitmq/deleting_topics.json*",
+    "commitmq/store.json*",
+    "commitmq/transient_pool.json*",
+    "commitmq/shared_memory.json*",
+    "commitmq/sockets.json*",
+    "commitmq/epoch*",
+    "commitmq/node.log*",
+    "commitmq/audit/users.jsonl*",
+    "commitmq/audit/*",
+    "commitmq/settings.json*",
+    "run/node.json*",
+    "run/token*",
+    "run/sockets*",
+    "run/subscriptions.json*",
+    "run/segment.new",
+    "run/*.lock",
+    "run/*.counts",
+    "run/*.bell",
+    "run/*.ipc",
+    "run/*.sock",
+}
+
+
+def test_every_file_of_the_node_is_known_here() -> None:
+    """A new file that names a place in the log or in a queue says what becomes of it after a cut, and has a test of that."""
+    patterns = {owner.pattern: owner.after_cut for owner in ownership.FILES}
+    assert set(patterns) == {*ELSEWHERE, *LOWERED, *NAMES_NO_PLACE}
+    assert {pattern for pattern, after_cut in patterns.items() if not after_cut} == NAMES_NO_PLACE
+    for where in ELSEWHERE.values():
+        assert (Path(__file__).parents[4] / where).exists(), where
+
+
+@pytest.mark.parametrize("by_person", [True, False])
+def test_every_file_is_lowered(tmp_path: Path, by_person: bool) -> None:
+    """All files speak of the whole log, and then half of it is left. Those that a power cut cannot make wrong stay then."""
+    store = QueueStore(tmp_path / "store", segment_bytes=SEGMENT_BYTES, file_bytes=FILE_BYTES)
+    layout, log = store.layout, get_log("test")
+    topics = ("orders", SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC)
+    for topic in topics:
+        store.topic(topic, 18)
+    middle = 0
+    files = (
+        schedule.ProgressFiles(layout, log, lambda: store.end),
+        timer.ProgressFiles(layout, log, lambda: store.end),
+        ProgressFile(layout, lambda: store.end),
+    )
+    for number in range(20):
+        for topic in topics:
+            store.put(topic, 2 if topic == SCHEDULE_TOPIC else 0, b"x" * 4_000)
+        files[0].store(schedule.Progress({3: number + 1}, store.end))
+        files[1].store(timer.Progress(number * 1_000, number + 1, store.end, 0, True))
+        files[2].store(store.end)
+        middle = store.end if number == 9 else middle
+    start(store, recovered(store.end))
+    committed_at = [
+        ("g", "orders", 0, 20),
+        ("h", "orders", 0, 5),
+        (CHECK_GROUP, HALF_TOPIC, 0, 8),
+        (CHECK_GROUP, OP_TOPIC, 0, 8),
+    ]
+    commit(store, committed_at)
+    orders = Orders(layout, log, PopConfig())
+    orders.load()
+    for group, offsets in (("g", [8, 12]), ("h", [3, 9])):
+        orders.put(OrderKey("orders", group, 0), first_pop(1, 1, offsets, 1))
+    orders.store()
+    orders.close()
+    (layout.own / "dispatchers").mkdir()
+    for name in ("index", "mine"):
+        path = layout.own / "dispatchers" / f"{name}.json"
+        DispatchState(path, store.end, 1, 1, True, [(middle - 10, middle + 10), (middle + 10, store.end)]).save()
+    ProducerSnapshot(store.end, b"").save(layout.producers)
+    layout.set_aside.mkdir()
+    aside = [{"at": 1, "why": "full", "physical_offset": place} for place in (middle - 1, middle)]
+    (layout.set_aside / "timer.json").write_text(json.dumps({"count": 2, "messages": aside}))
+    was_shown = store.end
+    cut(store, middle)
+    if by_person:
+        note_cut(layout, middle, "repair --cut", 1)
+    start(store, recovered(middle), shown=was_shown)
+    half = 0 if by_person else 8
+    assert committed(store) == {
+        ("g", "orders", 0): 10,
+        ("h", "orders", 0): 5,
+        (CHECK_GROUP, HALF_TOPIC, 0): half,
+        (CHECK_GROUP, OP_TOPIC, 0): half,
+    }
+    found = schedule.ProgressFiles(layout, log).load()
+    assert found.offsets.get(3, 0) <= 10
+    assert found.log <= middle
+    waits = timer.ProgressFiles(layout, log).load()
+    assert (waits.queue_offset <= 10, waits.read_ms <= 9_000, waits.log <= middle, waits.is_whole) == (
+        True,
+        True,
+        True,
+        False,
+    )
+    assert (ProgressFile(layout, lambda: 0).load() or 0) <= middle
+    assert set(orders_journal.read(layout)) == {("orders", "h")}
+    for name in ("index", "mine"):
+        state = DispatchState.load(layout.own / "dispatchers" / f"{name}.json")
+        assert (state.position, state.cut_to, state.skipped) == (middle, middle, [(middle - 10, middle)])
+    assert not layout.producers.exists()
+    assert [one["physical_offset"] for one in listed(layout.set_aside)] == [middle - 1]
+    assert start(store, recovered(middle), shown=middle)["lowered_now"] is None

@@ -1,4 +1,5 @@
-"""Goal: after a cut of the log a mover goes back to positions that speak of nothing that is gone, and no further than necessary.
+"""Goal: after a cut of the log a mover goes back to positions that speak of nothing that is gone, and no further than
+necessary.
 
 Method: trails of random lives, cut anywhere; then the files of schedule, timer and pop, and those that RocketMQ left.
 """
