@@ -99,6 +99,7 @@ ELSEWHERE = {
     "sync.cut": "tests/unit/store/recovery/test_cut_refusals.py",
     "open.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py",
     "sync.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py",
+    "unlink.producers": "tests/unit/workers/recovery/test_lowering.py",
     "unlink.queue_ends": "tests/unit/store/queues/test_queue_ends.py",
     "rename.aside": "tests/unit/workers/test_schedule_levels.py",
     **{
