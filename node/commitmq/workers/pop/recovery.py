@@ -39,7 +39,7 @@ _TAGS: Final = frozenset(tag.encode() for tag in (CHECK_POINT_TAG, ACK_TAG, BATC
 class ProgressFile:
     """``commitmq/pop.json``, with earlier positions for a log that is cut (:mod:`commitmq.workers.runtime.position_trail`)."""
 
-    def __init__(self, layout: StoreLayout, log: Log, flushed: Callable[[], int]) -> None:
+    def __init__(self, layout: StoreLayout, log: Log, flushed: Callable[[], int] = lambda: 0) -> None:
         """``flushed``: everything below it is durable now."""
         self._log = log
         self._path = layout.own / "pop.json"

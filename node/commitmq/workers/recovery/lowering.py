@@ -153,7 +153,7 @@ def lower_others(layout: StoreLayout, ends: EndsAt, place: int, log: Log) -> lis
         found.append("delay levels")
     if timer_progress.ProgressFiles(layout, log, flushed).lower(place, ends.end(TIMER_TOPIC, 0)):
         found.append("timer")
-    if ProgressFile(layout, flushed).lower(place):
+    if ProgressFile(layout, log, flushed).lower(place):
         found.append("pop")
     if _lower_orders(layout, ends, log):
         found.append("ordered receives")

@@ -268,7 +268,7 @@ def test_every_file_is_lowered(tmp_path: Path, by_person: bool) -> None:
     files = (
         schedule.ProgressFiles(layout, log, lambda: store.end),
         timer.ProgressFiles(layout, log, lambda: store.end),
-        ProgressFile(layout, lambda: store.end),
+        ProgressFile(layout, log, lambda: store.end),
     )
     for number in range(20):
         for topic in topics:
@@ -321,7 +321,7 @@ def test_every_file_is_lowered(tmp_path: Path, by_person: bool) -> None:
         True,
         False,
     )
-    assert (ProgressFile(layout, lambda: 0).load() or 0) <= middle
+    assert (ProgressFile(layout, log, lambda: 0).load() or 0) <= middle
     assert set(orders_journal.read(layout)) == {("orders", "h")}
     for name in ("index", "mine"):
         state = DispatchState.load(layout.own / "dispatchers" / f"{name}.json")

@@ -113,15 +113,19 @@ def test_the_timer_of_rocketmq(layout: StoreLayout) -> None:
 
 
 def test_sharing(layout: StoreLayout) -> None:
-    assert not ProgressFile(layout, lambda: 0).lower(0), "nobody has shared queues"
+    assert not ProgressFile(layout, LOG, lambda: 0).lower(0), "nobody has shared queues"
     flushed = [0]
-    file = ProgressFile(layout, lambda: flushed[0])
+    file = ProgressFile(layout, LOG, lambda: flushed[0])
     for at in range(1, 6):
         flushed[0] = at * 100_000
         file.store(at * 100_000 - 7)
 
     def lowered(place: int) -> int | None:
-        return ProgressFile(layout, lambda: place).load() if ProgressFile(layout, lambda: place).lower(place) else None
+        return (
+            ProgressFile(layout, LOG, lambda: place).load()
+            if ProgressFile(layout, LOG, lambda: place).lower(place)
+            else None
+        )
 
     assert lowered(500_000) is None
     assert lowered(499_999) == 399_993
