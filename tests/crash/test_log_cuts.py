@@ -146,7 +146,7 @@ def share(node: Node, group: str, wanted: int, *, ordered: bool = False) -> set[
 
 def everything(node: Node, topic: str, wanted: int) -> list[bytes]:
     with Reader(topic, node=node.address) as reader:
-        return sorted(read(reader, wanted))  # type: ignore[arg-type]
+        return sorted(read(reader, wanted))
 
 
 @pytest.mark.timeout(300)
