@@ -147,7 +147,8 @@ def test_a_name_server_that_never_answers_holds_no_client_up(tmp_path: Path) -> 
 
 def test_a_group_that_may_not_consume_gets_nothing(node: Node, port: int) -> None:
     async def talk(client: RemotingClient) -> list[tuple[int, str]]:
-        await send(client, b"x", "disabled")
+        sent = await send(client, b"x", "disabled")
+        await pull_all(client, "orders", int(sent.ext_fields["queueOffset"]) + 1)  # it is in the ConsumeQueue
         seen = []
         for enabled in (True, False, True):
             group = {"groupName": "disabled", "consumeEnable": enabled}
@@ -168,8 +169,11 @@ def test_a_group_that_our_own_tool_has_switched_off_gets_nothing(node: Node, por
     async def pulls(client: RemotingClient) -> int:
         return (await client.request(request(RequestCode.PULL_MESSAGE, pull), 10)).code
 
-    ask(port, lambda client: send(client, b"x", "switched"))
+    async def begin(client: RemotingClient) -> None:
+        sent = await send(client, b"x", "switched")
+        await pull_all(client, "orders", int(sent.ext_fields["queueOffset"]) + 1)
 
+    ask(port, begin)
     with Admin(node.address) as admin:
         for enabled in (True, False, True):
             admin.group_config("switched", {"consumeEnable": enabled})
