@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 import pytest
 
 from commitmq.supervision.exit_codes import CliExit
-from nodes import Node, commitmq, eventually, started
+from nodes import Node, commitmq, eventually, free_port, started
 
 TOKEN = "a-token-of-this-test-0123456789"
 ROCKETMQ = ("plugins.rocketmq.enable=true", "plugins.rocketmq.host=0.0.0.0")
@@ -59,7 +59,7 @@ def test_servers_of_plugins_are_refused_before_they_run(tmp_path: Path, settings
 
 @pytest.mark.slow
 def test_users_and_tls_open_rocketmqs_server_and_the_word_opens_the_rest(tmp_path: Path) -> None:
-    node = Node(tmp_path / "store", "plugins.rocketmq.vip_port=false", "network.store_port=0")
+    node = Node(tmp_path / "store", "plugins.rocketmq.vip_port=false", f"network.store_port={free_port()}")
     with started(node):
         node.stop()
         assert commitmq("user", "add", "root", "--super", "--store", str(node.store)).returncode == 0

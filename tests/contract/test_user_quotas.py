@@ -47,7 +47,7 @@ class Shared(KeyedNode):
             "plugins.rocketmq.enable=true",
             "plugins.rocketmq.vip_port=false",
             "plugins.rocketmq.namesrv_port=0",
-            f"plugins.rocketmq.port={self.port}",
+            f"network.store_port={self.port}",
         )
         self.secrets: dict[str, str] = {}
 

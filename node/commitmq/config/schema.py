@@ -56,7 +56,7 @@ class NetworkConfig:
     port: int = _key(7310, 0, 65535)
     advertised_host: str = _key("")
     store_host: str = _key("127.0.0.1")
-    store_port: int = _key(10911, 0, 65535)
+    store_port: int = _key(10911, 1, 65535)
     cluster_name: str = _key("DefaultCluster")
     broker_name: str = _key("commitmq")
     max_frame_bytes: int = _key(64 * 1024 * 1024, 65536)

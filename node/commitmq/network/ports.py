@@ -23,7 +23,7 @@ import random
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from commitmq.config import NodeConfig
 from commitmq.security.start_rule import Listener
@@ -38,8 +38,23 @@ _FIRST_READER: Final = 7
 _FIRST_PLUGIN_DISPATCHER: Final = 23
 _FREE_PORTS: Final = range(10_240, 60_000)
 _ATTEMPTS: Final = 64
+_WILDCARDS: Final = {"0.0.0.0", "::"}
 _PATIENCE_S: Final = 0.5
 _PATIENCE_WITH_SERVERS_S: Final = 5.0
+
+
+class _Place(NamedTuple):
+    host: str
+    port: int
+    setting: str
+    needs: str
+
+    def meets(self, other: _Place) -> bool:
+        """Whether both cannot be listened on, as far as the names of their hosts are known."""
+        if self.port != other.port:
+            return False
+        ours, theirs = ({str(one[4][0]) for one in _addresses(each.host, each.port)} for each in (self, other))
+        return bool(ours & theirs or (ours and theirs and _WILDCARDS & (ours | theirs)))
 
 
 def configured_port(role: str, config: NodeConfig, slot: int = 0) -> int:
@@ -125,12 +140,38 @@ def first_in_use(wanted: Iterable[tuple[str, int]], config: NodeConfig) -> str:
     return ""
 
 
+def clash(listeners: Iterable[Listener], wanted: Iterable[tuple[str, int]], config: NodeConfig) -> str:
+    """The sentence for the first port that two settings give away: to a server of ``listeners``, and to a process of the node
+    (``wanted``: roles and their slots) or to another server; "" when there is none.
+    """
+    base, taken = config.network.port, list[_Place]()
+    for name, slot in wanted:
+        if port := configured_port(name, config, slot):
+            needs = "the admin socket" if name == "admin" else name
+            setting = f"network.port={base}" if port == base else f"network.port={base} (+{port - base})"
+            taken.append(_Place(config.network.host, port, setting, needs))
+    for listener in listeners:
+        main = next(iter(listener.ports), 0)
+        for port in filter(None, listener.ports):
+            setting = f"{listener.setting}={main}" + (f" ({port - main:+d})" if port != main else "")
+            place = _Place(listener.host, port, setting, listener.name)
+            for other in taken:
+                if other.meets(place):
+                    return (
+                        f"port {port} is given away twice: {other.setting} gives it to {other.needs}, and {place.setting} to"
+                        f" {place.needs}. Choose another port for one of them (a node takes some of the ports from"
+                        f" network.port to +{PORTS - 1})"
+                    )
+            taken.append(place)
+    return ""
+
+
 def require_free(listeners: Iterable[Listener]) -> str:
-    """The sentence for the first port of ``listeners`` that another program has; "" when all are free. A server of this store
-    that is just ending is waited for.
+    """The sentence for the first port of ``listeners`` that another program has, where they may not do without; "" when all
+    are free. A server of this store that is just ending is waited for.
     """
     for listener in listeners:
-        for port in listener.ports:
+        for port in listener.ports if listener.is_vital else ():
             deadline = time.monotonic() + _PATIENCE_WITH_SERVERS_S
             while port and not is_free(listener.host, port):
                 if time.monotonic() >= deadline:

@@ -229,11 +229,14 @@ class WorkerSpec:
     section of the configuration is ``context.params["settings"]``.
 
     ``is_server``: clients wait for this worker's answers, as they wait for the node's own. It then runs with the niceness
-    of the node; other workers have ``dispatch.plugin_niceness``, so that they give way to the node. A start waits for it,
-    ``supervisor.server_wait_s`` at most, and says where it serves: the first of the endpoints given to ``context.ready``.
+    of the node; other workers have ``dispatch.plugin_niceness``, so that they give way to the node.
 
     ``listeners``: the addresses at which it listens. The node does not start when one of them breaks the start rule
-    (:mod:`commitmq.security.start_rule`), or when another program has one of the ports that they name.
+    (:mod:`commitmq.security.start_rule`), when the settings give one of the ports that they name to two processes, or when
+    another program has one that is vital.
+
+    A start waits for a worker with either, ``supervisor.server_wait_s`` at most. It says where the worker serves, the first of
+    the endpoints given to ``context.ready``, or why it does not.
     """
 
     name: str

@@ -21,7 +21,8 @@ class Listener:
     """A server's address. ``name``: as in ``security.insecure_listeners``. ``encrypts``: every connection; false where clients
     may also connect without. ``asks``: each client must prove who it is; with ``open_without_users`` once the node has users.
 
-    ``ports``: a start is refused when another program has one of them. ``setting``: the key that chooses them.
+    ``ports``: a start is refused when another process of the node is given one of them, and with ``is_vital`` when another
+    program has one. ``setting``: the key that chooses the first of them.
 
     ``remedy``: what helps beside loopback and the word, for the sentence that refuses a start; empty where nothing does.
     """
@@ -34,6 +35,7 @@ class Listener:
     ports: tuple[int, ...] = ()
     setting: str = ""
     remedy: str = ""
+    is_vital: bool = False
 
     def authenticates(self, *, has_users: bool) -> bool:
         """Whether each client must prove who it is."""

@@ -27,7 +27,7 @@ FIRST_PLUGIN_DISPATCHER_SLOT: Final = 3
 @dataclass(frozen=True, slots=True)
 class Role:
     """One process to run. ``essential``: the node cannot start without it. ``plugin``: its plugin, empty for the node's
-    own. ``on_demand``: it starts when it is needed first.
+    own. ``on_demand``: it starts when it is needed first. ``listens``: a plugin's process that others connect to.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Role:
     dispatcher: str = ""
     dispatcher_slot: int = -1
     on_demand: bool = False
+    listens: bool = False
     params: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -89,8 +90,15 @@ class Roster:
         """A line for each plugin that failed."""
         for report in self.reports:
             if report["failure"]:
-                why = report["failure"].strip().splitlines()[-1]
-                log.error("a plugin failed", plugin=report["name"], where=report["failed_in"], why=why)
+                log.error("a plugin failed", plugin=report["name"], where=report["failed_in"], why=_why(report))
+
+    def failures(self) -> list[str]:
+        """A sentence for each plugin that failed, for whoever asked for it."""
+        return [
+            f"the plugin {one['name']} failed in {one['failed_in']}: {_why(one)}; `commitmq plugins` shows more"
+            for one in self.reports
+            if one["failure"]
+        ]
 
     def own_dispatchers(self) -> list[dict[str, Any]]:
         """Built-in dispatchers other than the ConsumeQueue's (which runs with every result of discovery)."""
@@ -142,6 +150,7 @@ class Roster:
                         "plugin": one["plugin"],
                         "is_server": one.get("is_server", False),
                     },
+                    listens=bool(one.get("is_server") or one.get("listeners")),
                 )
             )
         return dispatchers, workers
@@ -150,6 +159,10 @@ class Roster:
         for report in self.reports:
             if report["name"] == plugin and not report["failure"]:
                 report["failed_in"], report["failure"] = "registration", why
+
+
+def _why(report: Mapping[str, Any]) -> str:
+    return str(report["failure"].strip().splitlines()[-1])
 
 
 def start_order(config: NodeConfig) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The servers of plugins at a node's start: it waits for them, but not for long, and says where they serve.
 
-A server that fails does not keep a node from starting. One whose port is taken does (:func:`.ports.require_free`): its clients
-would meet somebody else.
+A server that fails does not keep a node from starting: the start says so, and why. One of RocketMQ's whose port is taken does
+keep it (:func:`.ports.require_free`): its clients would meet somebody else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Servers:
     """Those among ``workers`` that clients wait for."""
 
     def __init__(self, workers: Iterable[WorkerProcess]) -> None:
-        self._workers = [worker for worker in workers if worker.spec.params.get("is_server")]
+        self._workers = [worker for worker in workers if worker.spec.listens]
 
     def wait(self, timeout_s: float, turn: Callable[[float], None], is_stopping: Callable[[], bool]) -> bool:
         """Call ``turn`` with the milliseconds that are left, until each serves or has died once, or the time is over. False
@@ -34,7 +34,7 @@ class Servers:
     def warnings(self) -> list[str]:
         """A sentence for each that does not serve."""
         return [
-            f"the server {_name(worker)} does not serve yet; `commitmq status` shows it"
+            f"the server {_name(worker)} does not serve{_because(worker)}; `commitmq status` shows it"
             for worker in self._workers
             if worker.phase is not Phase.READY
         ]
@@ -42,6 +42,10 @@ class Servers:
 
 def _comes(worker: WorkerProcess) -> bool:
     return worker.phase is Phase.STARTING or (worker.phase is Phase.WAITING and not worker.started_ms)
+
+
+def _because(worker: WorkerProcess) -> str:
+    return f" and is tried again: {worker.last_error}" if worker.last_error else " yet"
 
 
 def _name(worker: WorkerProcess) -> str:

@@ -32,7 +32,7 @@ It wakes at every event, and ``supervisor.poll_interval_ms`` after the last one 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ from commitmq.supervision.mover_watch import MoverWatch
 from commitmq.supervision.node_store import NodeStore
 from commitmq.supervision.process_table import ProcessTable
 from commitmq.supervision.processes import become_subreaper
-from commitmq.supervision.roster import Roster, own_role, start_order
+from commitmq.supervision.roster import Role, Roster, own_role, start_order
 from commitmq.supervision.servers import Servers
 from commitmq.supervision.service_manager import ServiceManager
 from commitmq.supervision.settings_operations import SettingsOperations
@@ -226,9 +226,12 @@ class Supervisor:
 
     def _check_ports(self) -> None:
         """Raises AddressInUseError when another program has a port that a process of the node will need."""
-        wanted = [("admin", -1), *((role.name, role.dispatcher_slot) for role in self._roles)]
-        if sentence := ports.first_in_use(wanted, self._config):
+        if sentence := ports.first_in_use(self._sockets(self._roles), self._config):
             raise AddressInUseError(sentence)
+
+    @staticmethod
+    def _sockets(roles: Iterable[Role]) -> list[tuple[str, int]]:
+        return [("admin", -1), *((role.name, role.dispatcher_slot) for role in roles)]
 
     def _write_node_file(self) -> None:
         self._store.write_node_file(self._keeper, self._admin.endpoints, self._ports)
@@ -274,7 +277,7 @@ class Supervisor:
         self._log.info(
             "node is ready", admin=self._admin.endpoints[0], store=self._layout.root, epoch=self._store.epoch
         )
-        warnings = [*self._answers.start_warnings(), *servers.warnings()]
+        warnings = [*self._answers.start_warnings(), *servers.warnings(), *self._answers.roster.failures()]
         for warning in warnings:
             self._log.warning(warning)
         about = {"admin": self._admin.endpoints, "servers": servers.addresses(), "store": str(self._layout.root)}
@@ -297,9 +300,11 @@ class Supervisor:
         if roster.config_errors:
             raise StartFailed("; ".join(roster.config_errors), CliExit.CONFIG_ERROR)
         self._exposure.check(roster.listeners)
+        dispatchers, workers = roster.plugin_roles()
+        if sentence := ports.clash(roster.listeners, self._sockets([*self._roles, *dispatchers]), self._config):
+            raise StartFailed(sentence, CliExit.CONFIG_ERROR)
         if sentence := ports.require_free(roster.listeners):
             raise StartFailed(sentence, CliExit.ADDRESS_IN_USE)
-        dispatchers, workers = roster.plugin_roles()
         roster.log_failures(self._log)
         self._table.filters = roster.filters
         for role in (*dispatchers, *workers):

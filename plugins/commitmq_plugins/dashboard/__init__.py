@@ -32,7 +32,14 @@ def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
         return []
     need("the dashboard", "dashboard", JINJA_MODULES)
     # A node with users asks each visitor for a login, and nothing is encrypted: off loopback only by the word.
-    listener = Listener("dashboard", found.host, asks=True, open_without_users=True)
+    listener = Listener(
+        "dashboard",
+        found.host,
+        asks=True,
+        open_without_users=True,
+        ports=(found.port,),
+        setting="plugins.dashboard.port",
+    )
     return [WorkerSpec("dashboard", "commitmq_plugins.dashboard.process:run", listeners=(listener,))]
 
 

@@ -16,5 +16,7 @@ def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
     """The process ``worker-metrics``, when ``metrics.enable`` is on."""
     if not config.metrics.enable:
         return []
-    listeners = (Listener("metrics", config.metrics.host, asks=bool(config.metrics.token_file)),)
+    found = config.metrics
+    asks = bool(found.token_file)
+    listeners = (Listener("metrics", found.host, asks=asks, ports=(found.port,), setting="metrics.port"),)
     return [WorkerSpec("metrics", "commitmq_plugins.metrics.process:run", listeners=listeners)]

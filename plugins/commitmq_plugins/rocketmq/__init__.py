@@ -31,9 +31,8 @@ def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
         return []
     encrypts = found.tls_mode == "enforcing"
     broker = "commitmq_plugins.rocketmq.broker.process:run"
-    port = found.port or config.network.store_port
+    port = config.network.store_port
     ports = (port, port - 2) if found.vip_port and port > 2 else (port,)
-    setting = "plugins.rocketmq.port" if found.port else "network.store_port"
     remedy = "make users (`commitmq user add`) and set plugins.rocketmq.tls_mode=enforcing"
     listener = Listener(
         "rocketmq",
@@ -42,8 +41,9 @@ def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
         True,
         open_without_users=True,
         ports=ports,
-        setting=setting,
+        setting="network.store_port",
         remedy=remedy,
+        is_vital=True,
     )
     workers = [WorkerSpec("rocketmq_broker", broker, is_server=True, listeners=(listener,))]
     if found.namesrv_port:
@@ -51,7 +51,9 @@ def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:
         ports, setting = (found.namesrv_port,), "plugins.rocketmq.namesrv_port"
         # It asks nobody, as RocketMQ's.
         remedy = "have no name server (plugins.rocketmq.namesrv_port=0)"
-        listener = Listener("rocketmq_namesrv", found.host, encrypts, ports=ports, setting=setting, remedy=remedy)
+        listener = Listener(
+            "rocketmq_namesrv", found.host, encrypts, ports=ports, setting=setting, remedy=remedy, is_vital=True
+        )
         workers.insert(0, WorkerSpec("rocketmq_namesrv", name_server, is_server=True, listeners=(listener,)))
     return workers
 

@@ -13,7 +13,7 @@ PLUGIN = "rocketmq"
 class RocketMQSettings:
     """``enable`` turns the broker server on, and with ``namesrv_port`` the name server.
 
-    ``port``: 0 takes ``network.store_port``, which is part of every message's id: clients look messages up there. An empty
+    The broker's port is ``network.store_port``, which is part of every message's id: clients look messages up there. An empty
     ``advertised_host`` is ``network.store_host`` for the same reason. ``namesrv_port``: 0 for no name server of its own.
     ``namesrv``: other name servers with which the broker registers, ``host:port;host:port``. Broker and cluster have the
     names of ``network.broker_name`` and ``network.cluster_name``.
@@ -33,7 +33,6 @@ class RocketMQSettings:
 
     enable: bool = setting(False)
     host: str = setting("127.0.0.1")
-    port: int = setting(0, 0, 65_535)
     vip_port: bool = setting(True)
     namesrv_port: int = setting(9876, 0, 65_535)
     namesrv: str = setting("")

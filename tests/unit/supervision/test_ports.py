@@ -18,6 +18,7 @@ from commitmq.network.ports import (
     PORTS,
     advertised,
     candidates,
+    clash,
     configured_port,
     holder_of,
     in_use,
@@ -25,6 +26,7 @@ from commitmq.network.ports import (
     port_of,
     tcp_port,
 )
+from commitmq.security.start_rule import Listener
 
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 NODE_TOML = Path(__file__).resolve().parents[3] / "config" / "node.toml"
@@ -38,6 +40,63 @@ def test_ports_are_a_block_of_which_each_process_has_its_own() -> None:
     ports = [configured_port(name, config, slot) for name, slot in roles]
     assert sorted(ports) == list(range(7310, 7310 + PORTS))
     assert [configured_port(name, config) for name in ("recovery", "reput", "flush", "allocate", "worker-x")] == [0] * 5
+
+
+ROLES = [("admin", -1), ("writer", -1), ("dispatcher-consume_queue", 0), ("reader-0", -1), ("pop", -1)]
+
+
+@pytest.mark.parametrize(
+    ("listeners", "told"),
+    [
+        (
+            [Listener("metrics", "127.0.0.1", ports=(7310,), setting="metrics.port")],
+            ["network.port=7310 gives it to the admin"],
+        ),
+        (
+            [Listener("metrics", "127.0.0.1", ports=(7314,), setting="metrics.port")],
+            [
+                "port 7314 is given away twice",
+                "network.port=7310 (+4) gives it to dispatcher-consume_queue",
+                "metrics.port=7314",
+            ],
+        ),
+        (
+            [Listener("dashboard", "localhost", ports=(7346,), setting="d.port")],
+            ["(+36) gives it to pop", "d.port=7346"],
+        ),
+        ([Listener("names", "0.0.0.0", ports=(7311,), setting="n")], ["gives it to writer, and n=7311 to names"]),
+        ([Listener("names", "::", ports=(7311,), setting="n")], ["gives it to writer, and n=7311 to names"]),
+        (
+            [Listener("broker", "127.0.0.1", ports=(7319, 7317), setting="b")],
+            ["(+7) gives it to reader-0, and b=7319 (-2)"],
+        ),
+        (
+            [
+                Listener("broker", "127.0.0.1", ports=(9878, 9876), setting="b"),
+                Listener("names", "127.0.0.1", ports=(9876,), setting="n"),
+            ],
+            ["port 9876", "b=9878 (-2) gives it to broker, and n=9876 to names"],
+        ),
+        ([Listener("metrics", "127.0.0.2", ports=(7310,), setting="m")], []),
+        ([Listener("metrics", "127.0.0.1", ports=(7312, 0), setting="m")], []),
+        ([Listener("metrics", "127.0.0.1"), Listener("names", "127.0.0.1", ports=(9876,), setting="n")], []),
+        (
+            [
+                Listener("a", "127.0.0.1", ports=(0,), setting="a"),
+                Listener("b", "127.0.0.1", ports=(0,), setting="b"),
+            ],
+            [],
+        ),
+    ],
+)
+def test_a_port_that_two_settings_give_away_is_told_with_both(listeners: list[Listener], told: list[str]) -> None:
+    """A port of the block that no process of this node takes is free for a server."""
+    sentence = clash(listeners, ROLES, load(None, ["network.port=7310"]))
+    assert bool(sentence) == bool(told)
+    for part in told:
+        assert part in sentence
+    others = [one for one in listeners if one.ports not in ((9878, 9876), (9876,))]
+    assert not clash(others, ROLES, load(None, ["network.port=0"]))
 
 
 def test_node_toml_says_where_each_process_listens() -> None:

@@ -15,8 +15,8 @@ from commitmq.supervision.servers import Servers
 from commitmq.supervision.worker_process import Phase, WorkerProcess
 
 
-def worker(name: str, *, is_server: bool = True) -> WorkerProcess:
-    role = Role(f"worker-{name}", "m", 10, essential=False, plugin="p", params={"is_server": is_server})
+def worker(name: str, *, listens: bool = True) -> WorkerProcess:
+    role = Role(f"worker-{name}", "m", 10, essential=False, plugin="p", listens=listens)
     return WorkerProcess(role, Phase.WAITING)
 
 
@@ -36,7 +36,7 @@ def waited(servers: Servers, turn: Callable[[int], None], *, timeout_s: float = 
 
 
 def test_it_waits_for_servers_only() -> None:
-    name_server, broker, other = worker("names"), worker("broker"), worker("other", is_server=False)
+    name_server, broker, other = worker("names"), worker("broker"), worker("other", listens=False)
     servers = Servers([name_server, broker, other])
 
     def turn(number: int) -> None:
@@ -62,6 +62,9 @@ def test_one_that_dies_is_not_waited_for() -> None:
     assert waited(servers, turn) == 2
     assert servers.addresses() == {}
     assert servers.warnings() == ["the server broker does not serve yet; `commitmq status` shows it"]
+    broker.last_error = "CommitMQError: port 7 is taken"
+    why = "and is tried again: CommitMQError: port 7 is taken"
+    assert servers.warnings() == [f"the server broker does not serve {why}; `commitmq status` shows it"]
 
 
 @pytest.mark.parametrize(("timeout_s", "stops_at", "turns"), [(0.0, 100, 0), (60.0, 3, 3)])
@@ -70,6 +73,6 @@ def test_the_wait_ends(timeout_s: float, stops_at: int, turns: int) -> None:
 
 
 def test_without_servers_nothing_is_waited_for() -> None:
-    servers = Servers([worker("other", is_server=False)])
+    servers = Servers([worker("other", listens=False)])
     assert waited(servers, lambda _: None) == 0
     assert (servers.addresses(), servers.warnings()) == ({}, [])

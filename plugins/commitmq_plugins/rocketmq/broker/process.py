@@ -77,7 +77,7 @@ def run(context: WorkerContext) -> None:
 async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     settings: RocketMQSettings = context.params["settings"]
     network, log, loop = context.config.network, LimitedLog(context.log), asyncio.get_running_loop()
-    port = settings.port or network.store_port
+    port = network.store_port
     host = settings.advertised_host or network.store_host
     users = AccessFile(context.layout.root)
     auditing = Auditing(context.audit, network.cluster_name)
