@@ -50,6 +50,13 @@ class IndexDispatcher:
         """The newest file is never made durable while it grows (spec 4.3); full files are, in the background."""
         return self._files.flush()
 
+    def going_back(self) -> int | None:
+        """Where to continue when a file turned out to be damaged since the last call; None else."""
+        back, self._files.goes_back_to = self._files.goes_back_to, None
+        if back is not None:
+            self._position = back
+        return back
+
     def truncate(self, offset: int) -> None:
         """Drop the items that point at or behind ``offset``."""
         self._files.truncate(offset)

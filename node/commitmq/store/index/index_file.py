@@ -42,7 +42,7 @@ from commitmq.format.index_header import (
     host_order,
 )
 from commitmq.kernels import index_insertion as kernel
-from commitmq.kernels.index_chains import items_below, undo
+from commitmq.kernels.index_chains import check_chains, find_strays, items_below, undo
 
 _ALLOCATE_BYTES: Final = 4 << 20
 
@@ -208,6 +208,33 @@ def allocate(fd: int, position: int, size: int, path: Path) -> None:
         disk.reserve(fd, position, size, "index")
     except OSError as error:
         raise store_error(f"cannot allocate {size} bytes of an index file", error, path) from error
+
+
+def is_whole(path: Path, shape: IndexShape) -> bool:
+    """Whether the items are in the log's order and the chains lead through all of them; reads the whole file. True for a
+    file that is gone.
+    """
+    try:
+        fd = disk.open_file(path, os.O_RDONLY, "index")
+    except FileNotFoundError:
+        return True
+    try:
+        check_file_size(path, os.fstat(fd).st_size, shape)
+        data = disk.map_file(fd, shape.file_bytes, "index", writable=False)
+    except (OSError, StoreError):
+        return False
+    finally:
+        os.close(fd)
+    header = header_of(memoryview(data)[:HEADER_BYTES].cast("q"))
+    if not 1 <= header.count <= shape.max_items:
+        return False
+    words, out = np.frombuffer(data, np.int32), np.zeros(3, np.int64)
+    heads, none = np.zeros(shape.hash_slots, np.int32), np.zeros((0, 3), np.int64)
+    check_chains(words, shape.hash_slots, header.count, heads, none, none.copy(), out)
+    if out[0] or out[1] or out[2] != header.slots_used:
+        return False
+    strays = np.zeros(header.count - 1, np.uint8)
+    return not find_strays(words, shape.hash_slots, header.count, header.begin_offset, header.end_offset + 1, strays)
 
 
 def file_name(now: datetime, newest: str | None) -> str:

@@ -3,6 +3,9 @@
 :mod:`commitmq.store.index.index_opening` says which files can be trusted after a start. A thread makes full files
 durable as soon as they have a successor. A file whose fdatasync failed is worthless, because the kernel has marked its
 pages clean: it and all newer ones are deleted and the process ends, to rebuild them.
+
+A start looks at a sample of each file. After a crash the thread also reads whole files, one after the other; a damaged one and
+all newer ones are deleted, and indexing goes back (:attr:`IndexFiles.goes_back_to`).
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from commitmq.files.disk import sync_folder
 from commitmq.format.index_header import IndexHeader, IndexShape, list_index_files
 from commitmq.kernels.index_insertion import STATE_LAST_ITEMS, STATE_LAST_OFFSET, STATE_ROW
 from commitmq.log import Log
-from commitmq.store.index.index_file import IndexFile, create, file_name, new_state, store_error
+from commitmq.store.index.index_file import IndexFile, create, file_name, is_whole, new_state, store_error
 from commitmq.store.index.index_listing import IndexListing
 from commitmq.store.index.index_opening import IndexOpening, store_timestamp
 from commitmq.store.index.index_state import SavedState
@@ -66,6 +69,11 @@ class IndexFiles:
         self._state = new_state()
         self._syncer: ThreadPoolExecutor | None = None
         self._syncing: dict[str, Future[None]] = {}
+        self._unread: list[str] = []
+        """Files that no longer grow, and that may be damaged."""
+        self._reading: tuple[str, Future[bool]] | None = None
+        self.goes_back_to: int | None = None
+        """Damage was found, and indexing continues at this physical offset; whoever goes back takes it away."""
         self._base = -1
         self._segment = np.empty(0, np.uint8)
 
@@ -108,6 +116,15 @@ class IndexFiles:
         dropped = opening.drop_behind_gap() or dropped
         if log_end is not None and not died_alone:
             self.truncate(log_end)
+        self._unread = [] if clean else list(listing.names)
+        if self._unread and listing.headers[listing.names[-1]].count < self.shape.max_items:
+            # This one grows, so it is read before.
+            name = self._unread.pop()
+            if not died_alone and not is_whole(self.folder / name, self.shape):
+                self._log.error("the index file is damaged, it is built again", file=name)
+                listing.forget_durable(name)
+                listing.delete_from(len(listing.names) - 1)
+                dropped = True
         last = self._take_up()
         if trusted and not dropped:
             # Files that RocketMQ or CommitMQ closed orderly are complete: their newest record is not examined again.
@@ -227,6 +244,7 @@ class IndexFiles:
         affected files deleted.
         """
         self._check_names()
+        self._read_on()
         done = [name for name, future in self._syncing.items() if future.done()]
         for name in done:
             error = self._syncing.pop(name).exception()
@@ -245,6 +263,21 @@ class IndexFiles:
             except StoreError as error:
                 self._log.warning("durable index files are not noted yet", error=str(error))
         return self._durable_end(count)
+
+    def _read_on(self) -> None:
+        """Look at the file that was read, and have the next one read. Raises StoreError; then it is looked at again."""
+        if self._reading is not None and self._reading[1].done():
+            name, future = self._reading
+            if name in self._listing.names and not future.result():
+                self._log.error("the index file is damaged, it is built again", file=name)
+                self._listing.forget_durable(name)
+                self._release()
+                self._listing.delete_from(self._listing.names.index(name))
+                self.goes_back_to = max(self._take_up(), self._commit_log.min_offset)
+            self._reading = None
+        if self._reading is None and self._unread:
+            name = self._unread.pop(0)
+            self._reading = name, self._thread().submit(is_whole, self.folder / name, self.shape)
 
     def _check_names(self) -> None:
         """Raise OSError when a file was deleted from outside: a new process must rebuild the files from there on."""
@@ -275,9 +308,12 @@ class IndexFiles:
     def _sync_later(self, name: str) -> None:
         if name in self._listing.durable or name in self._syncing:
             return
+        self._syncing[name] = self._thread().submit(_sync, self.folder / name)
+
+    def _thread(self) -> ThreadPoolExecutor:
         if self._syncer is None:
             self._syncer = ThreadPoolExecutor(1, thread_name_prefix="index-sync")
-        self._syncing[name] = self._syncer.submit(_sync, self.folder / name)
+        return self._syncer
 
     def close(self, position: int) -> None:
         """Make everything durable and note that the stop was orderly; ``position`` is where indexing would continue.
@@ -287,6 +323,7 @@ class IndexFiles:
         if self._syncer is not None:
             self._syncer.shutdown(wait=True)
             self._syncer = None
+        self._unread, self._reading = [], None
         self.flush()
         newest_end = self._header(self._listing.names[-1]).end_offset if self._listing.names else 0
         if self._newest is not None:

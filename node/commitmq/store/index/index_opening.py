@@ -102,10 +102,12 @@ class IndexOpening:
         for number, name in enumerate(listing.names):
             header = listing.headers[name]
             is_newest = number + 1 == len(listing.names)
+            # A file begins where the one before ends; an empty one whose header was lost begins at 0.
+            before = listing.headers[listing.names[number - 1]].end_offset if number else 0
             if (
                 header.count > self._shape.max_items
                 or header.slots_used > self._shape.hash_slots
-                or header.end_offset < 0
+                or header.begin_offset < before
                 or (header.is_empty and not is_newest)
                 or not header.begin_offset <= header.end_offset <= self._commit_log.end_offset
                 or (

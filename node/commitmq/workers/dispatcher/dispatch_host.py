@@ -360,12 +360,24 @@ class DispatcherHost:
             return
         if self.is_plugin:
             self._check_flushed(flushed)
+        else:
+            self._go_back()
         if self.is_flushing:
             self._next_flush_ms = now + _FLUSHING_LOOK_MS
         durable, stamp = flushed
         self._remember(durable, stamp)
         self._control.put_dispatcher(self.slot, DispatcherWord.DURABLE_TIMESTAMP, stamp)
         self._control.put_dispatcher(self.slot, DispatcherWord.DURABLE, durable)
+
+    def _go_back(self) -> None:
+        """Continue further back when a dispatcher of the node's own found damage in its files."""
+        ask = getattr(self.dispatcher, "going_back", None)
+        back = None if ask is None else ask()
+        if back is not None and back < self.position:
+            self.context.log.warning("its files are damaged, it goes back", position=self.position, to=back)
+            self._remade = back, self.position
+            self.set_position(back)
+            self._tell_remade()
 
     def _check_flushed(self, flushed: object) -> None:
         """Raise ValueError for an answer of ``flush`` that must not be stored, because the next start would rely on it."""

@@ -41,6 +41,7 @@ from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.mover import Mover
 from commitmq.workers.runtime.mover_positions import MoverPositions
 from commitmq.workers.runtime.set_aside import SetAside
+from commitmq.workers.runtime.start_progress import StartProgress
 from commitmq.workers.timer.deliveries import Deliveries
 from commitmq.workers.timer.due_slot import ROW, DueSlot, Rows
 from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, TimerQueue, slots_of
@@ -90,6 +91,7 @@ class Timer(Mover):
         self._before_ms = self._before_offset = 0
         self._index: TimerIndex
         self._again: MakingAgain | None = None
+        self._remaking = StartProgress(context, "remaking")
         self._offset = self._read_ms = self._now_ms = 0
         self._set_backs: tuple[SetBack, ...] = ()
         self._next_ms = 0
@@ -271,6 +273,7 @@ class Timer(Mover):
             messages = self._queue.take(self._offset, _TAKEN, bound=bound, floor=floor, with_keys=asks)
             if messages is None:
                 self._again, self._taken_to = None, bound
+                self._remaking.over()
                 return True
             if again is not None and messages.behind > again.until:
                 # The last messages that are taken a second time, without the first of the new ones.
@@ -285,8 +288,9 @@ class Timer(Mover):
             self._offset, self.rest_ms = messages.behind, _TAKE_REST_MS
             self._taken_to = int(messages.physical[-1]) if len(messages) else self._taken_to
             self._changed = True
-            if again is not None and self._offset >= again.until:
-                self._again = None
+            if again is not None:
+                self._remaking("making the timer wheel again", self._offset, again.until, "messages")
+                self._again = again if self._offset < again.until else None
             if self._deliveries.left:
                 return False
             self._context.heartbeat()

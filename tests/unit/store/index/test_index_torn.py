@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from commitmq.config import load
 from commitmq.config.fitting import Fitted, fit
 from commitmq.format.index_header import HEADER_BYTES, IndexShape
 from commitmq.format.record import Record
+from commitmq.store.index.index_reader import IndexReader, KeyQuery
 from commitmq.store.layout import StoreLayout
 from commitmq.store.store_file import StoreFile
 from index_store import SEGMENT_BYTES, IndexStore
@@ -93,3 +97,46 @@ def test_torn_files_of_a_store_that_no_node_used_are_left_to_a_person(tmp_path: 
     found = fitted(tmp_path, None)
     assert "cannot be told" in found.index_problem
     assert not found.config.index.enable
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 1 << 40))
+def test_any_torn_file_is_made_again_while_the_others_answer(seed: int) -> None:
+    """After a crash, wherever the damage is: in what a start samples, and between the samples."""
+    chance = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        store = IndexStore(Path(folder), IndexShape(61, 500))
+        store.append(Record("T", store_timestamp=at + 1, properties={"KEYS": f"k{at} all"}) for at in range(800))
+        store.build(batch_rows=500)
+        names = store.names()
+        before = [(store.folder / name).read_bytes() for name in names]
+        assert len(names) == 4
+        name = chance.choice(names)
+        data = bytearray((store.folder / name).read_bytes())
+        start = chance.choice((0, *range(HEADER_BYTES, len(data) - 512, 100)))
+        size = chance.choice((48, 512, 4_096))
+        size = len(data[start : start + size])
+        data[start : start + size] = chance.choice((bytes(size), chance.randbytes(size)))
+        (store.folder / name).write_bytes(data)
+        reader = IndexReader(store.log, store.folder, store.shape)
+        reader.search(KeyQuery("T", "all"), bound=store.end, max_messages=100)
+        store.new_node()
+        files = store.files()
+        position = store.index(files, files.open(clean=False, index_timestamp=0, log_end=store.end), batch_rows=500)
+        while files._unread or files._reading:
+            reader.search(KeyQuery("T", "all"), bound=store.end, max_messages=100)
+            if files._reading:
+                files._reading[1].result(10)
+            files.flush()
+            if files.goes_back_to is not None:
+                assert files.goes_back_to < position
+                position = store.index(files, files.goes_back_to, batch_rows=500)
+                files.goes_back_to = None
+        found = reader.search(KeyQuery("T", "all"), bound=store.end, max_messages=2_000)
+        while found.following is not None:
+            more = reader.search(KeyQuery("T", "all"), bound=store.end, max_messages=2_000, start=found.following)
+            more.offsets[:0], more.is_whole = found.offsets, more.is_whole and found.is_whole
+            found = more
+        files.close(position)
+        assert [(store.folder / name).read_bytes() for name in store.names()] == before, f"seed {seed}"
+        assert (len(found.offsets), found.is_whole) == (800, True)
