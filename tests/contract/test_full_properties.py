@@ -13,13 +13,25 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from commitmq import Admin, Consumer, ConsumeResult, Message, Producer, Reader, ShareConsumer
+from commitmq import (
+    Admin,
+    Consumer,
+    ConsumeResult,
+    HalfMessage,
+    Message,
+    Producer,
+    Reader,
+    ShareConsumer,
+    TransactionState,
+)
 from commitmq.errors import CommitMQError
 from delays import Peer
 from nodes import Node, commitmq, eventually, start_node, started
+from transactions import send_half
 
 pytestmark = pytest.mark.timeout(120)
 LONG_GROUP = "g" * 120
@@ -32,6 +44,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         tmp_path_factory.mktemp("full"),
         "topics.default_queues=1",
         "groups.heartbeat_interval_ms=200",
+        "transaction.timeout_ms=1000",
+        "transaction.check_interval_ms=500",
     ) as made:
         yield made
         report = json.loads(commitmq("status", "--store", str(made.store), "--json").stdout)
@@ -158,6 +172,23 @@ def test_they_become_dead_letters_when_a_program_says_so(node: Node, ordered: bo
     assert (result.sent + result.failed, result.sent_before) == (len(large), 0)
     assert result.failed < 5
     assert all("properties" in one.reason or "RETRY_TOPIC" in one.reason for one in result.failures)
+
+
+@pytest.mark.parametrize("name", ["CHECK_IMMUNITY_TIME_IN_SECONDS", "TRANSACTION_CHECK_TIMES"])
+def test_a_half_message_with_a_number_that_nobody_can_read_ends_no_check(node: Node, name: str) -> None:
+    """Python reads no number of thousands of digits. The checks of others go on."""
+    asked: list[bytes] = []
+
+    def listen(half: HalfMessage) -> TransactionState:
+        asked.append(bytes(half.body))
+        return TransactionState.COMMIT
+
+    with Peer(node) as peer, Producer(node.address, group="g", transaction_listener=listen) as producer:
+        number: dict[str, Any] = {name: "9" * 5_000}
+        send_half(peer, "halves", b"bad", group="g", **number)
+        with producer.transaction("halves", b"good") as transaction:
+            transaction.unknown()
+        eventually(lambda: b"good" in asked, "the other one is asked about")
 
 
 def test_a_message_of_which_no_copy_fits_is_set_aside_and_listed(tmp_path: Path) -> None:

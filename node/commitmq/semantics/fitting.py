@@ -29,7 +29,10 @@ resent letter      DLQ_ORIGIN_TOPIC and DLQ_ORIGIN_MESSAGE_ID, which it does not
 =================  ===========================================================================================
 
 With ``commit_log.append_properties_crc`` each record has 20 bytes more than one that was stored without it. The record grows
-by the topic's name too, 255 bytes at most.
+by the topic's name too, 255 bytes at most; the longest one is that of a pop's retries (7 + group 120 + 1 + topic 127), so no
+name breaks a limit. Limits of bodies and runs are for clients: what the log has is moved whatever they are now. A record that
+no segment or frame holds is refused by the writer, and is a dead letter or set aside as one whose properties do not fit.
+docs/promises has the table of all limits.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from commitmq.semantics.retry import is_pop_retry_v2, is_retry_topic, pop_retry_
 
 ORDERED_REVIVE_QUEUE: Final = 999
 """reviveQid of an ordered pop: nothing is revived, the queue waits."""
+_MOST_DIGITS: Final = 19
 MAX_MESSAGES: Final = 32
 NORMAL, RETRY_V1, RETRY_V2 = 0, 1, 2
 
@@ -174,6 +175,6 @@ def decode_bits(text: str, start_offset: int) -> list[int]:
 
 def _integer(text: str) -> int:
     digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()):
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > _MOST_DIGITS:
         raise ValueError(text)
     return int(text)

@@ -342,4 +342,4 @@ def _key_of(values: dict[str, Any], group: Any, topic: Any) -> CheckPointKey:
 
 
 def _rewrites(text: Any) -> int:
-    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else _TOO_MANY
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10 else _TOO_MANY

@@ -20,6 +20,7 @@ PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
 """The property that the node adds to a reply when it pushes it."""
 ARRIVE_TIME: Final = "ARRIVE_TIME"
 """The property that the requester adds to a reply when it comes."""
+_MOST_DIGITS: Final = 18
 _ID_PREFIX: Final = "commitmq@"
 
 
@@ -101,4 +102,4 @@ def receiver_of(properties: Mapping[str, str]) -> str | None:
 def expires_at(properties: Mapping[str, str], born_ms: int) -> int | None:
     """When the requester stops waiting; None without a valid TTL."""
     text = properties.get(Property.TTL, "")
-    return born_ms + int(text) if text.isascii() and text.isdigit() else None
+    return born_ms + int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else None

@@ -32,7 +32,7 @@ LATE_ENQUEUE_MS: Final = (1 << 63) - 1
 """TIMER_ENQUEUE_MS of a message that was due before it was enqueued and so never was in the wheel."""
 
 _SPARE_SLOTS: Final = 60  # RocketMQ keeps a message so many slots shorter in the wheel than the wheel could
-_LONG: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_LONG: Final = re.compile(r"[+-]?[0-9]{1,32}", re.ASCII)  # (Python reads no number of thousands of digits)
 
 
 class TimerRefusedError(InvalidMessageError):

@@ -30,6 +30,7 @@ COMMIT: Final = SysFlag.TRANSACTION_COMMIT
 ROLLBACK: Final = SysFlag.TRANSACTION_ROLLBACK
 DEFAULT_TIMEOUT_MS: Final = 6_000
 
+_MOST_DIGITS: Final = 32  # Java's long has 19; some zeros may come before them
 _REAL: Final = (Property.REAL_TOPIC, Property.REAL_QUEUE_ID)
 
 
@@ -203,9 +204,15 @@ class OpBuffer:
 
 
 def integer(text: str) -> int:
-    """``text`` as a number, -1 for text that is none: RocketMQ's reading of its own properties."""
+    """``text`` as a number, -1 for text that is none, or none of Java's long: RocketMQ's reading of its own properties.
+
+    A client may have written it: Python refuses to read thousands of digits.
+    """
     digits = text[1:] if text[:1] in ("-", "+") else text
-    return int(text) if digits.isascii() and digits.isdigit() else -1
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > _MOST_DIGITS:
+        return -1
+    value = int(text)
+    return value if -(1 << 63) <= value < 1 << 63 else -1
 
 
 def _text_bytes(half_offset: int) -> int:

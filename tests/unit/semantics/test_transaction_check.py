@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from commitmq.format.constants import Property
 from commitmq.format.record import Record
-from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC
+from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC, integer
 from commitmq.semantics.transaction_check import CheckRound, CheckRules, Step
 from pending_store import PendingStore
 
@@ -247,3 +247,17 @@ def test_a_doubted_clock_gives_nothing_up() -> None:
     assert round_.decide(old, BORN + 4 * day_ms).step is Step.DISCARD
     assert round_.decide(old, BORN + 4 * day_ms, BORN).step is Step.CHECK
     assert round_.decide(old, BORN + 4 * day_ms, BORN + 4 * day_ms).step is Step.DISCARD
+
+
+@given(st.text("0123456789-+ x", max_size=9) | st.integers(1, 6_000).map(lambda size: "9" * size), st.integers(0, 3))
+def test_what_a_client_writes_into_the_nodes_properties_ends_no_round(text: str, which: int) -> None:
+    """Python reads no number of more than 4,300 digits; RocketMQ takes what is no long for none."""
+    names = (
+        Property.TRANSACTION_CHECK_TIMES,
+        Property.TRANSACTION_IMMUNITY_SECONDS,
+        Property.TRANSACTION_PREPARED_QUEUE_OFFSET,
+    )
+    properties = {name: text for name in names[:which] + names[which : which + 1] if text}
+    half = Record(HALF_TOPIC, properties=properties, born_timestamp=5, store_timestamp=5)
+    assert CheckRound(0, 0, 1_000_000, CheckRules()).decide(half, 1_000_000).step in Step
+    assert -(1 << 63) <= integer(text) < 1 << 63

@@ -4,6 +4,8 @@ Invariants
     * Not before its time: only what :class:`~commitmq.workers.pop.points.Points` gives as due, what a consumer gave back, and
       what a revive round finds due.
     * Not lost: a message is settled when its copy is flushed, or when it can have none for good: then it is set aside.
+    * No message holds up another one: what grows is 1ST_POP_TIME and ORIGIN_GROUP, and a copy that does not fit is a dead
+      letter, or the message is set aside (:mod:`commitmq.semantics.fitting`).
     * Once (``pop.exactly_once``): what the log had before a death is passed over
       (:mod:`commitmq.workers.runtime.moved_before`).
 """

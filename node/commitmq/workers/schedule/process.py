@@ -11,6 +11,9 @@ Invariants
     * None is delivered twice (``schedule.exactly_once``): after a death of this process, of the writer or of the whole
       node, the log says what was delivered (:mod:`commitmq.workers.runtime.moved_before`).
 
+What grows: nothing but the topic's name, and a CRC (:mod:`commitmq.semantics.fitting`). A message that cannot be delivered
+is a dead letter or is set aside (:mod:`commitmq.workers.runtime.delivery`).
+
 A level waits for its own messages only: one that the node refuses for now is tried again each 100 ms, and holds up the
 later messages of its level, as in RocketMQ.
 """

@@ -28,7 +28,7 @@ def _normal(record: bytes | memoryview, mark: bytes, *, rolls: int = 0) -> Key:
     pairs = [pair for pair in text.split(b"\x02") if pair and not pair.startswith(_TIMES)]
     if rolls:
         texts = [pair[len(_ROLLS) :] for pair in pairs if pair.startswith(_ROLLS)]
-        times = [int(text) for text in texts if text.isdigit()]  # (it may be a client's own text)
+        times = [int(text) for text in texts if text.isdigit() and len(text) < 10]  # (it may be a client's own text)
         pairs = [pair for pair in pairs if not pair.startswith(_ROLLS)]
         pairs.append(_ROLLS + b"%d" % (sum(times) + rolls))
     return mark + kept, b"\x02".join(sorted(pairs))

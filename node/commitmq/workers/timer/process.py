@@ -14,6 +14,9 @@ Invariants
     * A cancelled message is not delivered: the writer takes a cancellation until CANCEL_MARGIN_MS before the slot, and the
       slot is opened when everything that was written until then is in the wheel.
 
+What grows: TIMER_ENQUEUE_MS and TIMER_DEQUEUE_MS, of a roll TIMER_ROLL_TIMES (:mod:`commitmq.semantics.fitting`). The writer
+takes no message without room for that; RocketMQ's lack TIMER_ENQUEUE_MS then, or are dead letters.
+
 Wheel and timer log index the queue; :mod:`commitmq.workers.timer.index` says when they are made again from it.
 """
 

@@ -1,8 +1,9 @@
 """transaction: ends transactions, checks those without an end, and gives up on those that nobody ends (spec 12.3).
 
-Owns: no file. Reads: the ConsumeQueues of half and op topic, the CommitLog, topics. Advances: nothing that others read; the
-offsets of CID_RMQ_SYS_TRANS at the coordinator. Sockets: ROUTER ``transaction`` (ipc and tcp) for requests, on which it
-also asks registered producers; DEALER to the writer and to the coordinator. Exit codes: workers.runtime.context.ExitCode.
+Owns: no file but its list of what is set aside. Reads: the ConsumeQueues of half and op topic, the CommitLog, topics.
+Advances: nothing that others read; the offsets of CID_RMQ_SYS_TRANS at the coordinator. Sockets: ROUTER ``transaction`` (ipc
+and tcp) for requests, on which it also asks registered producers; DEALER to the writer and to the coordinator. Exit codes:
+workers.runtime.context.ExitCode.
 
 Invariants
     * A transaction has at most one outcome. This process alone decides, and the first end counts.
@@ -11,6 +12,9 @@ Invariants
     * A rolled-back one never is: the answer to a rollback comes after its op message is flushed.
     * None is lost: a position that passes a half message is written down when its end, its newer copy or its discarded copy
       is flushed.
+
+What grows: a half message that is put back, by its number of checks (:mod:`commitmq.semantics.fitting`). The writer takes none
+without room for that; one of RocketMQ is asked about where it is (:mod:`commitmq.workers.transaction.checks`).
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import zmq
 from commitmq import failpoints
 from commitmq.control import DispatcherWord, Word
 from commitmq.coordination import requests
-from commitmq.errors import CommitMQError, ProtocolError
+from commitmq.errors import CommitMQError, InvalidMessageError, ProtocolError
 from commitmq.format.constants import Property
 from commitmq.format.message_id import offset_message_id
 from commitmq.format.record import Record, encode_record
@@ -302,7 +306,12 @@ class Transactions(Mover):
 
     def _ask(self, half: Record, place: Place) -> None:
         """Ask a live producer of the group of ``half``, which is now at ``place``. Nobody answers: the next round asks."""
-        router, (topic, queue) = self._router, real_queue(half)
+        router = self._router
+        try:
+            topic, queue = real_queue(half)
+        except InvalidMessageError as error:  # of a foreign store: nobody can end it either
+            self.aside.message(half, str(error))
+            return
         group = half.properties.get(Property.PRODUCER_GROUP, "")
         peer = self._producers.pick(group, monotonic_ms(), lambda who: may_be_asked(router, who, topic))
         if peer is None:

@@ -2,7 +2,8 @@
 a delay level, or to its dead letters (spec 12.4).
 
 The consumer names the message by its place, and the copy is made from the log: a client can neither forge nor lose a part
-of it. The rules are in :mod:`commitmq.semantics.retry`.
+of it. The rules are in :mod:`commitmq.semantics.retry`. A try that does not fit becomes a dead letter, and a message of which
+not even that fits is set aside (:mod:`commitmq.semantics.fitting`): a group is never held up.
 """
 
 from __future__ import annotations
