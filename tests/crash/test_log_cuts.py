@@ -17,7 +17,11 @@ from commitmq import Admin, Consumer, Producer, Reader, ShareConsumer
 from commitmq.format.file_names import segment_name
 from commitmq.store.layout import StoreLayout
 from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.command import Command, request
 from nodes import Node, commitmq, start_node, wait_until_dispatched
+from rocketmq_client import served
+from rocketmq_peer import asked, make_group, pull, served_node
 
 NEVER_FLUSHED = (
     "commit_log.flush_mode=async",
@@ -198,3 +202,40 @@ def test_everybody_goes_on_after_a_repair_that_cut_flushed_messages(tmp_path: Pa
             ("schedule", 0),
             ("timer", 0),
         }
+
+
+def test_a_client_of_rocketmq_is_sent_back_to_the_end_once(tmp_path: Path) -> None:
+    """It knows no generation, had read what was lost, and had committed some of it or nothing at all."""
+    with served_node(tmp_path, *NEVER_FLUSHED) as (node, port, _):
+        with Producer(node.address, ack="memory") as producer:
+            for number in range(5):
+                producer.send("t", b"safe %d" % number, queue=0, ack="flushed")
+            lost_from = producer.send("t", b"lost", queue=0).physical_offset
+            for _ in range(4):
+                producer.send("t", b"lost", queue=0)
+        for group, offset in (("late", 3), ("ahead", 8)):
+            assert asked(port, make_group(group), commit(group, offset))[1].code == 0
+        node.kill_all()
+        overwrite(node, lost_from, bytes(32_768))
+        started = node.start()
+        assert started.returncode == 0, started.stderr
+        with Producer(node.address) as producer:
+            for number in range(8):
+                producer.send("t", b"new %d" % number, queue=0)
+        wait_until_dispatched(node.address)
+        served(port)
+        for group in ("late", "ahead"):
+            # What it commits before it pulls is of messages that are gone.
+            told, moved, went_on, seen = asked(
+                port, commit(group, 10), pull(group, "t", 10), pull(group, "t", 5), pull(group, "t", 10)
+            )
+            assert told.code == 0
+            assert (moved.code, moved.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "5"), group
+            assert (went_on.code, seen.code) == (0, 0), "once"
+            with Admin(node.address) as admin:
+                assert [offset for _, queue, offset in admin.group(group)["offsets"] if queue == 0] == [5]
+
+
+def commit(group: str, offset: int) -> Command:
+    fields = {"consumerGroup": group, "topic": "t", "queueId": "0", "commitOffset": str(offset)}
+    return request(RequestCode.UPDATE_CONSUMER_OFFSET, fields)

@@ -10,6 +10,7 @@ end in bytes is enough for queues too: a queue's end at the cut is behind its la
     line 2    JSON:
         generation   int   of the store now; 0 only without a file
         lowered      int   all places in the store's own files are lowered for the cuts up to this generation
+        served       int   the generation in which the node served before its last start
         home         int   inode of the store's folder: a copy of the folder has another one
         total        int   number of cuts ever
         positions    int   number of committed offsets ever lowered
@@ -81,6 +82,7 @@ class CutHistory:
 
     generation: int = 0
     lowered: int = 0
+    served: int = 0
     home: int = 0
     total: int = 0
     positions: int = 0
@@ -97,7 +99,9 @@ class CutHistory:
             if not head.startswith(_MAGIC) or int(head[len(_MAGIC) :], 16) != zlib.crc32(data):
                 return cls()
             found = orjson.loads(data)
-            numbers = {name: int(found[name]) for name in ("generation", "lowered", "home", "total", "positions")}
+            numbers = {
+                name: int(found[name]) for name in ("generation", "lowered", "served", "home", "total", "positions")
+            }
             return cls(**numbers, cuts=[_cut(one) for one in found["cuts"]])
         except (ValueError, KeyError, TypeError):
             return cls()

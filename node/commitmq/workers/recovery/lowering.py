@@ -68,8 +68,10 @@ def begin_generation(context: WorkerContext, found: Recovered) -> dict[str, Any]
     layout = context.layout
     history = CutHistory.load(layout)
     by = _reason(layout, history, found, context.params.get("shown"))
+    served, history.served = history.served, history.lowered
     if by:
         history.add(found.end, by, 0 if found.cut is None else found.cut.id)
+    if by or served != history.served:
         history.save(layout)
     sentence = None
     if history.lowered < history.generation:

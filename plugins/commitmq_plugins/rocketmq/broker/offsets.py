@@ -20,6 +20,7 @@ from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.returning import Returning
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
@@ -48,7 +49,16 @@ Owner = tuple[str, str | None]
 class Offsets:
     """See the module."""
 
-    def __init__(self, node: Node, topics: Topics, clients: Clients, loop: asyncio.AbstractEventLoop, log: Log) -> None:
+    def __init__(
+        self,
+        node: Node,
+        topics: Topics,
+        clients: Clients,
+        returning: Returning,
+        loop: asyncio.AbstractEventLoop,
+        log: Log,
+    ) -> None:
+        self._returning = returning
         self._node, self._topics, self._clients, self._loop, self._log = node, topics, clients, loop, log
         self._users: dict[str, str] = {}  # by group: whoever makes it by a commit, if it is not there
         self._noted: dict[Owner, dict[Queue, int]] = {}
@@ -132,6 +142,10 @@ class Offsets:
             fields: dict[str, Any] = {
                 "group": group,
                 "offsets": entries[at : at + _QUEUES_A_REQUEST],
+                "log_generations": [
+                    self._returning.generation if self._returning.is_awaited(group, topic, queue) else -1
+                    for topic, queue, _ in entries[at : at + _QUEUES_A_REQUEST]
+                ],
                 "partial": True,
                 "reset": True,
                 **more,

@@ -52,6 +52,7 @@ from commitmq_plugins.rocketmq.broker.registration import Registration
 from commitmq_plugins.rocketmq.broker.replies import Replies
 from commitmq_plugins.rocketmq.broker.request_modes import RequestModes
 from commitmq_plugins.rocketmq.broker.retries import Retries
+from commitmq_plugins.rocketmq.broker.returning import Returning
 from commitmq_plugins.rocketmq.broker.sending import Sends
 from commitmq_plugins.rocketmq.broker.server_counts import ServerCounts
 from commitmq_plugins.rocketmq.broker.stored_replies import StoredReplies
@@ -87,7 +88,8 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     topics = Topics(node)
     allowances = Allowances(settings)
     clients = Clients(node, topics, allowances, loop, log)
-    offsets = Offsets(node, topics, clients, loop, log)
+    returning = Returning(context, node)
+    offsets = Offsets(node, topics, clients, returning, loop, log)
     locks = QueueLocks(max_of_place=settings.max_locks_per_address)
     own = [f"127.0.0.1:{settings.namesrv_port}"] if settings.namesrv_port else []
     address, name_servers = f"{host}:{port}", own + settings.name_servers()
@@ -111,7 +113,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     groups = AdminGroups(node, offsets, reads)
     groups.settings_changed.append(retries.forget)
     most_pulls, most_pops = settings.max_waiting_pulls_per_connection, settings.max_waiting_pops_per_connection
-    pulls = Pulls(node, topics, clients, offsets, counting, reads, broker_config, most_pulls)
+    pulls = Pulls(node, topics, clients, offsets, returning, counting, reads, broker_config, most_pulls)
     groups.offsets_gone.append(pulls.forget)
     sends = Sends(node, topics, retries, allowances, loop, counting)
     stored_replies = StoredReplies(node, topics, clients, offsets, loop, log)
@@ -147,6 +149,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     dispatch = Dispatch(parts, access, log, counts, auditing)
     tls = tls_of(settings, context.folder, log)
     server = RemotingServer(dispatch.handle, clients.closed, log, limits_of(settings), tls, turn)
+    await _patiently(returning.learn, stopping)
     await _listen(server, settings, port)
     await _patiently(reads.sync, stopping)
     if settings.trace_topic_enable:

@@ -20,6 +20,7 @@ from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
 from commitmq_plugins.rocketmq.broker.registry import BROADCASTING
+from commitmq_plugins.rocketmq.broker.returning import Returning
 from commitmq_plugins.rocketmq.broker.send_refusal import FAQ
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
@@ -70,13 +71,13 @@ class Pulls:
     """See the module."""
 
     def __init__(
-        self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, counting: Counting, reads: GroupReads,
-        settings: BrokerConfig, max_waiting: int
+        self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, returning: Returning, counting: Counting,
+        reads: GroupReads, settings: BrokerConfig, max_waiting: int
     ) -> None:  # fmt: skip
         """``max_waiting``: pulls of one connection that wait for messages."""
         self._most_waiting = max_waiting
         self._waiting: dict[Connection, int] = {}
-        self._counting, self._reads, self._settings = counting, reads, settings
+        self._returning, self._counting, self._reads, self._settings = returning, counting, reads, settings
         self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
         self._max_wait_ms = node.config.reader.max_wait_ms
         self._maps: SegmentMaps | None = None
@@ -149,6 +150,8 @@ class Pulls:
             "group": header.consumer_group,
             "client": connection.name,
         }
+        if self._returning.is_awaited(header.consumer_group, header.topic, header.queue_id):
+            fields["log_generation"] = self._returning.generation
         if self._node.quotas.bounds_pulls and connection.user:
             fields |= self._node.on_behalf_of("pull", connection.user)
         wait_ms = 0
@@ -281,6 +284,7 @@ class Pulls:
                 code = int(ResponseCode.FLOW_CONTROL)
             connection.send(command.answer(code, remark, ext_fields=_fields({"next_offset": header.queue_offset})))
             return
+        self._returning.came(header.consumer_group, header.topic, header.queue_id)
         status = "OFFSET_TOO_SMALL" if header.queue_offset < 0 else str(answer["status"])
         if status in ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE"):
             code = ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND

@@ -22,7 +22,7 @@ def test_a_pop_takes_the_resets_of_its_queues(queue: int, left: list[int]) -> No
         node, topics = MagicMock(), MagicMock()
         topics.get.return_value = MagicMock(read_queues=2, perm=6)
         node.mover = AsyncMock(return_value=({"parts": []}, []))
-        offsets = Offsets(node, topics, MagicMock(), asyncio.get_running_loop(), MagicMock())
+        offsets = Offsets(node, topics, MagicMock(), MagicMock(), asyncio.get_running_loop(), MagicMock())
         pops = Pops(node, topics, MagicMock(), offsets, MagicMock(), MagicMock(), 1_024)
         node.config.pop.max_wait_ms = node.config.pop.min_invisible_ms = 1_000
         node.config.pop.max_invisible_ms = 60_000

@@ -31,7 +31,10 @@ def answer_to(offset: int, found: Any) -> Command:
     reads.may_be_missing.return_value = False
     offsets = MagicMock(take_reset=lambda *queue: None)
     settings = SimpleNamespace(long_polling=True, short_polling_ms=1_000)
-    pulls = Pulls(node, topics, MagicMock(), offsets, MagicMock(), reads, settings, 10)  # type: ignore[arg-type]
+    returning = MagicMock(is_awaited=lambda *queue: False)
+    pulls = Pulls(
+        node, topics, MagicMock(), offsets, returning, MagicMock(), reads, settings, 10,  # type: ignore[arg-type]
+    )  # fmt: skip
     command = request(RequestCode.PULL_MESSAGE, {**FIELDS, "queueOffset": str(offset)})
     assert pulls.handle(connection, command) is None
     line.call.call_args.args[2](found)
