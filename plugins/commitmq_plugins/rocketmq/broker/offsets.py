@@ -137,7 +137,7 @@ class Offsets:
         self._count -= len(table)
         group, member = owner
         more = self._node.on_behalf_of("offset.commit", self._users.pop(group, ""))
-        entries = [[topic, queue, offset] for (topic, queue), offset in table.items()]
+        entries: list[list[Any]] = [[topic, queue, offset] for (topic, queue), offset in table.items()]
         for at in range(0, len(entries), _QUEUES_A_REQUEST):
             fields: dict[str, Any] = {
                 "group": group,
