@@ -1,13 +1,13 @@
 """Goal: a stream gives each message behind its begin once, whatever happens to topics between any two calls of Spark, and
-however often its driver dies. Nothing from before its begin ever comes.
+however often its driver dies. Nothing from before its begin ever comes, and a log that was cut hides nothing that came later.
 
-Method: hypothesis plays producers, retention, administrators and Spark's calls of the source, in any order, on a store that
-is numbers only. The count of what must come is independent: it knows nothing of offsets that were stored.
+Method: hypothesis plays producers, retention, administrators, cuts of the log and Spark's calls of the source, in any order, on
+a store that is numbers only. The count of what must come is independent: it knows nothing of offsets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StringType, StructField, StructType
 
+from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
 from commitmq_plugins.spark import streaming
 from commitmq_plugins.spark.gaps import Gap
 from commitmq_plugins.spark.options import SourceOptions
@@ -29,14 +30,22 @@ SCHEMA = StructType([StructField("topic", StringType())])
 TOPICS = st.sampled_from(("a", "b"))
 QUEUES = st.integers(0, 2)
 
-Place = tuple[str, int, int, int]  # topic, incarnation, queue, queue offset
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message: ``number`` is that of no other, ``physical`` may be."""
+
+    number: int
+    time: int
+    physical: int
 
 
 @dataclass
 class Queue:
-    """The messages of a queue: the store time of each, and how many expired."""
+    """The messages of a queue, and how many of them expired."""
 
-    times: list[int] = field(default_factory=list)
+    messages: list[Sent] = field(default_factory=list)
     low: int = 0
 
 
@@ -46,25 +55,53 @@ class Topic:
     queues: list[Queue]
 
 
+@dataclass
+class World:
+    """Topics, the end of the log, and its cuts. ``lists_all``: also queues that have nothing are listed."""
+
+    topics: dict[str, Topic] = field(default_factory=dict)
+    end: int = 0
+    cuts: CutHistory = field(default_factory=CutHistory)
+    lists_all: bool = True
+
+
 class Numbers:
-    """An origin without files: what the source asks, answered from ``topics``."""
+    """An origin without files: what the source asks, answered from the world."""
 
     name = identity = STORE
 
-    def __init__(self, topics: dict[str, Topic]) -> None:
-        self._topics = topics
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    @property
+    def generation(self) -> int:
+        return self._world.cuts.generation
+
+    def is_cut_since(self, generation: int) -> bool:
+        return self._world.cuts.end_since(generation) != NO_CUT
+
+    def kept(self, one: Slice, generation: int) -> int:
+        end = self._world.cuts.end_since(generation)
+        if end == NO_CUT:
+            return one.end
+        messages = self._world.topics[one.topic].queues[one.queue_id].messages
+        return next((at for at in range(one.first, one.end) if messages[at].physical >= end), one.end)
+
+    def topics(self) -> Collection[str]:
+        return self._world.topics
 
     def slices(self, wants: Callable[[str], bool]) -> list[Slice]:
         return [
-            Slice(name, number, False, queue.low, len(queue.times), incarnation=str(topic.incarnation))
-            for name, topic in sorted(self._topics.items())
+            Slice(name, number, False, queue.low, len(queue.messages), incarnation=str(topic.incarnation))
+            for name, topic in sorted(self._world.topics.items())
             if wants(name)
             for number, queue in enumerate(topic.queues)
+            if self._world.lists_all or queue.messages
         ]
 
     def offset_by_time(self, one: Slice, timestamp: int) -> int:
-        times = self._topics[one.topic].queues[one.queue_id].times
-        return next((at for at in range(one.first, one.end) if times[at] >= timestamp), one.end)
+        messages = self._world.topics[one.topic].queues[one.queue_id].messages
+        return next((at for at in range(one.first, one.end) if messages[at].time >= timestamp), one.end)
 
     def parts_of(self, slices: Sequence[Slice], *, least: int, max_bytes: int) -> int:
         del max_bytes
@@ -94,17 +131,18 @@ class Stream(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.topics: dict[str, Topic] = {}
+        self.world = World()
         self.now = 0
         self.made = 0
-        self.everything: set[Place] = set()
+        self.sent: dict[int, tuple[str, int, int, int]] = {}  # number: topic, incarnation, queue, queue offset
+        self.before: set[int] = set()  # the stream begins behind these
+        self.gone: set[int] = set()  # not in the log any more
+        self.cut: set[int] = set()  # not in it since a cut
         self.offsets: list[dict[str, Any]] = []  # durable before a micro-batch runs
         self.commits = 0
-        self.rows: list[set[Place]] = []
-        self.expected_from: dict[tuple[str, int, int], int] = {}
-        self.expired: set[Place] = set()
+        self.rows: list[set[int]] = []
         self.noted = Noted()
-        self.patch = mock.patch.object(streaming, "open_origins", return_value=[Numbers(self.topics)])
+        self.patch = mock.patch.object(streaming, "open_origins", return_value=[Numbers(self.world)])
         self.patch.start()
 
     def teardown(self) -> None:
@@ -113,10 +151,13 @@ class Stream(RuleBasedStateMachine):
         finally:
             self.patch.stop()
 
-    @initialize(start=st.sampled_from(("earliest", "latest", "time")), moment=st.integers(0, 12))
-    def begin(self, start: str, moment: int) -> None:
+    @initialize(
+        start=st.sampled_from(("earliest", "latest", "time")), moment=st.integers(0, 12), lists_all=st.booleans()
+    )
+    def begin(self, start: str, moment: int, lists_all: bool) -> None:
         given = {"startingTimestamp": str(moment)} if start == "time" else {"startingOffsets": start}
         self.start, self.moment = start, moment
+        self.world.lists_all = lists_all
         self.options = SourceOptions.parse({"store": STORE, "topicsPattern": ".*", **given})
         self.die()
 
@@ -124,39 +165,53 @@ class Stream(RuleBasedStateMachine):
 
     @rule(topic=TOPICS, queues=st.integers(1, 3))
     def make(self, topic: str, queues: int) -> None:
-        if topic not in self.topics:
+        if topic not in self.world.topics:
             self.made += 1
-            self.topics[topic] = Topic(self.made, [Queue() for _ in range(queues)])
+            self.world.topics[topic] = Topic(self.made, [Queue() for _ in range(queues)])
 
     @rule(topic=TOPICS)
     def grow(self, topic: str) -> None:
-        if topic in self.topics:
-            self.topics[topic].queues.append(Queue())
+        if topic in self.world.topics:
+            self.world.topics[topic].queues.append(Queue())
 
     @rule(topic=TOPICS)
     def delete(self, topic: str) -> None:
-        self.topics.pop(topic, None)
+        for queue in self.world.topics.pop(topic, Topic(0, [])).queues:
+            self.gone.update(one.number for one in queue.messages[queue.low :])
 
     @rule(topic=TOPICS, queue=QUEUES, count=st.integers(1, 5))
     def send(self, topic: str, queue: int, count: int) -> None:
-        if topic in self.topics:
-            found = self.topics[topic]
+        if topic in self.world.topics:
+            found = self.world.topics[topic]
             number = queue % len(found.queues)
+            messages = found.queues[number].messages
             for _ in range(count):
-                times = found.queues[number].times
-                self.everything.add((topic, found.incarnation, number, len(times)))
                 self.now += 1
-                times.append(self.now)
+                self.sent[self.now] = (topic, found.incarnation, number, len(messages))
+                messages.append(Sent(self.now, self.now, self.world.end))
+                self.world.end += 1
 
     @rule(topic=TOPICS, queue=QUEUES, count=st.integers(1, 5))
     def expire(self, topic: str, queue: int, count: int) -> None:
-        if topic in self.topics:
-            found = self.topics[topic]
-            number = queue % len(found.queues)
-            one = found.queues[number]
-            for _ in range(min(count, len(one.times) - one.low)):
-                self.expired.add((topic, found.incarnation, number, one.low))
-                one.low += 1
+        if topic in self.world.topics:
+            queues = self.world.topics[topic].queues
+            one = queues[queue % len(queues)]
+            low = min(one.low + count, len(one.messages))
+            self.gone.update(message.number for message in one.messages[one.low : low])
+            one.low = low
+
+    @rule(count=st.integers(0, 8))
+    def cut_log(self, count: int) -> None:
+        """A power cut or a repair: the last ``count`` messages are gone, and others will get their places."""
+        self.world.end = max(0, self.world.end - count)
+        self.world.cuts.add(self.world.end, "recovery")
+        for topic in self.world.topics.values():
+            for queue in topic.queues:
+                lost = {one.number for one in queue.messages if one.physical >= self.world.end}
+                queue.messages = [one for one in queue.messages if one.number not in lost]
+                queue.low = min(queue.low, len(queue.messages))
+                self.gone |= lost
+                self.cut |= lost
 
     # ------------------------------------------------------------ Spark
 
@@ -179,17 +234,11 @@ class Stream(RuleBasedStateMachine):
             self.die()
             return
         if not self.offsets:
-            for name, topic in self.topics.items():
-                for number, queue in enumerate(topic.queues):
-                    first = {
-                        "earliest": queue.low,
-                        "latest": len(queue.times),
-                        "time": next(
-                            (at for at in range(queue.low, len(queue.times)) if queue.times[at] >= self.moment),
-                            len(queue.times),
-                        ),
-                    }[self.start]
-                    self.expected_from[name, topic.incarnation, number] = first
+            self.before = {
+                number
+                for number in self.sent
+                if self.start == "latest" or (self.start == "time" and number < self.moment) or number in self.gone
+            }
         elif end == start:
             return  # nothing new is no micro-batch
         self.offsets.append(end)
@@ -201,9 +250,9 @@ class Stream(RuleBasedStateMachine):
         """The micro-batch runs; the driver ``dies`` before it notes that."""
         slices: list[Any] = list(self.reader.partitions(self._start(), self.offsets[self.commits]))
         rows = [
-            (one.topic, int(one.incarnation), one.queue_id, offset)
+            message.number
             for one in slices
-            for offset in range(one.first, one.end)
+            for message in self.world.topics[one.topic].queues[one.queue_id].messages[one.first : one.end]
         ]
         assert len(set(rows)) == len(rows)
         self.rows[self.commits] = set(rows)  # as an idempotent sink does
@@ -222,23 +271,20 @@ class Stream(RuleBasedStateMachine):
             self.look(ReadAllAvailable(), dies=False)
             if len(self.offsets) == before:
                 break
-        alive = {(name, topic.incarnation) for name, topic in self.topics.items()}
-        given = set().union(*self.rows) if self.rows else set()
-        missing = {place for place in self.everything if self.must_come(place) and place not in given}
-        gone = {place for place in missing if place[:2] not in alive}
-        told = {(gap.topic, gap.queue_id, offset) for gap in self.noted.gaps for offset in range(gap.first, gap.end)}
-        assert missing - gone <= self.expired
-        assert {(topic, queue, offset) for topic, _, queue, offset in missing - gone} <= told
-
-    def must_come(self, place: Place) -> bool:
-        return place[3] >= self.expected_from.get(place[:3], 0)
+        given = set().union(*self.rows)
+        missing = set(self.sent) - self.before - given
+        assert missing <= self.gone
+        told = {(gap.topic, gap.queue_id, at) for gap in self.noted.gaps for at in range(gap.first, gap.end)}
+        for number in (missing - self.cut) | (given & self.cut):
+            topic, incarnation, queue, offset = self.sent[number]
+            if topic in self.world.topics and self.world.topics[topic].incarnation == incarnation:
+                assert (topic, queue, offset) in told
 
     @invariant()
     def nothing_comes_twice_or_from_before(self) -> None:
-        given = [place for rows in self.rows for place in rows]
+        given = [number for rows in self.rows for number in rows]
         assert len(set(given)) == len(given)
-        assert all(map(self.must_come, given))
-        assert set(given) <= self.everything
+        assert self.before.isdisjoint(given)
 
 
 Stream.TestCase.settings = settings(max_examples=150, stateful_step_count=40)

@@ -16,11 +16,12 @@ from typing import Any, Final, Protocol
 from commitmq.client.admin import Admin
 from commitmq.errors import ConfigError, NodeUnavailableError, ProtocolError
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
+from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
 from commitmq_plugins.spark.gaps import Gap
 from commitmq_plugins.spark.options import SourceOptions
 from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition, cut, cut_evenly, parts_of
 from commitmq_plugins.spark.pulls import RecordPuller
-from commitmq_plugins.spark.stores import OpenStore, Slice
+from commitmq_plugins.spark.stores import OpenStore, Slice, check_generation
 
 _FLUSH_WAIT_S: Final = 30.0
 _LOOK_S: Final = 0.05
@@ -48,6 +49,21 @@ class Origin(Protocol):
     @property
     def identity(self) -> str:
         """The id that tells the store from others. It is the same under every name of the store."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Of the store; it grows whenever the log ended earlier than it may have been seen. 0: unknown."""
+        ...
+
+    def is_cut_since(self, generation: int) -> bool:
+        """Whether the log was cut since the store had this ``generation``."""
+        ...
+
+    def kept(self, queue: Slice, generation: int) -> int:
+        """The queue offset below which ``queue`` has the messages that it had in this ``generation``; its end when the log
+        was not cut since.
+        """
         ...
 
     def topics(self) -> dict[str, SourceTopic]:
@@ -94,6 +110,8 @@ class FolderOrigin:
         self._node = node
         self._token = token
         self._store = OpenStore(root)
+        self._cuts = CutHistory.load(self._store.layout)
+        self.generation = self._cuts.generation
         self._is_live = self._store.is_live
         self._floor, self._bound = self._store.span()
         self._crc_from = self._store.crc_from()
@@ -110,7 +128,16 @@ class FolderOrigin:
         return found
 
     def slices(self, wants: Callable[[str], bool]) -> list[Slice]:
-        return self._store.slices(self._floor, self._bound, wants)
+        found = self._store.slices(self._floor, self._bound, wants)
+        check_generation(self._store, self.generation, self._bound)
+        return found
+
+    def is_cut_since(self, generation: int) -> bool:
+        return self._cuts.end_since(generation) != NO_CUT
+
+    def kept(self, queue: Slice, generation: int) -> int:
+        end = self._cuts.end_since(generation)
+        return queue.end if end == NO_CUT else self._store.offset_at(queue, end, self._bound)
 
     def lost(self, wants: Callable[[str], bool]) -> list[Gap]:
         # A running node puts every record into its queues before readers may see it.
@@ -136,7 +163,7 @@ class FolderOrigin:
         root = str(self._store.layout.root)
         return [
             FilePartition(
-                self.name, part, root, self._store.sizes, self._bound, self._crc_from, self._node, self._token
+                self.name, part, root, self._store.sizes, self._bound, self.generation, self._crc_from, self._node, self._token
             )
             for part in cut(self._store, slices, self._bound, parts)
         ]
@@ -147,6 +174,8 @@ class FolderOrigin:
 
 class NodeOrigin:
     """A node whose files are not on this host: it answers requests, and sends its records."""
+
+    generation = 0
 
     def __init__(self, name: str, admin: Admin, identity: str) -> None:
         self.name = name
@@ -176,6 +205,14 @@ class NodeOrigin:
                 ]
         self._wait_until_flushed()
         return sorted(found, key=lambda one: (one.topic, one.queue_id))
+
+    def is_cut_since(self, generation: int) -> bool:
+        del generation
+        return False
+
+    def kept(self, queue: Slice, generation: int) -> int:
+        del generation
+        return queue.end
 
     def lost(self, wants: Callable[[str], bool]) -> list[Gap]:
         del wants

@@ -20,7 +20,8 @@ _TOLERANCE: Final = 16  # a part may differ from its share by a sixteenth
 
 @dataclass(frozen=True)
 class FilePartition(InputPartition):
-    """Slices of queues of one store folder, all below physical offset ``bound``; ``sizes`` are its files'. Each record
+    """Slices of queues of one store folder, all below physical offset ``bound`` in this ``generation`` of the store;
+    ``sizes`` are its files'. Each record
     at physical offset ``crc_from`` or behind it has a ``__CRC32#``.
 
     ``name`` is the store's name in the column and in offsets. With a ``node`` the folder is that node's, and an
@@ -32,6 +33,7 @@ class FilePartition(InputPartition):
     root: str
     sizes: Sizes
     bound: int
+    generation: int
     crc_from: int
     node: str = ""
     token: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -15,6 +15,7 @@ ANEW: Final = "the topic was deleted and made anew"
 EXPIRED: Final = "expired"
 GONE: Final = "the queue is gone"
 SHORT: Final = "the queue ends before"
+CUT: Final = "it was there, and the log has it no more: the log was cut, or is another one"
 
 
 def chosen(origin: Origin, options: SourceOptions, gaps: list[Gap]) -> list[Slice]:
@@ -49,21 +50,64 @@ def position(origin: Origin, one: Slice, bound: Bound, gaps: list[Gap]) -> int:
     return min(max(offset, one.first), one.end)
 
 
-def resumed(store: str, one: Slice, known: int | None, was: str | None, gaps: list[Gap]) -> int:
+def resumed(
+    origin: Origin, store: str, one: Slice, known: int | None, was: str | None, generation: int, gaps: list[Gap]
+) -> int:
     """The queue offset at which a job goes on in a queue that it has read up to ``known``, when its topic had the
-    incarnation ``was``; both None for a new queue. What it cannot read any more is added to ``gaps``.
+    incarnation ``was`` and the store this ``generation``; None for a new queue. What it cannot read any more, and what it
+    has read and the log has not any more, is added to ``gaps``.
 
-    A new queue is read from its first message, and so is one of a topic made anew. A queue that ends before ``known`` is
-    read from its end on, never again from its first message.
+    A new queue is read from its first message, and so is one of a topic made anew. Where the log was cut below ``known``, the
+    queue is read from the cut on.
     """
     if known is None:
         return one.first
     if was != one.incarnation:
         gaps.append(Gap(store, one.topic, one.queue_id, max(known - 1, 0), max(known, 1), ANEW))
         return one.first
+    kept = origin.kept(one, generation)
     gaps.append(Gap(store, one.topic, one.queue_id, known, one.first, EXPIRED))
-    gaps.append(Gap(store, one.topic, one.queue_id, one.end, known, SHORT))
-    return min(max(known, one.first), one.end)
+    gaps.append(Gap(store, one.topic, one.queue_id, kept, known, CUT))
+    return max(min(known, kept), one.first)
+
+
+def cut_off(
+    origin: Origin, store: str, found: Iterable[Slice], known: Iterable[tuple[str, int, int]], generations: Mapping[str, int]
+) -> list[Gap]:
+    """What a job has read of queues of which a cut of the log left nothing; ``known`` are topic, queue and position,
+    ``generations`` those of the positions by topic.
+    """
+    there = {(one.topic, one.queue_id) for one in found}
+    gone = [
+        Gap(store, topic, queue, 0, at, CUT)
+        for topic, queue, at in known
+        if (topic, queue) not in there and origin.is_cut_since(generations.get(topic, 0))
+    ]
+    topics = origin.topics() if gone else {}
+    return [gap for gap in gone if gap.topic in topics]
+
+
+def remaining(
+    origin: Origin, wanted: Slice, found: Mapping[tuple[str, int], Slice], generation: int, gaps: list[Gap]
+) -> Slice | None:
+    """The part of ``wanted`` that can still be read; it was chosen when the store had this ``generation``. ``found`` are the
+    present queues by topic and number. What is missing is added to ``gaps``.
+    """
+    if wanted.count <= 0:
+        return None
+    one = found.get((wanted.topic, wanted.queue_id))
+
+    def miss(first: int, end: int, reason: str) -> None:
+        gaps.append(Gap(origin.name, wanted.topic, wanted.queue_id, first, end, reason))
+
+    if one is None or one.incarnation != wanted.incarnation:
+        miss(wanted.first, wanted.end, GONE if one is None else ANEW)
+        return None
+    kept = origin.kept(one, generation)
+    miss(wanted.first, min(one.first, wanted.end), EXPIRED)
+    miss(max(wanted.first, kept), wanted.end, CUT)
+    left = replace(one, first=max(wanted.first, one.first), end=min(wanted.end, kept))
+    return left if left.count > 0 else None
 
 
 def unknown_queues(origin: Origin, bound: Bound, found: Sequence[Slice]) -> list[Gap]:

@@ -31,7 +31,7 @@ from commitmq_plugins.spark.origins import is_here
 from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition
 from commitmq_plugins.spark.pulls import RecordPuller
 from commitmq_plugins.spark.states import real_topics, state_of
-from commitmq_plugins.spark.stores import OpenStore, Slice
+from commitmq_plugins.spark.stores import OpenStore, Slice, check_generation
 
 MAX_ROWS: Final = 131_072
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
@@ -116,6 +116,7 @@ class PartitionReader:
                             yield from self._of_records(log, part.physical % reader.segment_bytes, part)
                     else:
                         yield from self._of_units(units)
+                reader.check()
         else:
             with closing(RecordPuller(self._partition.node, self._options.tags)) as puller:
                 for number, one in enumerate(self._slices):
@@ -267,6 +268,10 @@ class _FileReader:
 
     def close(self) -> None:
         self._store.close()
+
+    def check(self) -> None:
+        """Raise StoreError if the log was cut meanwhile."""
+        check_generation(self._store, self._partition.generation, self._partition.bound)
 
     def units(self) -> Iterator[Units]:
         """Units of all slices merged. Units read ahead of one slice are held until the others have come as far."""

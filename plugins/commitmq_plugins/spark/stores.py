@@ -16,6 +16,7 @@ import numpy as np
 from commitmq.config import NodeConfig
 from commitmq.config.fitting import sizes_of
 from commitmq.control import ControlBlock, DispatcherWord, Word
+from commitmq.errors import StoreError
 from commitmq.format.constants import LMQ_PREFIX, PREBLANK_SIZE
 from commitmq.kernels.arrow import NO_CRC_NEEDED
 from commitmq.store.access import require_store
@@ -29,6 +30,7 @@ from commitmq.store.metadata.topic_files import TopicReader
 from commitmq.store.queues.batch_queue_reader import BatchQueueReader
 from commitmq.store.queues.log_proof import LogProof, has_record_before
 from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
 from commitmq.store.recovery.scan import scan_to_end
 from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.store.store_file import store_id
@@ -295,6 +297,16 @@ class OpenStore:
                 if span is not None:
                     found.append(Slice(topic, queue_id, is_batch, *span, lowest, self.incarnation(topic)))
         return sorted(found, key=lambda one: (one.topic, one.queue_id, one.is_batch))
+
+
+def check_generation(store: OpenStore, generation: int, bound: int) -> None:
+    """Raise StoreError if the log was cut below ``bound`` since the store had this ``generation``: what was read may be of
+    before the cut, or of later.
+    """
+    if generation > 0:
+        end = CutHistory.load(store.layout).end_since(generation)
+        if end != NO_CUT and end < bound:
+            raise StoreError("the log was cut while it was read: read it again", path=store.layout.root)
 
 
 def found_sizes(layout: StoreLayout) -> Sizes:

@@ -5,21 +5,25 @@
      "positions": {STORE: {TOPIC: {QUEUE: the next queue offset}}},
      "begins": {STORE: {TOPIC: {QUEUE: the queue offset at which the micro-batch that ends here begins}}},
      "incarnations": {STORE: {TOPIC: which topic of that name}},
+     "generations": {STORE: {TOPIC: the store's generation when these positions were found}},
      "parts": {STORE: how many partitions the micro-batch that ends here is cut into}}
 
 ``begun``: Spark keeps no offset for the begin of a stream; it asks for it again when it plans the first micro-batch, and
 after a crash in it. So that offset says nothing, and the end of the first micro-batch says where that one began.
 ``begins``: only queues of which the offset before has no position, or another one: all queues of the first micro-batch,
 later new ones. ``incarnations``: a topic that is deleted and created again has queue offsets that begin at 0 again, so an
-offset means nothing without its topic's incarnation. ``parts``: a repeated attempt is cut like the first one, also when
+offset means nothing without its topic's incarnation. ``generations``: the log can end earlier than it did, after a power
+cut or a repair, and then get other messages at the same offsets. Each time is a new generation of the store
+(:mod:`commitmq.store.recovery.cut_history`), which says how far the positions of an older one are right. ``parts``: a repeated attempt is cut like the first one, also when
 the program was restarted with other settings or on other machines in between; the sink identifies stored rows by task
 and order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from commitmq.errors import ConfigError
@@ -30,6 +34,7 @@ _VERSION: Final = "version"
 
 Positions = dict[str, dict[str, dict[str, int]]]
 Incarnations = dict[str, dict[str, str]]
+Generations = dict[str, dict[str, int]]
 
 
 @dataclass(slots=True)
@@ -40,6 +45,7 @@ class StreamOffset:
     positions: Positions = field(default_factory=dict)
     begins: Positions = field(default_factory=dict)
     incarnations: Incarnations = field(default_factory=dict)
+    generations: Generations = field(default_factory=dict)
     parts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -55,6 +61,7 @@ class StreamOffset:
             _copied(data["positions"]),
             _copied(data["begins"]),
             {store: dict(topics) for store, topics in data["incarnations"].items()},
+            {store: dict(topics) for store, topics in data["generations"].items()},
             dict(data["parts"]),
         )
 
@@ -69,6 +76,12 @@ class StreamOffset:
             return None
         return self.positions.get(store, {}).get(topic, {}).get(str(queue_id))
 
+    def of(self, store: str) -> Iterator[tuple[str, int, int]]:
+        """Topic, queue and position of each queue of a store."""
+        for topic, queues in self.positions.get(store, {}).items():
+            for queue, position in queues.items():
+                yield topic, int(queue), position
+
     def incarnation(self, store: str, topic: str) -> str | None:
         """The incarnation of the topic that the positions belong to; None when it is unknown."""
         return self.incarnations.get(store, {}).get(topic)
@@ -82,8 +95,15 @@ class StreamOffset:
             raise ConfigError(f"the checkpoint does not say where queue {queue_id} of {topic!r} in {store} begins")
         return found
 
-    def read(self, store: str, one: Slice) -> None:
-        """Count ``one`` as read, from its first message to its end. Queues of another incarnation of its topic are dropped."""
+    def forget(self, store: str, topic: str, queue_id: int) -> None:
+        """Have no position of a queue."""
+        del self.positions[store][topic][str(queue_id)]
+
+    def read(self, store: str, one: Slice, generation: int) -> None:
+        """Count ``one`` as read, from its first message to its end, in this ``generation`` of the store. Queues of another
+        incarnation of its topic are dropped.
+        """
+        self.generations.setdefault(store, {})[one.topic] = generation
         queue = str(one.queue_id)
         if self.incarnations.setdefault(store, {}).setdefault(one.topic, one.incarnation) != one.incarnation:
             self.incarnations[store][one.topic] = one.incarnation
@@ -95,8 +115,8 @@ class StreamOffset:
 
     def ahead(self) -> StreamOffset:
         """A copy to move forward, for a micro-batch that is not cut yet."""
-        incarnations = {store: dict(topics) for store, topics in self.incarnations.items()}
-        return StreamOffset(positions=_copied(self.positions), incarnations=incarnations)
+        found = deepcopy(self)
+        return replace(found, begun=True, begins={}, parts={})
 
 
 def _copied(positions: Mapping[str, Any]) -> Positions:

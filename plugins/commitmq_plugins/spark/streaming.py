@@ -28,7 +28,7 @@ from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.gaps import Gap, GapPolicy
 from commitmq_plugins.spark.options import FAIL, IGNORE, SourceOptions
 from commitmq_plugins.spark.origins import Origin, existing, open_origins, require_topics
-from commitmq_plugins.spark.ranges import ANEW, EXPIRED, GONE, SHORT, position, resumed, unknown_queues
+from commitmq_plugins.spark.ranges import cut_off, position, remaining, resumed, unknown_queues
 from commitmq_plugins.spark.source import least_partitions, record_batches
 from commitmq_plugins.spark.stores import Slice
 from commitmq_plugins.spark.stream_offset import Positions, StreamOffset
@@ -82,11 +82,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._look_for_topics(origins)
             gaps: list[Gap] = []
             wanted = [(origin, one) for origin in origins for one in self._ahead(origin, begin, gaps)]
-            self._policy.take(gaps)
             found = begin.ahead()
+            for origin in origins:
+                name = origin.name
+                read = (one for at, one in wanted if at is origin)
+                gone = cut_off(origin, name, read, begin.of(name), begin.generations.get(name, {}))
+                for gap in gone:
+                    found.forget(name, gap.topic, gap.queue_id)
+                gaps += gone
+            self._policy.take(gaps)
             cut: dict[str, list[Slice]] = {}
             for (origin, one), end in zip(wanted, _limited(wanted, limit), strict=True):
-                found.read(origin.name, replace(one, end=end))
+                found.read(origin.name, replace(one, end=end), origin.generation)
                 cut.setdefault(origin.name, []).append(replace(one, end=end))
             if not begin.begun or found.positions != begin.positions or found.incarnations != begin.incarnations:
                 found.parts = {one.name: self._parts(one, cut.get(one.name, []), len(origins)) for one in origins}
@@ -118,11 +125,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ahead(self, origin: Origin, start: StreamOffset, gaps: list[Gap]) -> list[Slice]:
         """Each queue from its next position to its present end."""
         found = []
+        generations = start.generations.get(origin.name, {})
         for one in origin.slices(self._options.wants):
             if start.begun:
                 known = start.position(origin.name, one.topic, one.queue_id)
                 was = start.incarnation(origin.name, one.topic)
-                first = resumed(origin.name, one, known, was, gaps)
+                first = resumed(origin, origin.name, one, known, was, generations.get(one.topic, 0), gaps)
             else:
                 first = position(origin, one, self._options.start, gaps)
             end = one.end
@@ -156,7 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = StreamOffset()
             for origin in origins:
                 for one in origin.slices(self._options.wants):
-                    found.read(origin.name, replace(one, first=one.end))
+                    found.read(origin.name, replace(one, first=one.end), origin.generation)
             found.begins.clear()
             return found
 
@@ -187,22 +195,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._looking(look)
 
     def _between(self, origin: Origin, start: StreamOffset, end: StreamOffset, gaps: list[Gap]) -> list[Slice]:
-        known = {(one.topic, one.queue_id): one for one in origin.slices(self._options.wants)}
+        found = {(one.topic, one.queue_id): one for one in origin.slices(self._options.wants)}
+        generations = end.generations.get(origin.name, {})
         result = []
-        for topic, queues in end.positions.get(origin.name, {}).items():
-            for queue_id, stop in ((int(queue), stop) for queue, stop in queues.items()):
-                first = end.begin(origin.name, topic, queue_id, start)
-                if first >= stop:
-                    continue
-                one = known.get((topic, queue_id))
-                if one is None or one.incarnation != end.incarnation(origin.name, topic):
-                    gaps.append(Gap(origin.name, topic, queue_id, first, stop, GONE if one is None else ANEW))
-                    continue
-                gaps.append(Gap(origin.name, topic, queue_id, first, min(one.first, stop), EXPIRED))
-                gaps.append(Gap(origin.name, topic, queue_id, max(first, one.end), stop, SHORT))
-                first, stop = max(first, one.first), min(stop, one.end)
-                if first < stop:
-                    result.append(replace(one, first=first, end=stop))
+        for topic, queue_id, stop in end.of(origin.name):
+            first = end.begin(origin.name, topic, queue_id, start)
+            incarnation = end.incarnations[origin.name][topic]
+            wanted = Slice(topic, queue_id, False, first, stop, incarnation=incarnation)
+            one = remaining(origin, wanted, found, generations.get(topic, 0), gaps)
+            if one is not None:
+                result.append(one)
         return result
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

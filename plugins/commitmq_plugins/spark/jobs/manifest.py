@@ -9,11 +9,11 @@ then linked to its own name, which fails if another process was first. A run tha
 It leaves files that no commit names, and the next export deletes them. Data files are complete and synced before their
 commit appears, so a reader of the manifest's files never sees an incomplete file.
 
-A commit is JSON: ``version`` (1), ``number``, ``made_ms``, ``form`` (columns and bodies; the same in all commits),
+A commit is JSON: ``version`` (2), ``number``, ``made_ms``, ``form`` (columns and bodies; the same in all commits),
 ``files`` (``path`` below ROOT, ``topic``, ``date``, ``rows``, ``bytes``, ``first_ms``, ``last_ms``), ``positions``
 (store, topic, queue: the offset behind the last exported message; only of queues that changed), ``gaps`` (missing
-messages), ``incarnations`` (store, topic: the incarnation of the topic that the positions belong to), ``queues`` (topic:
-its number of queues) and ``stores`` (a store's identity: the name of the store in this manifest).
+messages), ``incarnations`` (store, topic: the incarnation of the topic that the positions belong to), ``generations`` (store, topic: the
+store's generation that they belong to), ``queues`` (topic: its number of queues) and ``stores`` (a store's identity: the name of the store in this manifest).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from commitmq import failpoints
 from commitmq.errors import CommitMQError
 from commitmq.files.disk import sync_folder
 
-VERSION: Final = 1
+VERSION: Final = 2
 FOLDER: Final = "_commitmq"
 PART_PREFIX: Final = "part-"
 UNFINISHED_PREFIX: Final = ".part-"
@@ -66,12 +66,13 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """Facts about the stores. ``incarnations``: store, topic: the topic's incarnation; ``queues``: topic: its number of
-    queues, empty ones included; ``stores``: a store's identity: its name in an export, which stays when it is read by
-    another name.
+    """Facts about the stores. ``incarnations``: store, topic: the topic's incarnation; ``generations``: store, topic: the
+    store's generation when the topic was read; ``queues``: topic: its number of queues, empty ones included; ``stores``: a
+    store's identity: its name in an export, which stays when it is read by another name.
     """
 
     incarnations: dict[str, dict[str, str]] = field(default_factory=dict)
+    generations: dict[str, dict[str, int]] = field(default_factory=dict)
     queues: dict[str, int] = field(default_factory=dict)
     stores: dict[str, str] = field(default_factory=dict)
 
@@ -79,6 +80,8 @@ class StoreFacts:
         """Take over the facts of ``other``, which are newer."""
         for store, topics in other.incarnations.items():
             self.incarnations.setdefault(store, {}).update(topics)
+        for store, of_topics in other.generations.items():
+            self.generations.setdefault(store, {}).update(of_topics)
         self.queues.update(other.queues)
         self.stores.update(other.stores)
 
@@ -107,9 +110,7 @@ class Commit:
             "files": [asdict(one) for one in self.files],
             "positions": positions,
             "gaps": self.gaps,
-            "incarnations": self.facts.incarnations,
-            "queues": self.facts.queues,
-            "stores": self.facts.stores,
+            **asdict(self.facts),
         }
 
     @classmethod
@@ -129,7 +130,7 @@ class Commit:
                 for queue, offset in queues.items()
             },
             data["gaps"],
-            StoreFacts(data["incarnations"], data["queues"], data["stores"]),
+            StoreFacts(data["incarnations"], data["generations"], data["queues"], data["stores"]),
         )
 
 

@@ -17,7 +17,7 @@ from commitmq_plugins.spark.jobs.manifest import Positions, StoreFacts
 from commitmq_plugins.spark.options import SourceOptions
 from commitmq_plugins.spark.origins import open_origins, require_topics
 from commitmq_plugins.spark.plan import Partition
-from commitmq_plugins.spark.ranges import ANEW, resumed
+from commitmq_plugins.spark.ranges import ANEW, cut_off, resumed
 from commitmq_plugins.spark.reading import read_partition
 
 if TYPE_CHECKING:
@@ -73,9 +73,10 @@ def news(
             found.facts.stores[origin.identity] = store
             of = {name: one.queues for name, one in origin.topics().items() if wants(name)}
             found.facts.queues.update({name: max(count, found.facts.queues.get(name, 0)) for name, count in of.items()})
-            incarnations = known.incarnations.get(store, {})
+            incarnations, generations = known.incarnations.get(store, {}), known.generations.get(store, {})
             for one in origin.slices(wants):
                 found.facts.incarnations.setdefault(store, {})[one.topic] = one.incarnation
+                found.facts.generations.setdefault(store, {})[one.topic] = origin.generation
                 key = (store, one.topic, one.queue_id)
                 was = incarnations.get(one.topic)
                 if was is not None and was != one.incarnation:
@@ -89,10 +90,14 @@ def news(
                     slices.append(one)
                     continue
                 at = positions.get(key)
-                first = resumed(store, one, at, was, found.gaps)
+                first = resumed(origin, store, one, at, was, generations.get(one.topic, 0), found.gaps)
                 if at is not None and first != at:
                     found.passed[key] = first
                 slices.append(replace(one, first=first))
+            read = [(topic, queue, at) for (name, topic, queue), at in positions.items() if name == store and wants(topic)]
+            for gap in cut_off(origin, store, slices, read, generations):
+                found.passed[store, gap.topic, gap.queue_id] = 0
+                found.gaps.append(gap)
             found.gaps += origin.lost(wants)
             count = origin.parts_of(slices, least=-(-least // len(origins)), max_bytes=max_bytes)
             found.partitions += origin.partitions(slices, count)

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from commitmq.errors import ConfigError
-from commitmq_plugins.spark.gaps import DataLossError, Gap, coalesced
+from commitmq_plugins.spark.gaps import DataLossError, Gap, GapPolicy, coalesced
 from commitmq_plugins.spark.jobs.positions import frame_of, split_sources
 from commitmq_plugins.spark.jobs.sending import SENT_COLUMNS, Sent, by_queue, ensure_topic, send, shares
 from commitmq_plugins.spark.jobs.state import opened
 from commitmq_plugins.spark.options import EARLIEST, LATEST, Bound, SourceOptions
 from commitmq_plugins.spark.origins import open_origins, queues_of, require_topics
 from commitmq_plugins.spark.plan import Partition
-from commitmq_plugins.spark.ranges import chosen
+from commitmq_plugins.spark.ranges import chosen, remaining
 from commitmq_plugins.spark.sink_options import SinkOptions
 from commitmq_plugins.spark.stores import Slice
 
@@ -121,7 +121,8 @@ def _plan(options: SourceOptions, target: str, node: str | None, step_bytes: int
             most_queues = max(most_queues, *queues_of(origin, options.topics))
             parts = origin.parts_of(slices, least=1, max_bytes=step_bytes)
             for partition in origin.partitions(slices, parts):
-                steps.append({"store": origin.name, "slices": [asdict(one) for one in partition.slices]})
+                slices_ = [asdict(one) for one in partition.slices]
+                steps.append({"store": origin.name, "generation": origin.generation, "slices": slices_})
     finally:
         for origin in origins:
             origin.close()
@@ -131,7 +132,7 @@ def _plan(options: SourceOptions, target: str, node: str | None, step_bytes: int
 
 
 def _partitions(spark: SparkSession, options: SourceOptions, step: dict[str, Any]) -> list[Partition]:
-    """The messages of one step, in the store's present state."""
+    """The messages of one step, in the store's present state. Raises DataLossError for those that it has no more."""
     name = str(step["store"])
     only = (
         replace(options, stores=(name,), nodes=())
@@ -141,7 +142,11 @@ def _partitions(spark: SparkSession, options: SourceOptions, step: dict[str, Any
     (origin,) = open_origins(only)
     try:
         cores = spark.sparkContext.defaultParallelism
-        slices = [Slice(**one) for one in step["slices"]]
+        gaps: list[Gap] = []
+        present = {(one.topic, one.queue_id): one for one in origin.slices(options.wants)}
+        wanted = [remaining(origin, Slice(**one), present, step["generation"], gaps) for one in step["slices"]]
+        GapPolicy(options.fail_on_data_loss, options.gap_report).take(gaps)
+        slices = [one for one in wanted if one is not None]
         parts = origin.parts_of(slices, least=cores, max_bytes=options.max_bytes_per_partition)
         return origin.partitions(slices, parts)
     finally:
