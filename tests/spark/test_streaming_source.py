@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StringType, StructField, StructType
 from source_reading import wait_until_shown
+from streamed import Query
 
 from commitmq import Admin, Message, Producer
 from commitmq.errors import ConfigError
@@ -24,10 +25,7 @@ from golden_stores import GoldenStore
 from nodes import Node, start_node
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-SCHEMA = "topic string, queue_id int, queue_offset bigint, body binary"
-
+    from pyspark.sql import SparkSession
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
@@ -39,40 +37,6 @@ def send(node: Node, topic: str, bodies: list[str]) -> None:
     with Producer(node=node.address) as producer:
         producer.send_batch(topic, [Message(body.encode()) for body in bodies])
     wait_until_shown(node.address)
-
-
-class Query:
-    """Runs a stream with availableNow into memory; the checkpoint stays, so the next run goes on."""
-
-    def __init__(self, spark: SparkSession, folder: Path, **options: str) -> None:
-        self.spark = spark
-        self.folder = folder
-        self.options = options
-        self.batches: list[list[Any]] = []
-
-    def run(self, *, dies: bool = False) -> list[str]:
-        """The bodies of one run; ``batches`` has its micro-batches. It ``dies`` at the end of its first micro-batch, before
-        Spark has noted that one.
-        """
-        self.batches = []
-
-        def keep(frame: DataFrame, _number: int) -> None:
-            self.batches.append(frame.collect())
-            if dies:
-                raise RuntimeError("the driver dies")
-
-        stream = self.spark.readStream.format("commitmq").schema(SCHEMA).options(**self.options).load()
-        query = (
-            stream.writeStream.foreachBatch(keep)
-            .option("checkpointLocation", str(self.folder / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        try:
-            assert query.awaitTermination(100)
-        finally:
-            query.stop()
-        return sorted(row.body.decode() for batch in self.batches for row in batch)
 
 
 @pytest.mark.parametrize("kind", ["folder", "files", pytest.param("pull", marks=pytest.mark.slow)])
