@@ -1,5 +1,5 @@
-"""Goal: streams, exports and replays that go on over a log that was cut say which messages are gone, and then miss nothing that
-came later at the same offsets.
+"""Goal: streams, exports and replays that go on over a log that was cut say which messages are gone, and then miss nothing
+that came later at the same offsets.
 
 Method: a node is killed, a record in its log damaged and the log cut there by ``store repair``; as many messages and more are
 sent afterwards. So the ends of the queues tell nothing.

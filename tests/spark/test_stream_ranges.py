@@ -1,8 +1,8 @@
 """Goal: a stream gives each message behind its begin once, whatever happens to topics between any two calls of Spark, and
 however often its driver dies. Nothing from before its begin ever comes, and a log that was cut hides nothing that came later.
 
-Method: hypothesis plays producers, retention, administrators, cuts of the log and Spark's calls of the source, in any order, on
-a store that is numbers only. The count of what must come is independent: it knows nothing of offsets.
+Method: hypothesis plays producers, retention, administrators, cuts of the log and Spark's calls of the source, in any order,
+on a store that is numbers only. The count of what must come is independent: it knows nothing of offsets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ STORE = "a store"
 SCHEMA = StructType([StructField("topic", StringType())])
 TOPICS = st.sampled_from(("a", "b"))
 QUEUES = st.integers(0, 2)
-
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from nodes import Node, start_node
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with start_node(tmp_path_factory.mktemp("stream")) as node:

@@ -163,7 +163,15 @@ class FolderOrigin:
         root = str(self._store.layout.root)
         return [
             FilePartition(
-                self.name, part, root, self._store.sizes, self._bound, self.generation, self._crc_from, self._node, self._token
+                self.name,
+                part,
+                root,
+                self._store.sizes,
+                self._bound,
+                self.generation,
+                self._crc_from,
+                self._node,
+                self._token,
             )
             for part in cut(self._store, slices, self._bound, parts)
         ]

@@ -72,7 +72,11 @@ def resumed(
 
 
 def cut_off(
-    origin: Origin, store: str, found: Iterable[Slice], known: Iterable[tuple[str, int, int]], generations: Mapping[str, int]
+    origin: Origin,
+    store: str,
+    found: Iterable[Slice],
+    known: Iterable[tuple[str, int, int]],
+    generations: Mapping[str, int],
 ) -> list[Gap]:
     """What a job has read of queues of which a cut of the log left nothing; ``known`` are topic, queue and position,
     ``generations`` those of the positions by topic.

@@ -14,9 +14,9 @@ after a crash in it. So that offset says nothing, and the end of the first micro
 later new ones. ``incarnations``: a topic that is deleted and created again has queue offsets that begin at 0 again, so an
 offset means nothing without its topic's incarnation. ``generations``: the log can end earlier than it did, after a power
 cut or a repair, and then get other messages at the same offsets. Each time is a new generation of the store
-(:mod:`commitmq.store.recovery.cut_history`), which says how far the positions of an older one are right. ``parts``: a repeated attempt is cut like the first one, also when
-the program was restarted with other settings or on other machines in between; the sink identifies stored rows by task
-and order.
+(:mod:`commitmq.store.recovery.cut_history`), which says how far the positions of an older one are right. ``parts``: a
+repeated attempt is cut like the first one, also when the program was restarted with other settings or on other machines
+in between; the sink identifies stored rows by task and order.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ commit appears, so a reader of the manifest's files never sees an incomplete fil
 A commit is JSON: ``version`` (2), ``number``, ``made_ms``, ``form`` (columns and bodies; the same in all commits),
 ``files`` (``path`` below ROOT, ``topic``, ``date``, ``rows``, ``bytes``, ``first_ms``, ``last_ms``), ``positions``
 (store, topic, queue: the offset behind the last exported message; only of queues that changed), ``gaps`` (missing
-messages), ``incarnations`` (store, topic: the incarnation of the topic that the positions belong to), ``generations`` (store, topic: the
-store's generation that they belong to), ``queues`` (topic: its number of queues) and ``stores`` (a store's identity: the name of the store in this manifest).
+messages), ``incarnations`` (store, topic: the incarnation of the topic that the positions belong to), ``generations``
+(store, topic: the store's generation that they belong to), ``queues`` (topic: its number of queues) and ``stores`` (a
+store's identity: the name of the store in this manifest).
 """
 
 from __future__ import annotations

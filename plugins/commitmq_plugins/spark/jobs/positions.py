@@ -94,7 +94,9 @@ def news(
                 if at is not None and first != at:
                     found.passed[key] = first
                 slices.append(replace(one, first=first))
-            read = [(topic, queue, at) for (name, topic, queue), at in positions.items() if name == store and wants(topic)]
+            read = [
+                (topic, queue, at) for (name, topic, queue), at in positions.items() if name == store and wants(topic)
+            ]
             for gap in cut_off(origin, store, slices, read, generations):
                 found.passed[store, gap.topic, gap.queue_id] = 0
                 found.gaps.append(gap)
