@@ -45,6 +45,8 @@ def test_readers_of_a_cut_log_miss_nothing_later(spark: SparkSession, tmp_path: 
             places = [producer.send("t", b"old", queue=0).physical_offset for _ in range(OLD)]
         wait_until_shown(node.address)
         query = Query(spark, tmp_path, store=str(node.store), topics="t")
+        pulled = Query(spark, tmp_path / "pulled", node=node.address, transfer="pull", topics="t")
+        assert len(pulled.run()) == OLD
         state = tmp_path / "replay.json"
         assert len(query.run()) == OLD
         assert export(spark, [str(node.store)], tmp_path / "out", topics=["t"]).messages == OLD
@@ -58,6 +60,8 @@ def test_readers_of_a_cut_log_miss_nothing_later(spark: SparkSession, tmp_path: 
 
         with pytest.raises(StreamingQueryException, match=LOST):
             query.run()
+        with pytest.raises(StreamingQueryException, match=LOST):
+            pulled.run()
         with pytest.raises(DataLossError, match=LOST):
             export(spark, [str(node.store)], tmp_path / "out", topics=["t"])
         with pytest.raises(DataLossError, match=LOST):
@@ -66,6 +70,8 @@ def test_readers_of_a_cut_log_miss_nothing_later(spark: SparkSession, tmp_path: 
         query.options["failOnDataLoss"] = "false"
         assert query.run() == ["new"] * NEW
         assert query.run() == []
+        pulled.options["failOnDataLoss"] = "false"
+        assert pulled.run() == ["new"] * NEW
         done = export(spark, [str(node.store)], tmp_path / "out", topics=["t"], fail_on_data_loss=False)
         assert (done.messages, [(gap.first, gap.end) for gap in done.gaps]) == (NEW, [(CUT_AT, OLD)])
         rows = exported(spark, tmp_path / "out").select("body").collect()

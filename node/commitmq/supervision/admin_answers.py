@@ -94,6 +94,7 @@ class AdminAnswers:
                 "generation": recovered.get("generation", 0),
                 "log_cuts": recovered.get("log_cuts", 0),
                 "positions_lowered": recovered.get("positions_lowered", 0),
+                "log_ends": recovered.get("log_ends", []),
                 "last_log_cut": recovered.get("last_log_cut"),
             },
             processes=self._process_rows(state),

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from commitmq.client.admin import Admin
-from commitmq.errors import ConfigError, NodeUnavailableError, ProtocolError
+from commitmq.errors import ConfigError, NodeUnavailableError, ProtocolError, StoreError
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
 from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
 from commitmq_plugins.spark.gaps import Gap
 from commitmq_plugins.spark.options import SourceOptions
 from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition, cut, cut_evenly, parts_of
-from commitmq_plugins.spark.pulls import RecordPuller
+from commitmq_plugins.spark.pulls import RecordPuller, cuts_of
 from commitmq_plugins.spark.stores import OpenStore, Slice, check_generation
 
 _FLUSH_WAIT_S: Final = 30.0
@@ -183,14 +183,14 @@ class FolderOrigin:
 class NodeOrigin:
     """A node whose files are not on this host: it answers requests, and sends its records."""
 
-    generation = 0
-
     def __init__(self, name: str, admin: Admin, identity: str) -> None:
         self.name = name
         self.identity = identity
         self._admin = admin
         self._log_bytes = 0
         self._puller = RecordPuller(name)
+        self._cuts = cuts_of(admin)
+        self.generation = self._cuts.generation
 
     def topics(self) -> dict[str, SourceTopic]:
         return {one.name: SourceTopic(max(one.read_queues, one.write_queues)) for one in self._admin.topics()}
@@ -212,15 +212,16 @@ class NodeOrigin:
                     for queue, low, high, _ in bounds
                 ]
         self._wait_until_flushed()
+        if cuts_of(self._admin).generation != self.generation:
+            raise StoreError(f"the log of the node {self.name} was cut while it was looked at: look again")
         return sorted(found, key=lambda one: (one.topic, one.queue_id))
 
     def is_cut_since(self, generation: int) -> bool:
-        del generation
-        return False
+        return self._cuts.end_since(generation) != NO_CUT
 
     def kept(self, queue: Slice, generation: int) -> int:
-        del generation
-        return queue.end
+        end = self._cuts.end_since(generation)
+        return queue.end if end == NO_CUT else self._puller.offset_at(queue, end)
 
     def lost(self, wants: Callable[[str], bool]) -> list[Gap]:
         del wants
@@ -254,7 +255,9 @@ class NodeOrigin:
         return min(max(least, -(-self._log_bytes // max_bytes)), sum(one.count for one in slices))
 
     def partitions(self, slices: Sequence[Slice], parts: int) -> list[Partition]:
-        return [PullPartition(self.name, part, self.name) for part in cut_evenly(slices, max(1, parts))]
+        return [
+            PullPartition(self.name, part, self.name, self.generation) for part in cut_evenly(slices, max(1, parts))
+        ]
 
     def close(self) -> None:
         self._puller.close()

@@ -41,11 +41,12 @@ class FilePartition(InputPartition):
 
 @dataclass(frozen=True)
 class PullPartition(InputPartition):
-    """Slices of queues whose records the node sends."""
+    """Slices of queues whose records the node sends, in this ``generation`` of its store."""
 
     name: str
     slices: tuple[Slice, ...]
     node: str
+    generation: int
 
 
 Partition = FilePartition | PullPartition

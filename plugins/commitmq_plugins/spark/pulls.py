@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
+from commitmq.client.admin import Admin
 from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError
 from commitmq.format.constants import MIN_RECORD_BYTES
 from commitmq.format.units import UNIT
 from commitmq.kernels import arrow as kernel
 from commitmq.protocol.channel import Channel
 from commitmq.protocol.directory import Directory
+from commitmq.store.recovery.cut_history import CutHistory, LogCut
 from commitmq_plugins.spark.columns import Bytes, Numbers
 from commitmq_plugins.spark.stores import Slice
 
-_PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 60.0
 _CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 15.0
 _MAX_BYTES: Final = 8 * 1024 * 1024
@@ -86,8 +90,21 @@ class RecordPuller:
             at = int(answer["next_offset"])
         return min(at, one.end)
 
+    def offset_at(self, one: Slice, physical: int) -> int:
+        """The first queue offset in the slice whose record begins at or behind ``physical``; the slice's end when there is
+        none.
+        """
+
+        def is_behind(offset: int) -> bool:
+            answer, frames = self._pull(replace(one, end=offset + 1), offset, mode="ranges")
+            return (
+                bool(answer["count"]) and int(np.frombuffer(frames[0].buffer, UNIT)["physical_offset"][0]) >= physical
+            )
+
+        return bisect_left(range(one.end), True, one.first, one.end, key=is_behind)
+
     def _pull(self, one: Slice, at: int, mode: str = "bytes") -> tuple[dict[str, Any], list[Any]]:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         fields: dict[str, Any] = {
             "topic": one.topic,
             "queue": one.queue_id,
@@ -109,13 +126,21 @@ class RecordPuller:
                 if error.code != "SYSTEM_BUSY" or error.retry_after_ms is None:
                     raise
                 time.sleep(error.retry_after_ms / 1000)
-                deadline = time.monotonic() + _PATIENCE_S
+                deadline = time.monotonic() + PATIENCE_S
             except NodeUnavailableError:
                 if self._channel is not None:
                     self._channel.close()
                     self._channel = None
                 if time.monotonic() > deadline:
                     raise
+
+
+def cuts_of(admin: Admin) -> CutHistory:
+    """The cuts of a node's log: generations and ends."""
+    node = admin.status()["node"]
+    return CutHistory(
+        generation=node["generation"], cuts=[LogCut(generation, 0, "", end) for generation, end in node["log_ends"]]
+    )
 
 
 def _split(data: Bytes) -> tuple[Bytes, Numbers, Numbers, Numbers]:

@@ -17,11 +17,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from commitmq.client.admin import Admin
 from commitmq.errors import StoreError
 from commitmq.format.constants import LMQ_PREFIX, PREBLANK_SIZE
 from commitmq.kernels.arrow import NO_CRC_NEEDED, UNCHECKED
 from commitmq.store.queues.pull_result import PullStatus
 from commitmq.store.queues.tag_filter import TagFilter
+from commitmq.store.recovery.cut_history import NO_CUT
 from commitmq.store.recovery.scan import REASONS
 from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.columns import Bytes, Flags, Numbers, Rows
@@ -29,7 +31,7 @@ from commitmq_plugins.spark.gaps import Gap, GapPolicy
 from commitmq_plugins.spark.options import SourceOptions
 from commitmq_plugins.spark.origins import is_here
 from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition
-from commitmq_plugins.spark.pulls import RecordPuller
+from commitmq_plugins.spark.pulls import PATIENCE_S, RecordPuller, cuts_of
 from commitmq_plugins.spark.states import real_topics, state_of
 from commitmq_plugins.spark.stores import OpenStore, Slice, check_generation
 
@@ -86,7 +88,7 @@ class PartitionReader:
         if isinstance(partition, FilePartition) and partition.node:
             here = options.transfer == "files" or is_here(Path(partition.root), partition.token)
             if not here:
-                self._partition = PullPartition(partition.name, partition.slices, partition.node)
+                self._partition = PullPartition(partition.name, partition.slices, partition.node, partition.generation)
         self._schema = schema
         self._names: list[str] = schema.names
         self._options = options
@@ -128,6 +130,11 @@ class PartitionReader:
                         yield from self._of_records(
                             frame, positions, Units(physical, sizes, unknown, np.full(count, number), unknown)
                         )
+            with Admin(self._partition.node, timeout_s=PATIENCE_S) as admin:
+                if cuts_of(admin).end_since(self._partition.generation) != NO_CUT:
+                    raise StoreError(
+                        f"the log of the node {self._partition.node} was cut while it was read: read it again"
+                    )
         self._settle(at_end=True)
 
     def _settle(self, *, at_end: bool = False) -> None:

@@ -80,6 +80,7 @@ def begin_generation(context: WorkerContext, found: Recovered) -> dict[str, Any]
         "generation": history.generation,
         "log_cuts": history.total,
         "positions_lowered": history.positions,
+        "log_ends": [(cut.generation, cut.end) for cut in history.cuts],
         "last_log_cut": history.cuts[-1].to_json() if history.cuts else None,
         "lowered_now": sentence,
     }
