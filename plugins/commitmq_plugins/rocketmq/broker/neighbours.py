@@ -29,6 +29,7 @@ from commitmq_plugins.rocketmq.remoting.errors import PeerSilentError, RemotingE
 from commitmq_plugins.rocketmq.remoting.fastjson import MessageQueue, as_list, as_text, dumps, load_object, loads
 from commitmq_plugins.rocketmq.remoting.headers.topics import TopicRequestHeader
 
+_MASTER_ID: Final = 0
 _PERIOD_S: Final = 3.0
 _ROUTE_S: Final = 10.0
 _REMEMBER_S: Final = 60.0
@@ -59,6 +60,8 @@ class Neighbours:
         """The topics that groups subscribe to."""
         self.changed: Callable[[set[str]], None] = lambda topics: None
         """Is told the topics that are spread now, and were not, or the other way round."""
+        self.found_own: Callable[[str | None], None] = lambda address: None
+        """Is told at each look which address a name server has for the broker's own name."""
 
     def start(self) -> None:
         if self._servers:
@@ -146,6 +149,8 @@ class Neighbours:
         answer = await self._ask(request(RequestCode.GET_BROKER_CLUSTER_INFO))
         table = ClusterInfo.from_json(loads(answer.body)).broker_addr_table
         self._others = frozenset(name for name, one in table.items() if name != self._own_name and one.broker_addrs)
+        own = table.get(self._own_name)
+        self.found_own(None if own is None else own.broker_addrs.get(_MASTER_ID))
 
     async def _look(self, topics: set[str], now_s: float) -> None:
         """Ask for the routes of ``topics``, and tell which of them are spread now and were not, or the other way round."""

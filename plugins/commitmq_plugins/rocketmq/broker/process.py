@@ -53,6 +53,7 @@ from commitmq_plugins.rocketmq.broker.replies import Replies
 from commitmq_plugins.rocketmq.broker.request_modes import RequestModes
 from commitmq_plugins.rocketmq.broker.retries import Retries
 from commitmq_plugins.rocketmq.broker.returning import Returning
+from commitmq_plugins.rocketmq.broker.rival import Rival
 from commitmq_plugins.rocketmq.broker.sending import Sends
 from commitmq_plugins.rocketmq.broker.server_counts import ServerCounts
 from commitmq_plugins.rocketmq.broker.stored_replies import StoredReplies
@@ -99,6 +100,8 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     neighbours = Neighbours(registration.servers, network.broker_name, context.folder / "neighbours.json", log)
     neighbours.topics, neighbours.changed = clients.subscribed, clients.spread_changed
     clients.neighbours = neighbours
+    rival = Rival(network.broker_name, address, lambda found: context.tell(rival=found), log)
+    neighbours.found_own = lambda found: rival.look(found, time.monotonic(), is_registered=registration.is_done)
     counting = Counting(network.cluster_name, loop)
     retries = Retries(node, topics, clients, locks, counting, access)
     broker_config = BrokerConfig(

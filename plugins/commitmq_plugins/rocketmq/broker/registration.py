@@ -127,6 +127,11 @@ class Registration:
         task.add_done_callback(self._telling.discard)
         await asyncio.wait([task], timeout=_CLIENTS_WAIT_S)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether a name server knows all topics."""
+        return any(map(self._knows_all, self.servers))
+
     def topics(self) -> dict[str, TopicConfig]:
         """What is registered: the node's topics, and the template of new ones while sends may make topics."""
         found = {name: remoting_config(one) for name, one in self._topics.all.items()}
