@@ -6,6 +6,7 @@ chosen by hand, among them those that a RocketMQ with another precision leaves.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -230,3 +231,22 @@ def test_after_the_clock_was_set_back_nobody_waits_longer_than_asked_for(tmp_pat
     MakingAgain(later).keep_waiting(messages)
     names = [keys.unique.decode() for keys in messages.keys]
     assert [name for name in names if name != "cancelled"] == ["not yet", "absolute", "came later"]
+
+
+@pytest.mark.parametrize("count", [1, 7, 100])
+def test_what_is_due_soon_comes_first_and_each_message_once(tmp_path: Path, count: int) -> None:
+    chance = random.Random(count)
+    times = [NOW_MS + chance.choice([-5_000, 1_000, 59_000, 61_000, DAY_MS]) for _ in range(60)]
+    queue = queue_of(tmp_path, [timed(b"", out, str(number)) for number, out in enumerate(times)])
+    again = MakingAgain(Progress(NOW_MS - 5_000))
+    again.survey(queue, 0, 0, NOW_MS, NOW_MS, lambda: None)
+    again.until -= 3  # these came later
+    found: list[list[int]] = []
+    for part in (again.soon, again.others):
+        found.append([])
+        while (messages := part(queue, count, 0, 0)) is not None:
+            found[-1] += messages.offsets.tolist()
+    assert found == [
+        [number for number, out in enumerate(times[:-3]) if out <= NOW_MS + 60_000],
+        [number for number, out in enumerate(times[:-3]) if out > NOW_MS + 60_000],
+    ]

@@ -28,10 +28,13 @@ from commitmq.workers.timer.incoming import (
 from commitmq.workers.timer.progress import Progress
 
 _CHUNK = 32_768
+_SOON_MS = 60_000
 
 
 class MakingAgain:
-    """Reads the queue once, up to its end ``until``, before the timer takes its messages a second time."""
+    """Reads the queue once, up to its end ``until``, before the timer takes its messages a second time: first those that are
+    due soon, then the others, from ``at`` on, beside its usual work.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -39,7 +42,10 @@ class MakingAgain:
         self._cancelled: set[tuple[int, bytes]] = set()
         """(slot, key) of the cancellations of slots that are not opened any more; of all, when messages leave their slots."""
         self._replaced_ms = self._cancelled_slots = np.empty(0, np.int64)
-        self.until = 0
+        self.soon_ms = 0
+        """Messages whose slots are no later go into the wheel first: until all are there, no slot behind it is opened."""
+        self._soon = np.empty(0, np.int64)  # their queue offsets
+        self._next_soon = self.at = self.until = 0
         self.first_overdue: int | None = None
         """The physical offset of the first message that may have been delivered, though nobody wrote it down."""
 
@@ -53,6 +59,7 @@ class MakingAgain:
             return messages.cancels & is_wanted
 
         at, self.until = queue.bounds(bound, floor)
+        self.at, self.soon_ms, soon = at, now_ms + _SOON_MS, [np.empty(0, np.int64)]
         while at < self.until:
             messages = queue.take(
                 at, _CHUNK, bound=bound, floor=floor, with_keys=lambda one: (one.rolled > 0) | cancels(one)
@@ -64,11 +71,14 @@ class MakingAgain:
             for index in np.flatnonzero(cancels(messages)).tolist():
                 slot, keys = _slot(messages, index), messages.keys[index]
                 self._cancelled.update((slot, key) for key in delete_keys(keys.deletes, keys.topic))
-            overdue = self._open(messages)[0] & (messages.out_ms <= now_ms)
+            is_open, out_ms, _ = self._open(messages)
+            soon.append(messages.offsets[is_open & (out_ms <= self.soon_ms)])
+            overdue = is_open & (messages.out_ms <= now_ms)
             if overdue.any() and self.first_overdue is None:
                 self.first_overdue = int(messages.physical[np.argmax(overdue)])
             at = messages.behind
             beat()
+        self._soon = np.concatenate(soon)
         self._replaced_ms = np.array([*{key.out_ms for key in self._replaced}], np.int64)
         self._cancelled_slots = np.array([*{slot for slot, _ in self._cancelled}], np.int64)
 
@@ -91,6 +101,34 @@ class MakingAgain:
             due_ms = np.where(sooner, latest_ms, due_ms)
             out_ms = np.where(sooner, latest_ms - latest_ms % PRECISION_MS, out_ms)
         return ~closed & ((messages.offsets >= progress.queue_offset) | (out_ms >= progress.read_ms)), out_ms, due_ms
+
+    def soon(self, queue: TimerQueue, count: int, bound: int, floor: int) -> Incoming | None:
+        """Of the next ``count`` messages those that wait and are due soon; None when there are no more."""
+        if self._next_soon == len(self._soon):
+            return None
+        at = int(self._soon[self._next_soon])
+        messages = queue.take(at, count, bound=bound, floor=floor, with_keys=self.asks)
+        if messages is None:
+            self._next_soon = len(self._soon)
+            return None
+        self._next_soon = int(np.searchsorted(self._soon, messages.behind))
+        return self._part(messages, soon=True)
+
+    def others(self, queue: TimerQueue, count: int, bound: int, floor: int) -> Incoming | None:
+        """The same of those that are due later."""
+        if self.at >= self.until:
+            return None
+        messages = queue.take(self.at, count, bound=bound, floor=floor, with_keys=self.asks)
+        if messages is None:
+            return None
+        self.at = messages.behind
+        return self._part(messages, soon=False)
+
+    def _part(self, messages: Incoming, *, soon: bool) -> Incoming:
+        messages.keep(messages.offsets < self.until)
+        self.keep_waiting(messages)
+        messages.keep((messages.out_ms <= self.soon_ms) == soon)
+        return messages
 
     def keep_waiting(self, messages: Incoming) -> None:
         """Drop those of ``messages`` (taken with the keys that :meth:`asks` names) that do not wait any more; the others get

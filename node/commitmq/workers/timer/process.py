@@ -178,7 +178,7 @@ class Timer(Mover):
         if failpoints.ACTIVE:
             failpoints.hit("timer.before_making_again")
         self._index = self._room.wait(_FILES, partial(TimerIndex.make_empty, self._layout, self._config.log_file_bytes))
-        self._offset = first
+        self._offset = self._again.until
         if behind > first:
             self._context.log.info("makes wheel and timer log from the queue", messages=behind - first)
         return log
@@ -251,49 +251,64 @@ class Timer(Mover):
         if now_ms < self._read_ms:
             return min(_LOOK_MS, self._read_ms - now_ms)  # set back a little: what comes meanwhile waits for the clock
         self._now_ms = max(self._now_ms, now_ms)  # a clock that is set back closes no slot a second time
-        caught_up = self._take_in(bound, floor)
+        caught_up = self._make_on(bound, floor) and self._take_in(bound, floor)
         if self._taken_to >= self._sample[1]:
             self._safe_ms = self._sample[0]
             self._sample = (self._now_ms + _LEAD_MS, self._control.get(Word.WRITTEN))
         pause_ms = 0.0 if self._deliveries.left else self._deliver_due()
         if self._deliveries.left:
             return RETRY_MS
-        if self._read_ms > self._before_ms and self._offset >= self._before_offset:
+        if self._again is None and self._read_ms > self._before_ms and self._offset >= self._before_offset:
             self._deliveries.forget()
         self._write_down()
-        return pause_ms if caught_up else 0
+        return pause_ms if caught_up and self._again is None else 0
 
     def has_news(self) -> bool:
         """Whether anything came meanwhile: asked just before a wait."""
         bound, floor = self._bounds()
         return self._queue.bounds(bound, floor)[1] > self._offset
 
+    def _make_on(self, bound: int, floor: int) -> bool:
+        """Go on with making wheel and timer log again, by one batch beside the usual work. False while messages that are due
+        soon are not in it: nothing else is done before.
+        """
+        if (again := self._again) is None:
+            return True
+        for _ in range(_MOST_TAKEN):
+            messages = again.soon(self._queue, _TAKEN, bound, floor)
+            if messages is None:
+                break
+            self._put_again(messages)
+            if self._deliveries.left:
+                return False
+        else:
+            return False
+        messages = again.others(self._queue, _TAKEN, bound, floor)
+        if messages is None:
+            self._again, self._changed = None, True
+            self._remaking.over()
+        else:
+            self._put_again(messages)
+            self._remaking("making the timer wheel again", again.at, again.until, "messages")
+        return not self._deliveries.left
+
+    def _put_again(self, messages: Incoming) -> None:
+        if self._set_backs:
+            messages.keep(~self._deliveries.of_later(messages, self._now_ms))
+        self._put(messages)
+        self._context.heartbeat()
+
     def _take_in(self, bound: int, floor: int) -> bool:
         """Put new messages into the wheel; those that are late already are delivered. True when none is left."""
         for _ in range(_MOST_TAKEN):
-            again = self._again
-            asks = None if again is None else again.asks
-            messages = self._queue.take(self._offset, _TAKEN, bound=bound, floor=floor, with_keys=asks)
+            messages = self._queue.take(self._offset, _TAKEN, bound=bound, floor=floor)
             if messages is None:
-                self._again, self._taken_to = None, bound
-                self._remaking.over()
+                self._taken_to = bound
                 return True
-            if again is not None and messages.behind > again.until:
-                # The last messages that are taken a second time, without the first of the new ones.
-                count = again.until - self._offset
-                messages = self._queue.take(self._offset, max(1, count), bound=bound, floor=floor, with_keys=asks)
-                assert messages is not None
-            if again is not None:
-                again.keep_waiting(messages)
-                if self._set_backs:
-                    messages.keep(~self._deliveries.of_later(messages, self._now_ms))
             self._put(messages)
             self._offset, self.rest_ms = messages.behind, _TAKE_REST_MS
             self._taken_to = int(messages.physical[-1]) if len(messages) else self._taken_to
             self._changed = True
-            if again is not None:
-                self._remaking("making the timer wheel again", self._offset, again.until, "messages")
-                self._again = again if self._offset < again.until else None
             if self._deliveries.left:
                 return False
             self._context.heartbeat()
@@ -324,8 +339,9 @@ class Timer(Mover):
             now = self._now_ms = max(self._now_ms, self._clock.now_ms())
             if self._slot is None:
                 slot_ms = self._next_slot()
-                if slot_ms > self._safe_ms or slot_ms >= now:
-                    passed_ms = min(now // PRECISION_MS * PRECISION_MS, self._safe_ms, slot_ms)
+                safe_ms = self._safe_ms if self._again is None else min(self._safe_ms, self._again.soon_ms)
+                if slot_ms > safe_ms or slot_ms >= now:
+                    passed_ms = min(now // PRECISION_MS * PRECISION_MS, safe_ms, slot_ms)
                     self._read_ms = max(self._read_ms, passed_ms // PRECISION_MS * PRECISION_MS)
                     return self._pause_ms(slot_ms, now)
                 self._read_ms = slot_ms
