@@ -1,7 +1,8 @@
 """What befalls a machine while a node lives on it: its disk is full, its clock is wrong, its power goes.
 
-The disk is a small file system of its own. The clock is wrong for the node's processes only (see power_shim). A power cut kills
-every process of the node, puts a disk in the store's place that the cut may have left (see power_disk), and starts the node on it.
+The disk is a small file system of its own. The clock is wrong for the node's processes only (see power_shim). A power cut
+kills every process of the node, puts a disk in the store's place that the cut may have left (see power_disk), and starts the
+node on it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _FILLER = "filler"
 
 @contextlib.contextmanager
 def small_disk(folder: Path, mib: int = DISK_MIB) -> Iterator[Path]:
-    """An empty file system at ``folder``. Where mounting is not permitted the test is skipped; ``COMMITMQ_CI=1`` forbids that."""
+    """An empty file system at ``folder``. Where mounting is not permitted the test is skipped, which CI forbids."""
     folder.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={mib}m,nr_inodes=65536", "commitmq-test", str(folder)],
@@ -136,7 +137,7 @@ class Machine:
         return f"clock off by {jump_s} s for {length_s:.1f} s"
 
     def may_be_early(self, sent_s: float, came_s: float) -> bool:
-        """Whether the clock was wrong at any time from ``sent_s`` to ``came_s``: what a wrong clock reads as due comes then."""
+        """Whether the clock was wrong at any time from ``sent_s`` to ``came_s``: what it read as due comes then."""
         return any(sent_s <= until_s and came_s >= from_s for from_s, until_s in self._ahead)
 
     def cut_power(self, **extra: str) -> None:

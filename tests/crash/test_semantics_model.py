@@ -4,9 +4,9 @@ sharding key are handled in their order, by members that own a queue and by cons
 
 Method: a model. Five producers send plain messages, batches, delays, transactions, keyed messages and some whose properties
 nearly fill a record; eight consumers handle them, fail as each message wants it, and are killed, ended and started at random;
-processes of the node die at failpoints that the seed chooses. Meanwhile the disk is full, the clock is wrong by seconds, an hour or
-days, and the power goes. In the end no process has ended by an exception of its own, and the store verifies. COMMITMQ_SEED repeats a
-run.
+processes of the node die at failpoints that the seed chooses. Meanwhile the disk is full, the clock is wrong by seconds, an
+hour or days, and the power goes. In the end no process has ended by an exception of its own, and the store verifies. COMMITMQ_SEED
+repeats a run.
 """
 
 from __future__ import annotations
@@ -102,11 +102,7 @@ def live(folder: Path, seed: int) -> Path:
 
 def own_deaths(log: str) -> list[str]:
     """The lines of ``node.log`` that tell of a process which ended otherwise than by SIGKILL, which only the test sends."""
-    return [
-        line
-        for line in log.splitlines()
-        if (" died" in line and "SIGKILL" not in line) or "Traceback" in line
-    ]
+    return [line for line in log.splitlines() if (" died" in line and "SIGKILL" not in line) or "Traceback" in line]
 
 
 def _live(node: Node, disk: Path, folder: Path, seed: int) -> None:

@@ -121,7 +121,7 @@ class Sender(threading.Thread):
     """One producer. It sends until ``steps`` are done; its transactions may end in the hands of another producer."""
 
     def __init__(self, node: Node, ledger: Ledger, kinds: Iterable[str], number: int, seed: int, steps: int) -> None:
-        super().__init__()
+        super().__init__(daemon=True)  # a failed test must not wait for it
         self._address, self._ledger, self._kinds, self._steps = node.address, ledger, list(kinds), steps
         self._chance = random.Random(f"{seed}-{number}")
         self._name = f"p{number}"
@@ -305,9 +305,7 @@ def check(
     topics: Iterable[str],
     may_be_early: Callable[[float, float], bool] = lambda sent_s, came_s: False,
 ) -> None:
-    """What must hold in the end; see the test's text. ``may_be_early`` tells whether the node's clock was ahead at a time between
-    two times.
-    """
+    """What must hold in the end; see the test's text. ``may_be_early``: whether the clock was wrong between two times."""
     never = {one.id for one in ledger.of("never")}
     for topic in topics:
         tries = fleet.tries(topic)
