@@ -5,8 +5,8 @@ sharding key are handled in their order, by members that own a queue and by cons
 Method: a model. Five producers send plain messages, batches, delays, transactions, keyed messages and some whose properties
 nearly fill a record; eight consumers handle them, fail as each message wants it, and are killed, ended and started at random;
 processes of the node die at failpoints that the seed chooses. Meanwhile the disk is full, the clock is wrong by seconds, an
-hour or days, and the power goes. In the end no process has ended by an exception of its own, and the store verifies. COMMITMQ_SEED
-repeats a run.
+hour or days, and the power goes. In the end no process has ended by an exception of its own, and the store verifies.
+COMMITMQ_SEED repeats a run.
 """
 
 from __future__ import annotations
