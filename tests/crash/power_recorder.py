@@ -80,9 +80,9 @@ class Recorder:
                 for name in sorted(files):
                     if self._interesting(path := self._relative(f"{folder}/{name}") or ""):
                         self._write({"op": "create", "path": path})
-                        size, pages, data = self._changes(path)
+                        size, pages, changed = self._changes(path)
                         self._write({"op": "sync", "path": path, "size": size, "pages": pages})
-                        self._remember(path, data)
+                        self._remember(path, size, changed)
                 self._write({"op": "syncdir", "path": self._relative(folder) or ""})
 
     # ------------------------------------------------------------ installing
@@ -124,19 +124,19 @@ class Recorder:
         may be ahead of it, as after a power cut.
         """
         files: dict[str, Any] = {}
-        contents: dict[str, bytes] = {}
+        contents: dict[str, dict[int, bytes]] = {}
         found = (self._relative(f"{folder}/{name}") for folder, _, names in os.walk(self.store) for name in names)
         paths = [path for path in found if path is not None and self._interesting(path)]
         of_log = sorted((path for path in paths if path.startswith(_LOG)), reverse=True)
         for path in [*of_log, *(path for path in paths if not path.startswith(_LOG))]:
             with contextlib.suppress(OSError):
-                size, pages, data = self._changes(path)
-                if data is not None:
-                    files[path], contents[path] = [size, pages], data
+                size, pages, changed = self._changes(path)
+                if changed is not None:
+                    files[path], contents[path] = [size, pages], changed
         if files:
             self._write({"op": "look", "files": files, "whole": True})
-            for path, data in contents.items():
-                self._remember(path, data)
+            for path, changed in contents.items():
+                self._remember(path, files[path][0], changed)
 
     def _write(self, event: dict[str, Any]) -> int:
         number = os.stat(f"{self.record}/lock").st_size
@@ -159,26 +159,36 @@ class Recorder:
         if self._write(event) % _LOOK_EVERY == 0:
             self.look()
 
-    def _changes(self, path: str) -> tuple[int, list[list[int]], bytes | None]:
-        """Size, changed pages and content of a file; the content is None when nothing changed."""
-        data = self._content(path)
-        try:
-            with _real_open(f"{self._shadow}/{path}", "rb") as file:
-                before = file.read()
-        except FileNotFoundError:
+    def _changes(self, path: str) -> tuple[int, list[list[int]], dict[int, bytes] | None]:
+        """Size of a file, its changed pages, and their content by number; the last is None when nothing changed.
+
+        Only what is no hole in the file or in its shadow is read: a queue's file is a few pages and megabytes of hole.
+        """
+        name, shadow = f"{self.store}/{path}", f"{self._shadow}/{path}"
+        changed: dict[int, bytes] = {}
+        with _real_open(name, "rb", buffering=0) as file, contextlib.ExitStack() as stack:
             before = None
-        if data == before:
-            return len(data), [], None
-        before = before or b""
-        pages: list[list[int]] = []
+            with contextlib.suppress(FileNotFoundError):
+                before = stack.enter_context(_real_open(shadow, "rb", buffering=0))
+            log = self._content(path) if path.startswith(_LOG) else None
+            size = os.fstat(file.fileno()).st_size if log is None else len(log)
+            extents = _extents(file.fileno()) if log is None else [(0, size)]
+            for begin, end in _united([*extents, *(_extents(before.fileno()) if before else [])]):
+                data = os.pread(file.fileno(), max(0, min(end, size) - begin), begin) if log is None else log[begin:end]
+                old = os.pread(before.fileno(), end - begin, begin) if before else b""
+                if data == old:
+                    continue
+                for at in range(0, len(data), PAGE_BYTES):
+                    page = data[at : at + PAGE_BYTES].ljust(PAGE_BYTES, b"\0")
+                    if page != old[at : at + PAGE_BYTES].ljust(PAGE_BYTES, b"\0"):
+                        changed[(begin + at) // PAGE_BYTES] = page
+            if before and not changed and os.fstat(before.fileno()).st_size == size:
+                return size, [], None
         fresh = bytearray()
-        end = os.stat(f"{self.record}/pages").st_size
-        for at in range(0, len(data), PAGE_BYTES):
-            page = data[at : at + PAGE_BYTES]
-            if page == before[at : at + PAGE_BYTES]:
-                continue
-            page = page.ljust(PAGE_BYTES, b"\0")
-            pages.append([at // PAGE_BYTES, -1 if page == _ZEROS else end + len(fresh)])
+        pages: list[list[int]] = []
+        place = os.stat(f"{self.record}/pages").st_size
+        for number, page in changed.items():
+            pages.append([number, -1 if page == _ZEROS else place + len(fresh)])
             if page != _ZEROS:
                 fresh += page
         if fresh:
@@ -187,7 +197,7 @@ class Recorder:
                 os.write(fd, fresh)
             finally:
                 _real["close"](fd)
-        return len(data), pages, data
+        return size, pages, changed
 
     def _content(self, path: str) -> bytes:
         with _real_open(f"{self.store}/{path}", "rb") as file:
@@ -199,13 +209,18 @@ class Recorder:
                     break
         return data
 
-    def _remember(self, path: str, data: bytes | None) -> None:
-        if data is None:
+    def _remember(self, path: str, size: int, changed: dict[int, bytes] | None) -> None:
+        if changed is None:
             return
         shadow = f"{self._shadow}/{path}"
         os.makedirs(os.path.dirname(shadow), exist_ok=True)
-        with _real_open(shadow, "wb") as file:
-            file.write(data)
+        fd = _real["open"](shadow, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            for number, page in changed.items():
+                os.pwrite(fd, page, number * PAGE_BYTES)
+            _real["ftruncate"](fd, size)
+        finally:
+            _real["close"](fd)
 
     def _forget(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -280,10 +295,10 @@ class Recorder:
             call()
             self._event(op="syncdir", path=path)
             return
-        size, pages, data = self._changes(path)
-        if data is not None:
+        size, pages, changed = self._changes(path)
+        if changed is not None:
             self._write({"op": "look", "files": {path: [size, pages]}})
-            self._remember(path, data)
+            self._remember(path, size, changed)
         call()
         # The content of the look before is what counts: what came during the call may or may not be covered.
         self._event(op="sync", path=path, size=size, pages=[])
@@ -291,14 +306,37 @@ class Recorder:
     def about_to_go(self, path: str) -> None:
         """Write down the content of a file that is to be deleted: a power cut may bring it back."""
         with contextlib.suppress(OSError):
-            size, pages, data = self._changes(path)
-            if data is not None:
+            size, pages, changed = self._changes(path)
+            if changed is not None:
                 self._write({"op": "look", "files": {path: [size, pages]}})
-                self._remember(path, data)
+                self._remember(path, size, changed)
 
     def missed(self, what: str) -> None:
         with _real_open(f"{self.record}/missed", "a") as file:
             file.write(what + "\n")
+
+
+def _extents(fd: int) -> list[tuple[int, int]]:
+    """What is no hole of a file: (begin, end) in bytes, whole pages, ascending."""
+    found: list[tuple[int, int]] = []
+    end = 0
+    with contextlib.suppress(OSError):  # ENXIO: nothing but hole behind it
+        while True:
+            begin = os.lseek(fd, end, os.SEEK_DATA)
+            end = os.lseek(fd, begin, os.SEEK_HOLE)
+            found.append((begin // PAGE_BYTES * PAGE_BYTES, -(-end // PAGE_BYTES) * PAGE_BYTES))
+    return found
+
+
+def _united(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same with those that overlap made one."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(extents):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
 
 
 _recorders: list[Recorder] = []

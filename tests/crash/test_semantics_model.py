@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import time
 from pathlib import Path
 
 import pytest
-from calamities import Machine, small_disk
+from calamities import Machine, copy, small_disk
 
 from commitmq import Admin
 from nodes import Node, commitmq, eventually, free_ports, started
@@ -90,13 +89,14 @@ CALAMITIES = 3
 def live(folder: Path, seed: int) -> Path:
     """One life. The result is the store that it left, after an orderly stop, on the test's own disk."""
     kept = folder / "store"
+    kept.mkdir()
     with small_disk(folder / "disk") as disk:
         node = Node(disk / "store", *SETTINGS, f"network.port={free_ports()}")
         _live(node, disk, folder, seed)
         verified = commitmq("store", "verify", str(node.store))
         assert verified.returncode == 0, verified.stdout + verified.stderr
         assert own_deaths(node.log()) == []
-        shutil.copytree(node.store, kept)
+        copy(node.store, kept)
     return kept
 
 
