@@ -169,7 +169,7 @@ class _Check:
         for row in np.flatnonzero(wrong)[:_MOST].tolist():
             self._tell_unit(int(places[row]), f"it leads to {previous[row]}, not to the unit before it in its slot")
         heads = np.flatnonzero(is_first)
-        tails = np.append(heads[1:], len(rows)) - 1
+        tails = np.append(heads[1:], len(rows))[: len(heads)] - 1
         slots = wheel[numbers[heads] % SLOTS] if len(rows) else wheel[:0]
         last = slots["last"].astype(np.int64)
         # A slot that leads behind the end is written before the end is, and the timer cuts it off.
