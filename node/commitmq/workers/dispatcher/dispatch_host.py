@@ -141,16 +141,9 @@ class DispatcherHost:
             self.topics.load()
         position = dispatcher.open(view)
         progress.over()
-        end = self._control.committed()
-        if state is not None and state.cut_to >= 0:
-            end = min(end, state.cut_to)
         if type(position) is not int or position < 0:
             raise ValueError(f"open() must return the offset to resume from, not {position!r:.100}")
-        if position > end:
-            # A power cut took records that were never flushed and that this dispatcher had seen; or a person cut the log.
-            context.log.warning("the log ends before the dispatcher's position", position=position, end=end)
-            dispatcher.truncate(end)
-            position = end
+        position = self._within_the_log(dispatcher, position)
         if self.is_plugin:
             self.positions.check("open()", position)
             self.topics.resume(position)
@@ -167,6 +160,23 @@ class DispatcherHost:
         self._min_offset = 0
         self.check_min()
         self._movers.see_folders(context.layout.consume_queue)
+
+    def _within_the_log(self, dispatcher: Dispatcher, position: int) -> int:
+        """``position``, to which a dispatcher was opened; one that saw more than there is goes back. Raises StoreError."""
+        state, end = self.state, self._control.committed()
+        is_cut = state is not None and state.cut_to >= 0
+        if state is not None and is_cut:
+            end = min(end, state.cut_to)
+        if position > end:
+            # A power cut took records that were never flushed and that this dispatcher had seen; or a person cut the log.
+            self.context.log.warning("the log ends before the dispatcher's position", position=position, end=end)
+            dispatcher.truncate(end)
+            return end
+        if state is not None and is_cut:
+            # It has nothing of what was cut. One that went back may have to do so again, until it has flushed.
+            state.cut_to = -1
+            state.save()
+        return position
 
     def _factory(self) -> str:
         if self.is_plugin:
