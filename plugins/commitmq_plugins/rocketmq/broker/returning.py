@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from commitmq.control import WorkerWord
+from commitmq.plugin import WorkerContext
 from commitmq.store.recovery.cut_history import CutHistory
-from commitmq.workers.runtime.context import WorkerContext
 from commitmq_plugins.rocketmq.broker.node import Node
 
 
