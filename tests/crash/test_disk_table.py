@@ -114,6 +114,7 @@ ELSEWHERE = {
     **{f"{one}.node_key": "tests/unit/security/test_node_key_file.py" for one in CONTENT},
     "open.node_key_configured": "tests/unit/security/test_node_key_file.py",
     "sync_folder.node_key_configured": "tests/unit/security/test_node_key_file.py",
+    **{f"{one}.set_aside": "tests/unit/workers/runtime/test_set_aside.py" for one in CONTENT},
     **{f"{one}.audit": "tests/unit/security/test_audit.py" for one in ("replace", "unlink", "resize")},
     "open.acl_lock": "tests/unit/security/test_access_file.py",
     "open.acl_configured": "tests/unit/security/test_access_file.py",
@@ -125,11 +126,11 @@ ELSEWHERE = {
 }
 # What lasts no longer than the node, or is no file of a store: locks, sockets, shared memory, what a client or a bench has,
 # log files, a snapshot that is being made,
-# what the kernel tells of a process (network/growth), memory in the place of a file that is too short (offline/log_damage).
+# whether a descriptor is to be had (protocol/channel), what the kernel tells of a process (network/growth), memory in the place of a file that is too short (offline/log_damage).
 NO_STORE = {
     "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/streams.py", "cli/user_key.py",
     "client/receiving/segments.py",
-    "client/receiving/position_file.py",
+    "client/receiving/position_file.py", "protocol/channel.py",
     "control.py", "failpoints.py", "files/kernel_cache.py", "network/growth.py", "offline/log_damage.py",
     "supervision/processes.py", "store/index/index_shape.py", "trace_points.py", "store/memory/shared_memory.py",
     "store/log/transient_pool.py", "workers/runtime/doorbell.py",
@@ -275,7 +276,7 @@ def test_every_call_in_the_sources_is_in_the_table() -> None:
         assert (PROJECT / where).exists()
     assert contents() == {
         "acl", "cut_history", "dispatcher_state", "epoch", "index_state", "journal", "json", "members", "node_file",
-        "node_key", "pool_note", "pool_owner", "producers", "queue_ends", "settings", "shared_memory", "store_file",
+        "node_key", "pool_note", "pool_owner", "producers", "queue_ends", "set_aside", "settings", "shared_memory", "store_file",
         "subscriptions", "timercheck",
     }  # fmt: skip
 

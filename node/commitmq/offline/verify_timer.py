@@ -12,8 +12,6 @@ both again, and only a note is made of it.
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +130,7 @@ class _Check:
         base, count = int(path.name), max(0, used) // UNIT_BYTES
         if not count:
             return np.empty(0, np.int64), np.empty(0, UNIT)
-        units = np.frombuffer(_mapped(path), UNIT, count)
+        units = np.memmap(path, UNIT, "r", shape=(count,))
         good = (units["size"] == UNIT_BYTES) & (units["magic"] & MAGIC_DEFAULT != 0)
         left = path.stat().st_size - UNIT_BYTES * (count - 1)
         if units["magic"][-1] == MAGIC_FILLER and FILLER_BYTES <= units["size"][-1] == left:
@@ -153,7 +151,7 @@ class _Check:
         if size != WHEEL_BYTES:
             self.tell("timer.wheel", "timerwheel", 0, 0, f"it has {max(size, 0)} bytes, not {WHEEL_BYTES}")
             return None
-        return np.frombuffer(_mapped(path), SLOT)
+        return np.memmap(path, SLOT, "r")
 
     def _compare(self, wheel: NDArray[np.void], positions: _Positions) -> None:
         numbers = (self._units["write_ms"] + self._units["delay_ms"]).astype(np.int64) // _PRECISION_MS
@@ -255,11 +253,3 @@ class _Check:
 
 
 _NAMES: Final = (Property.TIMER_OUT_MS, Property.TIMER_ROLL_TIMES, Property.UNIQUE_KEY, Property.REAL_TOPIC)
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-    finally:
-        os.close(fd)
