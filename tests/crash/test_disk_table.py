@@ -125,8 +125,8 @@ ELSEWHERE = {
     **{f"{one}.pool_owner": "tests/unit/store/test_shared_folder.py" for one in PASSING_CONTENT},
 }
 # What lasts no longer than the node, or is no file of a store: locks, sockets, shared memory, what a client or a bench has,
-# log files, a snapshot that is being made,
-# whether a descriptor is to be had (protocol/channel), what the kernel tells of a process (network/growth), memory in the place of a file that is too short (offline/log_damage).
+# log files, a snapshot that is being made, whether a descriptor is to be had (protocol/channel), what the kernel tells of a
+# process (network/growth), memory in the place of a file that is too short (offline/log_damage).
 NO_STORE = {
     "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/streams.py", "cli/user_key.py",
     "client/receiving/segments.py",
@@ -276,8 +276,8 @@ def test_every_call_in_the_sources_is_in_the_table() -> None:
         assert (PROJECT / where).exists()
     assert contents() == {
         "acl", "cut_history", "dispatcher_state", "epoch", "index_state", "journal", "json", "members", "node_file",
-        "node_key", "pool_note", "pool_owner", "producers", "queue_ends", "set_aside", "settings", "shared_memory", "store_file",
-        "subscriptions", "timercheck",
+        "node_key", "pool_note", "pool_owner", "producers", "queue_ends", "set_aside", "settings", "shared_memory",
+        "store_file", "subscriptions", "timercheck",
     }  # fmt: skip
 
 
