@@ -51,6 +51,7 @@ from commitmq.workers.runtime.slots import role_slot
 from commitmq.workers.timer.process import Timer
 from commitmq.workers.writer.log_tail import recover_tail
 from commitmq.workers.writer.producers import Producers
+from small_disk import room
 
 _zmq: zmq.Context[zmq.Socket[bytes]] | None = None
 
@@ -104,7 +105,7 @@ class Recovered:
                 context.params |= {"previous": previous, "owner": owner}
                 recovery.run(context)
             abort_file.create(layout.abort, os.getpid(), owner)
-            coordinator = Service(layout, config, control, monotonic_ms())
+            coordinator = Service(layout, config, control, monotonic_ms(), room())
             # Nobody takes sends yet, so nobody has to hear of the deletions that go on.
             coordinator.tell(1)
             control.put(Word.WRITER_TOPICS, 1)
@@ -124,7 +125,7 @@ class Recovered:
                 with _worker("timer", layout, config, control, clean) as context:
                     take_in_timers(Timer(context))
             with _worker("writer", layout, config, control, clean) as context:
-                self.producers = Producers(layout, config, get_log("writer"))
+                self.producers = Producers(layout, config, get_log("writer"), room())
                 self.queue_offsets, self.end, _stamp = recover_tail(context, self.producers)
             assert self.end == control.get(Word.WRITTEN)
             self.topics = set(coordinator.topics.names())

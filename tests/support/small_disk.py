@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from commitmq.files.room import Room
 from commitmq.log import get_log
-from commitmq.workers.runtime.room import Room
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ from commitmq.coordination.topic_operations import TopicOperations
 from commitmq.coordination.topics import Topics, describe
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.files.disk import sync_folder
+from commitmq.files.room import Room
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.memory.memory_files import survives
@@ -53,6 +54,10 @@ LISTS = frozenset(("topic.list", "group.list", "group.positions", "client.list")
 _PUBLISH_MS = 100  # between two lists of SQL92 subscriptions for the other workers
 
 
+def _never() -> None:
+    """When a file is to be written that waits for nothing."""
+
+
 class TopicNews(NamedTuple):
     """News for the other workers: changed topics as the protocol shows them; topics whose deletion was decided, with
     their incarnations; topics whose deletion is done, with their tombstones and incarnations.
@@ -66,9 +71,9 @@ class TopicNews(NamedTuple):
 class Service:
     """The state of one coordinator; modules ``topic_operations``, ``group_operations``, ``offset_operations`` change it."""
 
-    def __init__(self, layout: StoreLayout, config: NodeConfig, control: ControlBlock, now_ms: int) -> None:
+    def __init__(self, layout: StoreLayout, config: NodeConfig, control: ControlBlock, now_ms: int, room: Room) -> None:
         """Load the store's files and finish work that a crash interrupted. Raises StoreError."""
-        self._log = get_log("coordinator")
+        self._log, self._room = get_log("coordinator"), room
         self._memory_enabled = config.memory.enable
         self._control = control
         layout.own.mkdir(parents=True, exist_ok=True)
@@ -110,8 +115,8 @@ class Service:
             publish_interval_ms=_PUBLISH_MS,
             file_interval_ms=config.groups.offsets_interval_ms,
         )
-        self._faults: dict[Part, StoreError] = {}
-        self._last_errors: dict[Part, StoreError] = {}
+        self._faults: dict[Part, OSError | StoreError] = {}
+        self._last_errors: dict[Part, OSError | StoreError] = {}
         self._retry_ms: dict[Part, int] = {"topics": now_ms, "offsets": now_ms}  # no attempt before this time
         self._mend_ms = now_ms
         self._reads = -1  # not told: a predecessor may have died before it did
@@ -197,11 +202,13 @@ class Service:
         try:
             if "topics" in self._faults:
                 self.topics.take_back()
+            is_staged = self.topics.has_staged
             self.topics.write()
+            if is_staged and "topics" not in self._faults:
+                self._recovered("topics")
         except StoreError as error:
             self._fail("topics", error, now_ms)
         self._write_groups(now_ms)
-        self.subscriptions.write(now_ms)
         if self._reads != self.groups.table.reads:
             self._reads = self.groups.table.reads
             self._control.put(Word.GROUP_READS, self._control.get(Word.GROUP_READS) + 1)
@@ -226,7 +233,7 @@ class Service:
         except StoreError as error:
             self._fail("topics", error, now_ms)
             return []
-        self._last_errors.pop("topics", None)
+        self._recovered("topics")
         return names
 
     def _heard(self) -> int:
@@ -250,7 +257,7 @@ class Service:
 
     def _sync_offsets(self, now_ms: int) -> bool:
         """Sync the staged changes. False when the disk refuses."""
-        failed_before = self.offsets.failed
+        failed_before, is_staged = self.offsets.failed, self.offsets.staged
         try:
             self.offsets.sync()
         except StoreError as error:
@@ -260,9 +267,11 @@ class Service:
             else:
                 self._fail("offsets", error, now_ms)
             return False
+        if is_staged:
+            self._recovered("offsets")
         return True
 
-    def fault(self, part: Part | None) -> StoreError | None:
+    def fault(self, part: Part | None) -> OSError | StoreError | None:
         """Why the last turn's writes of ``part`` failed, or None."""
         return None if part is None else self._faults.get(part)
 
@@ -294,9 +303,11 @@ class Service:
         try:
             self.topics.storage.snapshot(now_ms)
         except StoreError as error:
-            self._fail("topics", error, now_ms)
-            self._log.error("topics.json could not be written", error=str(error))
-            self._faults.pop("topics", None)
+            if not self._room.lacked("topics.json", error):
+                self._log.error("topics.json could not be written", error=str(error))
+            return
+        if self.topics.storage.next_snapshot_ms() is None:
+            self._room.found("topics.json")
 
     def mend(self, now_ms: int) -> None:
         """Begin a turn: try again the files of a disk that failed."""
@@ -305,7 +316,7 @@ class Service:
             self._mend_ms = now_ms + RETRY_MS
             try:
                 self.topics.storage.recover()
-                self._last_errors.pop("topics", None)
+                self._recovered("topics")
                 self._retry_ms["topics"] = now_ms  # deletions that waited for it continue at once
                 self._log.info("topics can be changed again")
             except StoreError as error:
@@ -315,7 +326,7 @@ class Service:
     def snapshot(self) -> None:
         """Write ``consumerOffset.json`` if needed. A failure is logged; the journal has everything."""
         try:
-            self.offsets.snapshot()
+            self._room.try_to("consumerOffset.json", self.offsets.snapshot)
         except StoreError as error:
             self._log.error("consumerOffset.json could not be written", error=str(error))
 
@@ -338,7 +349,6 @@ class Service:
         else:
             self.snapshot()
         self._write_groups(0, at_once=True)
-        self.subscriptions.write(at_once=True)
         try:
             self.topics.storage.close()
         except StoreError as error:
@@ -351,33 +361,44 @@ class Service:
     def _recover_offsets(self, now_ms: int) -> None:
         try:
             self.offsets.recover()
-            self._last_errors.pop("offsets", None)
+            self._recovered("offsets")
             self._log.info("offsets can be committed again")
         except StoreError as error:
             self._fail("offsets", error, now_ms)
 
     def _write_groups(self, now_ms: int, *, at_once: bool = False) -> None:
         configured = self.groups.is_configured
-        write_names = partial(self.groups.write, now_ms, at_once=at_once)
-        members = ("members", self.groups.write_members)
-        for name, write in (("names", write_names), members, ("makers", self.makers.write)):
+        whens = {"at_once": at_once}
+        for name, write, next_ms in (
+            ("groups", partial(self.groups.write, now_ms, **whens), self.groups.next_write_ms),
+            ("members", self.groups.write_members, _never),
+            ("makers", self.makers.write, _never),
+            ("subscriptions", partial(self.subscriptions.write, now_ms, **whens), self.subscriptions.next_write_ms),
+        ):
             try:
                 write()
-                self._unwritten.discard(name)
-            except StoreError as error:
-                if configured and name == "names":
+            except (OSError, StoreError) as error:
+                if configured and name == "groups":
                     self._fail("groups", error, now_ms)
-                # No other answer depends on these files; both are written in a later turn.
-                if name not in self._unwritten:
-                    self._log.error("groups could not be written", error=str(error))
+                # No other answer depends on these files; they are written in a later turn.
+                elif not self._room.lacked(name, error) and name not in self._unwritten:
+                    self._log.error(f"{name} could not be written", error=str(error))
                 self._unwritten.add(name)
+                continue
+            if name in self._unwritten and next_ms() is None:
+                self._unwritten.discard(name)
+                self._room.found(name)
 
-    def _fail(self, part: Part, error: StoreError, now_ms: int) -> None:
+    def _fail(self, part: Part, error: OSError | StoreError, now_ms: int) -> None:
         last = self._last_errors.get(part)
-        if last is None or str(last) != str(error):
+        if not self._room.lacked(part, error) and (last is None or str(last) != str(error)):
             self._log.error(f"{part} could not be written", error=str(error))
         self._faults[part] = self._last_errors[part] = error
         self._retry_ms[part] = now_ms + RETRY_MS
+
+    def _recovered(self, part: Part) -> None:
+        self._last_errors.pop(part, None)
+        self._room.found(part)
 
     def _news(self, deleted: dict[str, int]) -> TopicNews | None:
         changed = list(dict.fromkeys(self.topics.changed))

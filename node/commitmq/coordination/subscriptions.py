@@ -100,7 +100,6 @@ class Subscriptions:
         self._dead: dict[tuple[str, str], int] = {}  # topic, group -> when it died; the longest dead first
         self._changed = True
         self._stale_file = False
-        self._failed = False
         self._publish_pace, self._file_pace = Pace(publish_interval_ms), Pace(file_interval_ms)
 
     @classmethod
@@ -222,22 +221,16 @@ class Subscriptions:
     def write(self, now_ms: int = 0, *, at_once: bool = False) -> None:
         """Publish changes and make them durable: those due at monotonic ``now_ms``, or all of them ``at_once``.
 
-        A failure is logged, and a later call tries again.
+        Raises OSError, StoreError; a later call tries again.
         """
-        try:
-            if self._changed and (at_once or self._publish_pace.is_due(now_ms)):
-                with self._publish_pace:
-                    self._publish_both_steps()
-                self._changed, self._stale_file = False, self._stale_file or self._is_in_file()
-            if self._stale_file and (at_once or self._file_pace.is_due(now_ms)):
-                with self._file_pace:
-                    json_config.persist(self.layout.config / "consumerFilter.json", self.to_json())
-                self._stale_file = False
-            self._failed = False
-        except (OSError, StoreError) as error:
-            if not self._failed:
-                _log.error("subscriptions could not be written", error=str(error))
-            self._failed = True
+        if self._changed and (at_once or self._publish_pace.is_due(now_ms)):
+            with self._publish_pace:
+                self._publish_both_steps()
+            self._changed, self._stale_file = False, self._stale_file or self._is_in_file()
+        if self._stale_file and (at_once or self._file_pace.is_due(now_ms)):
+            with self._file_pace:
+                json_config.persist(self.layout.config / "consumerFilter.json", self.to_json())
+            self._stale_file = False
 
     def _is_in_file(self) -> bool:
         return bool(self.by_topic) or (self.layout.config / "consumerFilter.json").exists()

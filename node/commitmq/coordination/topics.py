@@ -322,6 +322,11 @@ class Topics:
         self.changed += self._undo
         self._undo.clear()
 
+    @property
+    def has_staged(self) -> bool:
+        """Whether :meth:`write` has something to do."""
+        return bool(self._undo)
+
     def is_staged(self, name: str) -> bool:
         """True while the topic's creation or change is not on disk and may still be taken back."""
         return name in self._undo

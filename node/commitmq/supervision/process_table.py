@@ -15,6 +15,7 @@ from typing import Any
 from commitmq.config import NodeConfig
 from commitmq.config.live import live_values
 from commitmq.control import ControlBlock, WorkerWord
+from commitmq.files.room import AGAIN_MS
 from commitmq.log import Log
 from commitmq.network import ports
 from commitmq.store.layout import StoreLayout
@@ -233,6 +234,8 @@ class ProcessTable:
                 worker.info.update(message)
                 if self.judging and message.get("progress"):
                     self._pass_on(worker, now_ms)
+                if self.judging and worker.spec.essential and not worker.ready_ms and (why := message.get("no_room")):
+                    raise StartFailed(next(iter(why.values())), CliExit.STORE_UNUSABLE)
         if worker.lifeline_ended_ms:
             self._loop.unwatch(worker.lifeline.fileno())
 
@@ -245,7 +248,7 @@ class ProcessTable:
     def _worker_is_ready(self, worker: WorkerProcess, message: dict[str, Any], now_ms: int) -> None:
         if worker.phase is Phase.STARTING and not worker.one_shot:
             worker.phase = Phase.READY
-        worker.ready_ms = now_ms
+        worker.ready_ms, worker.no_room = now_ms, ""
         endpoints = message.pop("endpoints", None)
         worker.info.update(message)
         if endpoints:
@@ -305,6 +308,9 @@ class ProcessTable:
         if self.judging and worker.spec.essential:
             self._judge_start(worker, code)
         now_ms = monotonic_ms()
+        if code == ExitCode.NO_ROOM:
+            self._wait_for_room(worker, now_ms)
+            return
         timing = self._timing
         pause_ms = worker.next_backoff(
             now_ms, timing.restart_backoff_ms, timing.restart_backoff_max_ms, timing.restart_window_s * 1000
@@ -321,10 +327,18 @@ class ProcessTable:
             restart_in_ms=pause_ms,
         )  # fmt: skip
 
+    def _wait_for_room(self, worker: WorkerProcess, now_ms: int) -> None:
+        """The disk had no room for what ``worker`` needs, and it could not wait itself: it runs again in a moment."""
+        if not worker.no_room:
+            self._log.error("waits for room on the disk", role=worker.role, why=worker.last_error)
+        worker.no_room = worker.last_error
+        worker.phase, worker.start_at_ms = Phase.WAITING, now_ms + AGAIN_MS
+        worker.info.clear()
+
     def _judge_start(self, worker: WorkerProcess, code: int) -> None:
         """Raise StartFailed when another try during the node's start is useless."""
         reason = worker.last_error or worker.last_exit
-        if code == ExitCode.STORE_UNUSABLE:
+        if code in (ExitCode.STORE_UNUSABLE, ExitCode.NO_ROOM):
             raise StartFailed(reason, CliExit.STORE_UNUSABLE)
         worker.deaths_before_ready += not worker.ready_ms
         if worker.deaths_before_ready >= START_ATTEMPTS:
@@ -360,6 +374,7 @@ class ProcessTable:
         elif (
             worker.phase is Phase.STARTING
             and not worker.one_shot  # a recovery may take any time
+            and not worker.info.get("no_room")
             and now_ms - max(worker.started_ms, self._hang_floor_ms) > self._timing.start_timeout_s * 1000
         ):
             because = f"not ready after {self._timing.start_timeout_s} s"

@@ -126,9 +126,12 @@ def disk_warnings(control: ControlBlock, config: NodeConfig, layout: StoreLayout
 def waiting_for_room(table: ProcessTable) -> list[str]:
     """A sentence for each kind of file that a process cannot write at present, because the disk has no room."""
     return [
-        f"{worker.role} waits for room on the disk: {what}: {why}"
+        f"{worker.role} waits for room on the disk: {why}"
         for worker in table.workers.values()
-        for what, why in (worker.info.get("no_room") or {}).items()
+        for why in (
+            *([worker.no_room] if worker.no_room else []),
+            *(f"{what}: {why}" for what, why in (worker.info.get("no_room") or {}).items()),
+        )
     ]
 
 

@@ -57,6 +57,8 @@ class WorkerProcess:
     last_error: str = ""
     endpoints: list[str] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
+    no_room: str = ""
+    """Why it ended, when that was for lack of room on the disk, until it is ready again."""
     cpu: CpuMeter = field(default_factory=CpuMeter)
 
     @property

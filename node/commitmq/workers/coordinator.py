@@ -87,7 +87,7 @@ class Coordinator:
         """Load the files and bind. Raises StoreError when a file is damaged."""
         self._context = context
         self._log = context.log
-        self._service = Service(context.layout, context.config, context.control, monotonic_ms())
+        self._service = Service(context.layout, context.config, context.control, monotonic_ms(), context.room)
         self._seats = Seats(self._service.groups, context.config.groups.disconnect_grace_ms)
         self._service.clients.who = self._service.listing.who = self._seats.who
         self._last_turn_ms = monotonic_ms()
@@ -335,7 +335,7 @@ def _refusal(identity: int | None, error: ProtocolError) -> bytes:
     return wire.error(identity, error.code, error.message, **more)
 
 
-def _not_available(identity: int | None, error: StoreError) -> bytes:
+def _not_available(identity: int | None, error: OSError | StoreError) -> bytes:
     return wire.error(identity, "SERVICE_NOT_AVAILABLE", str(error), retry_after_ms=RETRY_MS)
 
 

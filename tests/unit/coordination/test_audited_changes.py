@@ -16,6 +16,7 @@ from commitmq.coordination.changes import Change
 from commitmq.coordination.service import Service
 from commitmq.format.constants import DEAD_LETTER_GROUP, DEAD_LETTER_PASSES
 from commitmq.store.layout import StoreLayout
+from small_disk import room
 
 
 class Asked:
@@ -24,7 +25,7 @@ class Asked:
     def __init__(self, root: Path) -> None:
         layout = StoreLayout(root)
         layout.run.mkdir(parents=True)
-        self.service = Service(layout, NodeConfig(), ControlBlock(layout.control, create=True), 1)
+        self.service = Service(layout, NodeConfig(), ControlBlock(layout.control, create=True), 1, room())
 
     def change(self, op: str, **fields: Any) -> Change | None:
         return self.service.changes.of({"op": op, **fields})

@@ -25,6 +25,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.group_config import GroupConfig, GroupTable
 from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
+from small_disk import room
 
 LONG_MS = 30 * 60_000
 
@@ -40,7 +41,7 @@ class Coordinator:
         self.layout.run.mkdir(parents=True, exist_ok=True)
         self.control = ControlBlock(self.layout.control, create=True)
         self.config = config or NodeConfig()
-        self.service = Service(self.layout, self.config, self.control, self.now_ms)
+        self.service = Service(self.layout, self.config, self.control, self.now_ms, room())
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         """One turn with one request, as the worker does it."""
@@ -296,7 +297,7 @@ def test_members_and_groups_are_known_to_the_next_coordinator(made: Callable[...
     # It is killed: nothing is closed, and its last line is torn.
     path = one.layout.own / "group_members.log"
     path.write_bytes(path.read_bytes() + b'["g0","late",60')
-    later = Service(one.layout, one.config, one.control, one.now_ms)
+    later = Service(one.layout, one.config, one.control, one.now_ms, room())
     awaited = {name: sorted(group.awaited) for name, group in later.groups._live.items()}
     assert awaited == {f"g{number}": ["m"] for number in range(40)}
     assert set(later.groups.names_from("")) >= {f"g{number}" for number in range(40)}

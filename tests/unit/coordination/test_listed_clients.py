@@ -17,6 +17,7 @@ from commitmq.coordination.service import Service
 from commitmq.errors import ProtocolError
 from commitmq.semantics.client_limits import FORGET_MS, MAX_CHARACTERS, MAX_NAMES, shortened
 from commitmq.store.layout import StoreLayout
+from small_disk import room
 
 ROW = {"user": "", "language": "java", "version": "5.4.0", "topics": [], "left_out": 0, "heard_ms_ago": 0}
 
@@ -26,7 +27,7 @@ class Coordinator:
         layout = StoreLayout(root)
         layout.run.mkdir(parents=True)
         self.now_ms = 1_000_000
-        self.service = Service(layout, config, ControlBlock(layout.control, create=True), self.now_ms)
+        self.service = Service(layout, config, ControlBlock(layout.control, create=True), self.now_ms, room())
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         answer = self.service.handle({"op": op, **fields}, self.now_ms)

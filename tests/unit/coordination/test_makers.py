@@ -15,6 +15,7 @@ from commitmq.control import ControlBlock, Word
 from commitmq.coordination.service import Service
 from commitmq.errors import ProtocolError
 from commitmq.store.layout import StoreLayout
+from small_disk import room
 
 
 class Made:
@@ -29,7 +30,7 @@ class Made:
         self.begin()
 
     def begin(self) -> None:
-        self.service = Service(self.layout, NodeConfig(), self.control, 1)
+        self.service = Service(self.layout, NodeConfig(), self.control, 1, room())
         self.service.makers.who = lambda: self.user
         self.service.makers.most = lambda kind, user: self.most
 

@@ -56,7 +56,7 @@ import orjson
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.files import atomic_file, disk
-from commitmq.files.no_space import kind_of
+from commitmq.files.no_space import is_no_space, kind_of
 from commitmq.files.write_all import write_all
 
 MAGIC = b"\xc3OJ\x01"
@@ -279,8 +279,8 @@ class Journal(Generic[C]):
     def append(self, changes: Sequence[C]) -> None:
         """Append ``changes`` as one record; when this returns they survive a power cut.
 
-        Raises StoreError (DiskFullError for lack of space): then nothing may be acknowledged, and every further append
-        is refused until :meth:`begin_anew` succeeds.
+        Raises StoreError: then nothing may be acknowledged, and every further append is refused until :meth:`begin_anew`
+        succeeds. DiskFullError for lack of space: the same call may be repeated, unless the journal has :attr:`failed`.
         """
         self._append(self.encode(changes))
 
@@ -288,9 +288,11 @@ class Journal(Generic[C]):
         if self.failed:
             raise StoreError(f"the {self.kind} could not be written before and was not replaced yet", path=self.path)
         record = encode_record(self._sequence, orjson.dumps(payload))
+        is_syncing = False
         try:
             # A disk about to be full shows itself by a short write; the next call then returns the error.
             write_all(self._fd, record, self.size_bytes, place=f"{self.place}.append")
+            is_syncing = True
             if failpoints.ACTIVE:
                 failpoints.hit(f"{self.place}.before_fdatasync")
             disk.sync(self._fd, "journal")
@@ -302,6 +304,8 @@ class Journal(Generic[C]):
                 # The cut is only tidiness: a refused record need not be replayed. A record that stays is a value that
                 # its consumer had asked for, and the file is replaced before anything else is acknowledged.
                 disk.resize(self._fd, self.size_bytes, "journal")
+                # Without room nothing was synced, so nothing of what is there was lost: it goes on when there is room.
+                self.failed = is_syncing or not is_no_space(error)
             raise store_error(error, f"cannot write the {self.kind}", self.path) from error
         self.size_bytes += len(record)
         self._sequence += 1

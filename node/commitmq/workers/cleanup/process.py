@@ -45,6 +45,7 @@ PRODUCERS_MS: Final = 10_000
 _FIRST_LOOK_INTERVALS: Final = 6
 _MEASURE_MS: Final = 60_000
 _HEARTBEAT_MS: Final = 1_000
+_EXPIRY: Final = "log minimum"
 _NAP_MS: Final = 50
 
 
@@ -203,10 +204,13 @@ class Cleaner:
                 situation, disk = self.situation()
             self._tell(situation, disk, plan)
             self._complained = ""
+            self._context.room.found(_EXPIRY)
         except (StoreError, OSError) as error:
+            lacks_room = self._context.room.lacked(_EXPIRY, error)
             if str(error) != self._complained:
                 self._complained = str(error)
-                self._log.error("expired segments cannot be deleted", error=str(error))
+                if not lacks_room:
+                    self._log.error("expired segments cannot be deleted", error=str(error))
                 self._context.tell(expiry={**self._told, "error": str(error)})
 
     def carry_out(self, plan: Plan) -> None:

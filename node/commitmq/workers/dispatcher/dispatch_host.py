@@ -22,6 +22,7 @@ import zmq
 from commitmq import failpoints
 from commitmq.control import DispatcherFlag, DispatcherWord, Word
 from commitmq.errors import CorruptRecordError, DiskFullError, StoreError
+from commitmq.files.no_space import is_no_space
 from commitmq.plugin import loading as plugins
 from commitmq.plugin.hookspecs import Dispatcher, DispatcherView
 from commitmq.store.log.commit_log import CommitLog
@@ -41,6 +42,8 @@ BATCHES_A_TURN: Final = 16
 _FAR_BEHIND: Final = 8
 """Batches as small as the one at hand: a dispatch costs as much as some hundred records of it."""
 _DISK_RETRY_MS: Final = 500
+_STATE: Final = "dispatcher state"
+_FLUSH: Final = "flush"
 _FLUSHING_LOOK_MS: Final = 20
 
 
@@ -136,7 +139,7 @@ class DispatcherHost:
         )
         if state is not None:
             state.epoch, state.clean = epoch, False
-            state.save()
+            context.room.wait(_STATE, state.save)
         if self.name == CONSUME_QUEUE:
             self.topics.load()
         position = dispatcher.open(view)
@@ -308,12 +311,19 @@ class DispatcherHost:
                 self.dispatcher.dispatch(batch)
                 break
             except DiskFullError as error:
+                self.context.room.lacked(self.name, error)
                 self._retry_later(DispatcherFlag.DISK_FULL, error)
             except StoreError as error:
                 if self.is_plugin:
                     raise
                 # An I/O error. Sends are refused meanwhile, because messages stored now could not be consumed.
                 self._retry_later(DispatcherFlag.STORE_ERROR, error)
+            except OSError as error:
+                # Of a plugin: its next process dispatches the batch again. A full disk makes no record poison.
+                if is_no_space(error):
+                    self.deaths.survive(self.position)
+                raise
+        self.context.room.found(self.name)
         self._flag(0, "")
 
     def set_position(self, position: int) -> None:
@@ -331,12 +341,12 @@ class DispatcherHost:
     def _flag(self, flag: int, reason: str) -> None:
         if flag == self._flags:
             return
-        self._flags = flag
+        before, self._flags = self._flags, flag
         self._control.put_dispatcher(self.slot, DispatcherWord.FLAGS, flag)
-        if flag:
+        if flag == DispatcherFlag.STORE_ERROR:
             refused = ", sends are refused until it works again" if self.name == CONSUME_QUEUE else ""
             self.context.log.error(f"cannot dispatch{refused}", error=reason)
-        else:
+        elif before == DispatcherFlag.STORE_ERROR:
             self.context.log.info("dispatching again")
 
     @property
@@ -364,10 +374,13 @@ class DispatcherHost:
         try:
             flushed = self.dispatcher.flush(thorough=thorough)
         except StoreError as error:
+            if self.context.room.lacked(_FLUSH, error):
+                return
             if self.is_plugin:
                 raise
             self._flag(DispatcherFlag.STORE_ERROR, str(error))
             return
+        self.context.room.found(_FLUSH)
         if self.is_plugin:
             self._check_flushed(flushed)
         else:
@@ -404,10 +417,13 @@ class DispatcherHost:
         if state is None or (state.position, state.timestamp) == (durable, stamp):
             return
         state.position, state.timestamp, state.cut_to = durable, stamp, -1
+        self._save(state)
+
+    def _save(self, state: DispatchState) -> None:
+        """Write the state if that is possible now. Without it only the next start begins further back."""
         try:
-            state.save()
+            self.context.room.try_to(_STATE, state.save)
         except StoreError as error:
-            # Only the next start begins further back.
             self.context.log.warning("cannot remember the position", error=str(error))
 
     # ------------------------------------------------------------ deletions from the log
@@ -439,7 +455,7 @@ class DispatcherHost:
         self.context.log.error("records were deleted before this dispatcher saw them", start=start, end=end)
         if self.state is not None:
             self.state.gaps.append((start, end))
-            self.state.save()
+            self._save(self.state)
             self.context.tell(gaps=self.state.gaps)
 
     # ------------------------------------------------------------ the end
@@ -451,7 +467,7 @@ class DispatcherHost:
             self.dispatcher.close()
             if self.state is not None:
                 self.state.clean = True
-                self.state.save()
+                self._save(self.state)
         self._movers.close()
         self._walker.release()
         self.log.close()

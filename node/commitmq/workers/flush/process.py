@@ -60,7 +60,7 @@ class LogFlusher:
     def __init__(self, context: WorkerContext) -> None:
         self._control = context.control
         self._layout = context.layout
-        self._log = context.log
+        self._log, self._room = context.log, context.room
         self._segment_bytes = context.config.commit_log.segment_bytes
         self._owner = int(context.params.get("owner", NO_TOKEN))
         self._files: dict[int, int] = {}
@@ -269,8 +269,11 @@ class LogFlusher:
                 failpoints.hit("flush.after_checkpoint")
         except OSError as error:
             # Old files only make the next recovery start earlier. They are written again a second later.
+            if self._room.lacked("checkpoint", error):
+                return False
             self._log.warning("cannot write the checkpoint", error=os.strerror(error.errno or 5))
             return False
+        self._room.found("checkpoint")
         self._on_disk = values
         return True
 

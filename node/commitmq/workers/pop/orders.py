@@ -13,6 +13,7 @@ import contextlib
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,7 @@ from commitmq.config import PopConfig
 from commitmq.coordination.pace import Pace
 from commitmq.errors import InvalidMessageError, ProtocolError, StoreError
 from commitmq.files.aside import set_aside
+from commitmq.files.room import Room
 from commitmq.log import Log
 from commitmq.semantics.pop_order import FORGET_AFTER_MS, OrderState, file_content
 from commitmq.store.layout import StoreLayout
@@ -28,6 +30,8 @@ from commitmq.store.metadata.orders_journal import OrderChange, OrdersJournal, S
 from commitmq.workers.pop.clock import now_ms
 from commitmq.workers.runtime.topic_view import TopicViews
 
+_FILE: Final = "consumerOrderInfo.json"
+_JOURNAL: Final = "orders.journal"
 _SPARE: Final = 1_024
 _FORGET_MS: Final = 60_000
 _MAX_JOURNAL_BYTES: Final = 8 * 1024 * 1024  # a start reads the whole journal
@@ -54,11 +58,12 @@ class _States:
 class Orders:
     """See the module. ``limits``: how many queues may have a state, and the time between two writings of the file."""
 
-    def __init__(self, layout: StoreLayout, log: Log, limits: PopConfig) -> None:
+    def __init__(self, layout: StoreLayout, log: Log, room: Room, limits: PopConfig) -> None:
         self._layout = layout
         self._path = orders_journal.snapshot_path(layout)
         self._journal_path = orders_journal.journal_path(layout)
-        self._log, self._most, self._most_ms = log, limits.max_ordered_queues, limits.max_invisible_ms
+        self._log, self._room = log, room
+        self._most, self._most_ms = limits.max_ordered_queues, limits.max_invisible_ms
         self._table: dict[tuple[str, str], _States] = {}
         self._texts = json_config.MemberTexts(1)
         self._count = 0
@@ -262,7 +267,7 @@ class Orders:
             )
         with contextlib.suppress(StoreError):  # the files stay as they are: messages may come again
             self.store()
-            self.snapshot(monotonic_ms)
+            self._room.try_to(_FILE, partial(self.snapshot, monotonic_ms))
 
     def forget_old(self, now_ms: int, has_queue: Callable[[str, int], bool]) -> None:
         """Drop what RocketMQ drops when it writes the file: states of queues that ``has_queue(topic, queue)`` does not know,
@@ -283,6 +288,14 @@ class Orders:
         """Make all changes durable. Raises StoreError, or DiskFullError; then a start finds the states before."""
         if not self._changed:
             return
+        try:
+            self._store()
+        except StoreError as error:
+            self._room.lacked(_JOURNAL, error)
+            raise
+        self._room.found(_JOURNAL)
+
+    def _store(self) -> None:
         if self._journal is not None and self._journal.failed:
             self._write_snapshot()
             return

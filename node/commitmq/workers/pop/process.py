@@ -69,6 +69,7 @@ _DUE_A_TURN: Final = 500
 _IDLE_MS: Final = 500
 _SWEEP_MS: Final = 500
 _AWAY_MS: Final = 500
+_PROGRESS: Final = "pop.json"
 _NO_END_MS: Final = 1 << 62
 
 
@@ -91,7 +92,7 @@ class Pop(Mover):
         context.register(self._router)
         self._answers = Answers(self._router, context.log)
         self._progress = ProgressFile(context.layout, context.log, partial(self._control.get, Word.FLUSHED))
-        self._orders = Orders(context.layout, context.log, config.pop)
+        self._orders = Orders(context.layout, context.log, context.room, config.pop)
         self._filters = Filters(context.params.get("filters", ()), limit=config.filter.max_compiled)
         self._records = Records(config, self._cluster)
         self._ringers = [context.ringer("flush"), context.ringer("reput")]
@@ -165,7 +166,7 @@ class Pop(Mover):
         self._committed_log = start
         self._is_dirty = True
         if self._progress.log is None:
-            self._progress.store(start)
+            self._context.room.wait(_PROGRESS, partial(self._progress.store, start))
         if self._points.open:
             self._context.log.info("messages are in flight", count=self._points.open, bytes=end - start)
 
@@ -355,7 +356,7 @@ class Pop(Mover):
         if log == self._progress.log:
             return
         try:
-            self._progress.store(log)
+            self._context.room.try_to(_PROGRESS, partial(self._progress.store, log))
         except (OSError, StoreError) as error:
             # Nothing is lost: more of the log is read after a death.
             self._context.log.error("the progress of pop cannot be written", error=str(error))

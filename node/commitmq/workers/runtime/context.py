@@ -31,6 +31,8 @@ from commitmq.config.live import with_live_values
 from commitmq.control import ControlBlock, WorkerState, WorkerWord
 from commitmq.counting.table import CountTable
 from commitmq.errors import StoreError
+from commitmq.files.no_space import is_no_space
+from commitmq.files.room import Room, StoppedWithoutRoom
 from commitmq.log import Log, configure, get_log
 from commitmq.network.auditing import audit_log
 from commitmq.network.guard import make_guard
@@ -45,7 +47,6 @@ from commitmq.workers.runtime.doorbell import NAPPING, SLEEPING, Doorbell, Ringe
 from commitmq.workers.runtime.lifeline import has_ended, last_words
 from commitmq.workers.runtime.refusals import Refusals
 from commitmq.workers.runtime.role_lock import RoleTaken, acquire_role_lock
-from commitmq.workers.runtime.room import Room, StoppedWithoutRoom
 from commitmq.workers.runtime.slots import role_slot
 
 # The context has a property named zmq, which would hide the module in annotations.
@@ -62,6 +63,7 @@ class ExitCode(IntEnum):
     SUPERVISOR_GONE = 75
     ROLE_TAKEN = 76  # another process of this role still holds its lock
     FAILPOINT = 77
+    NO_ROOM = 78  # the disk has no room for what this worker needs; it runs again in a moment
     RESTART = 79  # the worker asks for a new process: a person changed something that only a new process sees
 
 
@@ -383,14 +385,22 @@ def main(
     except RoleTaken as error:
         log.error("role is taken", error=str(error))
         return ExitCode.ROLE_TAKEN
-    except StoreError as error:
-        log.error("store is unusable", error=str(error))
-        last_words(lifeline, str(error))
-        return ExitCode.STORE_UNUSABLE
     except BaseException as error:
-        log.exception("worker crashed", error=repr(error))
-        last_words(lifeline, repr(error))
-        return ExitCode.CRASHED
+        return _ended_by(error, log, lifeline)
     finally:
         gc.enable()
     return ExitCode.CLEAN
+
+
+def _ended_by(error: BaseException, log: Log, lifeline: socket.socket) -> ExitCode:
+    """The exit code of a worker that an exception ends, after its last words."""
+    if is_no_space(error):  # the supervisor logs it, once for all tries
+        last_words(lifeline, str(error))
+        return ExitCode.NO_ROOM
+    if isinstance(error, StoreError):
+        log.error("store is unusable", error=str(error))
+        last_words(lifeline, str(error))
+        return ExitCode.STORE_UNUSABLE
+    log.exception("worker crashed", error=repr(error))
+    last_words(lifeline, repr(error))
+    return ExitCode.CRASHED

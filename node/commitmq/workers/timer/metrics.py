@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from commitmq.counting import families
 from commitmq.counting.table import CountTable
 from commitmq.errors import StoreError
+from commitmq.files.room import Room
 from commitmq.log import Log
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.json_config import DataVersion
 from commitmq.workers.runtime.context import monotonic_ms
-from commitmq.workers.runtime.room import Room
 
 Integers = NDArray[np.int64]
 NameOf = Callable[[int], "str | None"]

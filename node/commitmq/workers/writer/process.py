@@ -68,7 +68,7 @@ class Writer:
         self._topics = TopicViews(context.layout, context.control)
         self._news = TopicNews(context, self._topics)
         pool = attach_pool(context) if self._control.get(Word.POOL_BUFFERS) else None
-        self._producers = Producers(context.layout, config, context.log)
+        self._producers = Producers(context.layout, config, context.log, context.room)
         self.inline_fsync = InlineFsync(context, pooled=pool is not None)
         offsets, position, stamp = recover_tail(context, self._producers, pool, self._topics.tombstones())
         if pool is not None:

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from commitmq.config import NodeConfig
 from commitmq.errors import CommitMQError, StoreError
+from commitmq.files.room import Room
 from commitmq.format.producer_mark import MAX_EPOCH, MAX_ID_CHARACTERS, MAX_SEQUENCE, is_producer_id, mark_prefix
 from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
@@ -33,6 +34,7 @@ from commitmq.workers.runtime.context import monotonic_ms
 
 _FEW_SEGMENTS: Final = 4
 _RETRY_MS: Final = 5_000
+_SNAPSHOT: Final = "producers"
 _TELL_FORGOTTEN_MS: Final = 60_000
 
 
@@ -64,9 +66,9 @@ def numbered(header: Mapping[str, Any]) -> Numbered:
 class Producers:
     """See the module. Call :meth:`open` first, then :meth:`replay` with the records from the offset that it returns."""
 
-    def __init__(self, layout: StoreLayout, config: NodeConfig, log: Log) -> None:
+    def __init__(self, layout: StoreLayout, config: NodeConfig, log: Log, room: Room) -> None:
         self._layout = layout
-        self._log = log
+        self._log, self._room = log, room
         self._segment_bytes = config.commit_log.segment_bytes
         self._settings = config.producers
         self.table = self._empty()
@@ -246,12 +248,14 @@ class Producers:
         self._saving = None
         if self._problem is None:
             self._usable, self.durable = True, self._written
+            self._room.found(_SNAPSHOT)
             return
         # The old snapshot is still right. The writer tries the next one soon, and a start reads a little more
         # meanwhile.
-        self._log.warning(
-            "cannot write the snapshot of idempotent producers", error=os.strerror(self._problem.errno or 5)
-        )
+        if not self._room.lacked(_SNAPSHOT, self._problem):
+            self._log.warning(
+                "cannot write the snapshot of idempotent producers", error=os.strerror(self._problem.errno or 5)
+            )
         self._position = -1
         self._due_ms = monotonic_ms() + _RETRY_MS
 

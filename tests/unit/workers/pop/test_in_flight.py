@@ -22,6 +22,7 @@ from commitmq.workers.pop import orders as orders_module
 from commitmq.workers.pop.in_flight import InFlight
 from commitmq.workers.pop.orders import OrderKey, Orders
 from commitmq.workers.pop.points import Point, Points
+from small_disk import room
 
 NOW = 1_800_000_000_000
 REVIVE = {"topic": "rmq_sys_REVIVE_LOG_c", "unread": 0, "waiting": 0}
@@ -32,7 +33,7 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Points, Orde
     for one in (module, orders_module):
         monkeypatch.setattr(one, "now_ms", lambda: NOW)
     StoreLayout(tmp_path).own.mkdir()
-    return Points(PopConfig()), Orders(StoreLayout(tmp_path), MagicMock(), PopConfig())
+    return Points(PopConfig()), Orders(StoreLayout(tmp_path), MagicMock(), room(), PopConfig())
 
 
 def asked(parts: tuple[Points, Orders], **fields: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from commitmq.workers.pop.orders import OrderKey, Orders
 from commitmq.workers.pop.parked_pops import Pop
 from commitmq.workers.pop.requests import Receipt, receipts_of
 from commitmq.workers.pop.shares import Share
+from small_disk import room
 
 NOW = 1_800_000_000_000
 KEY = OrderKey("orders", "g", 2)
@@ -43,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def orders(folder: Path, most: int = 100) -> Orders:
     StoreLayout(folder).own.mkdir(exist_ok=True)
-    return Orders(StoreLayout(folder), MagicMock(), PopConfig(max_ordered_queues=most))
+    return Orders(StoreLayout(folder), MagicMock(), room(), PopConfig(max_ordered_queues=most))
 
 
 def test_the_file_is_rocketmqs(tmp_path: Path) -> None:

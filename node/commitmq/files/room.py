@@ -43,9 +43,8 @@ class Room:
         try:
             write()
         except (OSError, StoreError) as error:
-            if not is_no_space(error):
+            if not self.lacked(what, error):
                 raise
-            self.missed(what, error)
             return False
         self.found(what)
         return True
@@ -61,12 +60,13 @@ class Room:
                 raise StoppedWithoutRoom(self.waiting[what])
         return results[0]
 
-    def missed(self, what: str, error: Exception) -> None:
-        """``what`` could not be written, because of ``error``."""
-        if what not in self.waiting:
+    def lacked(self, what: str, error: Exception) -> bool:
+        """Note that ``what`` could not be written, when ``error`` says that there was no room; False for another error."""
+        if is_no_space(error) and what not in self.waiting:
             self.waiting[what] = str(error)
             self._log.error("waits for room on the disk", file=what, why=str(error))
             self._tell()
+        return is_no_space(error)
 
     def found(self, what: str) -> None:
         """``what`` was written."""

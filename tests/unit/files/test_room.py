@@ -11,7 +11,7 @@ import os
 import pytest
 
 from commitmq.errors import DiskFullError, StoreError
-from commitmq.workers.runtime.room import StoppedWithoutRoom
+from commitmq.files.room import StoppedWithoutRoom
 from small_disk import Told, room
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
