@@ -154,6 +154,46 @@ def test_after_a_failed_sync_nothing_is_appended_before_a_restart(
     assert _opened(path)[0] == [C]
 
 
+@pytest.mark.parametrize("before", [0, 5], ids=["no byte fits", "a part fits"])
+def test_a_journal_without_room_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """Nothing was synced, so nothing of what it has can be lost: no snapshot is needed, for which there is no room either."""
+    path = tmp_path / "offsets.journal"
+    journal = OffsetsJournal.create(path, "base-1")
+    journal.append([A])
+    write, parts = os.pwrite, [before] if before else []
+
+    def full(fd: int, data: memoryview, position: int) -> int:
+        if not parts:
+            raise OSError(28, "No space left on device")
+        return write(fd, bytes(data)[: parts.pop()], position)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(DiskFullError):
+            journal.append([B])
+    assert not journal.failed
+    assert _opened(path)[0] == [A]
+    journal.append([C])
+    journal.close()
+    assert _opened(path)[0] == [A, C]
+
+
+@pytest.mark.parametrize("place", ["journal.before_fdatasync", "disk.resize.journal:before"])
+def test_a_journal_whose_record_may_have_stayed_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    journal = OffsetsJournal.create(tmp_path / "offsets.journal", "base-1")
+    points = f"{place}=errno:ENOSPC" + (";journal.append=errno:ENOSPC" if "resize" in place else "")
+    monkeypatch.setattr(failpoints, "_points", failpoints.parse(points))
+    monkeypatch.setattr(failpoints, "ACTIVE", True)
+    with pytest.raises(DiskFullError):
+        journal.append([B])
+    assert journal.failed
+    journal.close()
+
+
 def test_a_journal_without_a_new_file_goes_on_and_knows_both_snapshots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from commitmq.workers.flush import process as flush
 from commitmq.workers.runtime.slots import role_slot
 from commitmq.workers.writer.writer_sync import InlineFsync
 from queue_store import QueueStore
+from small_disk import room
 
 SEGMENT = 1 << 16
 CONFIG = load(None, [f"commit_log.segment_bytes={SEGMENT}"])
@@ -48,6 +49,7 @@ def flusher(tmp_path: Path, control: ControlBlock) -> Iterator[flush.LogFlusher]
 
 def context_of(layout: StoreLayout, control: ControlBlock, config: NodeConfig) -> Any:
     return SimpleNamespace(
+        room=room(),
         control=control,
         layout=layout,
         log=get_log("flush"),

@@ -7,6 +7,7 @@ because both belong to a process as a whole.
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -323,6 +324,10 @@ def run_on_an_unusable_store(context: WorkerContext) -> None:
     raise StoreError("the segment has another size", path="commitlog/0", offset=4096)
 
 
+def run_without_room(context: WorkerContext) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def worker_process(run: Callable[[WorkerContext], None], root: Path, lifeline: socket.socket) -> None:
     os._exit(runtime.main(ROLE, run, root, load(), lifeline, {}))
 
@@ -402,6 +407,7 @@ def test_a_second_worker_of_a_role_leaves_at_once(layout: StoreLayout, control: 
             ExitCode.STORE_UNUSABLE,
             "the segment has another size [commitlog/0 at offset 4096]",
         ),
+        (run_without_room, ExitCode.NO_ROOM, "[Errno 28] No space left on device"),
     ],
 )
 def test_the_last_words_of_a_worker_reach_the_supervisor(
