@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from commitmq.errors import CorruptRecordError, ProtocolError, StoreError
+from commitmq.files.room import StoppedWithoutRoom
 from commitmq.workers.runtime.context import RestartWanted, SupervisorGone
-from commitmq.workers.runtime.room import StoppedWithoutRoom
 from commitmq.workers.runtime.run_mover import WriterLost
 
 OF_THE_PROCESS: Final = (

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from commitmq.files import atomic_file
+from commitmq.files.room import Room
 from commitmq.format.record import Record
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.workers.runtime import set_aside as module
-from commitmq.workers.runtime.room import Room
 from commitmq.workers.runtime.set_aside import MOST_KEPT, SetAside, listed
 from log_builder import HOST, SEGMENT_BYTES, build_log
 
