@@ -102,7 +102,7 @@ class Traffic:
                 for topic, delay in ((LATE, {"delay": 1.0}), (LATE, {"delay_level": 1}), (SHARED, {}), (ORDERED, {})):
                     body = f"{topic} {delay} {time.monotonic_ns()} {number}".encode()
                     try:
-                        producer.send(topic, body, **delay)  # type: ignore[arg-type]
+                        producer.send(topic, body, **delay)
                     except SendError as error:
                         if error.outcome is not Outcome.NOT_STORED:
                             self.unknown.add(body)
