@@ -35,6 +35,11 @@ class Room:
         self._log, self._report, self._pause = log, tell, pause
         self.waiting: dict[str, str] = {}
 
+    @classmethod
+    def of_nobody(cls, log: Log) -> Room:
+        """Outside of a worker: no status shows it, and nothing is waited for."""
+        return cls(log, lambda **_: None, lambda _ms: False)
+
     def try_to(self, what: str, write: Callable[[], object]) -> bool:
         """Call ``write``, which writes ``what``. False when there was no room: then it is to be called again later.
 

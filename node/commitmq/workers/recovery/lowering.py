@@ -14,6 +14,7 @@ from commitmq.config import PopConfig
 from commitmq.coordination.offsets import GroupOffsets, replay
 from commitmq.errors import InvalidMessageError, StoreError
 from commitmq.files import disk
+from commitmq.files.room import Room
 from commitmq.format.constants import LMQ_PREFIX
 from commitmq.log import Log
 from commitmq.semantics.delay import SCHEDULE_TOPIC, queue_of
@@ -194,7 +195,7 @@ def _lower_orders(layout: StoreLayout, ends: EndsAt, log: Log) -> bool:
         and state.offsets[-1] >= end
     ]
     if gone:
-        orders = Orders(layout, log, PopConfig())
+        orders = Orders(layout, log, Room.of_nobody(log), PopConfig())
         orders.load()
         for key in gone:
             orders.drop(key)

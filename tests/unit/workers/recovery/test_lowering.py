@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from commitmq import ownership
 from commitmq.config import PopConfig, from_mapping
 from commitmq.coordination.offsets import GroupOffsets
+from commitmq.files.room import Room
 from commitmq.log import get_log
 from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.semantics.pop_order import first_pop
@@ -285,7 +286,7 @@ def test_every_file_is_lowered(tmp_path: Path, by_person: bool) -> None:
         (CHECK_GROUP, OP_TOPIC, 0, 8),
     ]
     commit(store, committed_at)
-    orders = Orders(layout, log, PopConfig())
+    orders = Orders(layout, log, Room.of_nobody(log), PopConfig())
     orders.load()
     for group, offsets in (("g", [8, 12]), ("h", [3, 9])):
         orders.put(OrderKey("orders", group, 0), first_pop(1, 1, offsets, 1))
