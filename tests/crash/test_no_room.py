@@ -60,7 +60,6 @@ PLACES = {
     "coordinator/json.write": (4, 7),
     "dispatcher-consume_queue/queue.append": (20, 60),
     "dispatcher-consume_queue/queue.before_create": (4, 8),
-    "dispatcher-index/index.before_allocate": (2, 3),
     "dispatcher-index/dispatcher_state.write": (1, 2),
     "flush/checkpoint.write": (2, 3),
     "flush/sidecar.write": (2, 3),
