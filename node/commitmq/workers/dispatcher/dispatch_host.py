@@ -414,7 +414,8 @@ class DispatcherHost:
 
     def _remember(self, durable: int, stamp: int) -> None:
         state = self.state
-        if state is None or (state.position, state.timestamp) == (durable, stamp):
+        is_known = state is None or (state.position, state.timestamp) == (durable, stamp)
+        if state is None or (is_known and _STATE not in self.context.room.waiting):
             return
         state.position, state.timestamp, state.cut_to = durable, stamp, -1
         self._save(state)

@@ -287,6 +287,7 @@ class Orders:
     def store(self) -> None:
         """Make all changes durable. Raises StoreError, or DiskFullError; then a start finds the states before."""
         if not self._changed:
+            self._room.found(_JOURNAL)  # what waited was taken back
             return
         try:
             self._store()
