@@ -7,14 +7,17 @@ slices are runs of queue offsets, so a queue's messages stay in order within a p
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
+from commitmq_plugins.spark.options import SourceOptions
 from commitmq_plugins.spark.stores import OpenStore, Sizes, Slice
 
+_MOST_PARTITIONS: Final = 32
 _TOLERANCE: Final = 16  # a part may differ from its share by a sixteenth
 
 
@@ -143,3 +146,9 @@ def _divide(
     cuts[numbers[middle_cut]] = ends
     _divide(store, slices, (span[0], at), bound, numbers[:middle_cut], parts, cuts)
     _divide(store, slices, (at, span[1]), bound, numbers[middle_cut + 1 :], parts, cuts)
+
+
+def least_partitions(options: SourceOptions, origins: int) -> int:
+    """The least number of partitions for one of ``origins`` stores: one per core unless the option says otherwise."""
+    wanted = options.min_partitions or min(max(2, os.cpu_count() or 1), _MOST_PARTITIONS)
+    return -(-wanted // origins)

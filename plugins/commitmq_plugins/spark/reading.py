@@ -16,6 +16,9 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from commitmq.client.admin import Admin
 from commitmq.errors import StoreError
@@ -410,3 +413,13 @@ class _FileReader:
 def read_partition(partition: Partition, schema: pa.Schema, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     """The record batches of one partition; see :class:`PartitionReader`."""
     yield from PartitionReader(partition, schema, options).batches()
+
+
+def record_batches(
+    partition: InputPartition | None, schema: StructType, options: SourceOptions
+) -> Iterator[pa.RecordBatch]:
+    """Read one partition. Spark passes None when there was no partition at all."""
+    if not isinstance(partition, FilePartition | PullPartition):
+        return
+    wanted: Partition = partition
+    yield from PartitionReader(wanted, to_arrow_schema(schema, timezone="UTC"), options).batches()

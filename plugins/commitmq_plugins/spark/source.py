@@ -6,7 +6,6 @@ one beside the driver, ``read`` in one of each executor. They travel pickled, so
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +17,6 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from commitmq.errors import ConfigError
@@ -27,7 +25,7 @@ from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.gaps import Gap, GapPolicy
 from commitmq_plugins.spark.options import IGNORE, WAIT, SourceOptions
 from commitmq_plugins.spark.origins import existing, open_origins, require_topics
-from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition
+from commitmq_plugins.spark.plan import least_partitions
 from commitmq_plugins.spark.quiet import quiet_daemon
 from commitmq_plugins.spark.ranges import chosen
 
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 FORMAT: Final = "commitmq"
 _log = get_log("spark")
 _ADVICE: Final = ". With missingTopics=ignore it counts as empty"
-_MOST_PARTITIONS: Final = 32
 # For every process that imports this module to plan a read.
 quiet_daemon()
 _STREAM_ONLY: Final = (
@@ -136,22 +133,6 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The record batches of one partition."""
+        from commitmq_plugins.spark.reading import record_batches  # what planning does not need
+
         return record_batches(partition, self._schema, self._options)
-
-
-def least_partitions(options: SourceOptions, origins: int) -> int:
-    """The least number of partitions for one of ``origins`` stores: one per core unless the option says otherwise."""
-    wanted = options.min_partitions or min(max(2, os.cpu_count() or 1), _MOST_PARTITIONS)
-    return -(-wanted // origins)
-
-
-def record_batches(
-    partition: InputPartition | None, schema: StructType, options: SourceOptions
-) -> Iterator[pa.RecordBatch]:
-    """Read one partition. Spark passes None when there was no partition at all."""
-    if not isinstance(partition, FilePartition | PullPartition):
-        return
-    from commitmq_plugins.spark.reading import PartitionReader
-
-    wanted: Partition = partition
-    yield from PartitionReader(wanted, to_arrow_schema(schema, timezone="UTC"), options).batches()

@@ -28,8 +28,8 @@ from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.gaps import Gap, GapPolicy
 from commitmq_plugins.spark.options import FAIL, IGNORE, SourceOptions
 from commitmq_plugins.spark.origins import Origin, existing, open_origins, require_topics
+from commitmq_plugins.spark.plan import least_partitions
 from commitmq_plugins.spark.ranges import cut_off, position, remaining, resumed, unknown_queues
-from commitmq_plugins.spark.source import least_partitions, record_batches
 from commitmq_plugins.spark.stores import Slice
 from commitmq_plugins.spark.stream_offset import Positions, StreamOffset
 
@@ -209,6 +209,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The record batches of one partition."""
+        from commitmq_plugins.spark.reading import record_batches  # what planning does not need
+
         return record_batches(partition, self._schema, self._options)
 
     # ------------------------------------------------------------ progress
