@@ -93,10 +93,10 @@ def live(folder: Path, seed: int) -> Path:
     with small_disk(folder / "disk") as disk:
         node = Node(disk / "store", *SETTINGS, f"network.port={free_ports()}")
         _live(node, disk, folder, seed)
+        copy(node.store, kept)
         verified = commitmq("store", "verify", str(node.store))
         assert verified.returncode == 0, verified.stdout + verified.stderr
         assert own_deaths(node.log()) == []
-        copy(node.store, kept)
     return kept
 
 

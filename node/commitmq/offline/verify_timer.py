@@ -52,6 +52,7 @@ class _Positions:
     read_ms: int
     queue_offset: int
     log_end: int
+    begin: int
 
 
 def check_timer(view: StoreView, log_end: int) -> Faults:
@@ -101,7 +102,8 @@ class _Check:
             ours: Any = json_config.load_table(self._layout.own / "timer.json") or {}
             if [check.state_version, check.timestamp, check.counter] not in ours["versions"] or not ours["is_whole"]:
                 return None
-            return _Positions(int(ours["read_ms"]), int(ours["queue_offset"]), int(ours["log_end"]))
+            begin = max((int(one[0]) for one in ours.get("set_backs", ())), default=0)
+            return _Positions(int(ours["read_ms"]), int(ours["queue_offset"]), int(ours["log_end"]), begin)
         except (OSError, CommitMQError, KeyError, TypeError, ValueError):
             return None  # a damaged file is a finding of its own
 
@@ -192,14 +194,16 @@ class _Check:
     # ------------------------------------------------------------ the queue
 
     def _compare_records(self, positions: _Positions) -> None:
-        """Each message that waits has a unit, unless a copy of it that rolled stands for it, or it was cancelled."""
+        """Each message that waits has a unit, unless a copy of it that rolled stands for it, or it was cancelled. The times of
+        those that came before the clock was last set back do not tell which wait.
+        """
         folder = self._layout.consume_queue / TIMER_TOPIC / "0"
         if not folder.is_dir():
             return
         have = np.unique(self._units["physical_offset"].astype(np.int64))
         lost: list[tuple[int, int]] = []
         rolled: set[tuple[bytes, ...]] = set()
-        for data, starts, places, sizes in self._records(folder, positions.queue_offset):
+        for data, starts, places, sizes in self._records(folder, positions.begin, positions.queue_offset):
             found = find(data, starts, sizes, _NAMES)
             out_ms, good = longs(data, found.starts[0], found.lengths[0])
             waits = good & found.whole & (out_ms >= positions.read_ms) & ~np.isin(places, have)
@@ -211,14 +215,16 @@ class _Check:
             why = f"{len(lost)} messages that wait have no unit; the record of the first is at {lost[0][0]}"
             self.tell("timer.log", "timerlog", 0, 0, why)
 
-    def _records(self, folder: Path, end: int) -> Iterator[tuple[NDArray[np.uint8], Integers, Integers, Integers]]:
-        """The records of the timer topic before the queue offset ``end``, by segment: bytes, where in them, places, sizes."""
+    def _records(
+        self, folder: Path, begin: int, end: int
+    ) -> Iterator[tuple[NDArray[np.uint8], Integers, Integers, Integers]]:
+        """The records of the timer topic from queue offset ``begin`` to ``end``, by segment: bytes, where, places, sizes."""
         fds = FdCache(_FEW_FILES)
         queue = ConsumeQueue(folder, self._view.config.consume_queue.file_bytes, fds)
         log = self._view.open_log()
         try:
             queue.refresh()
-            at = queue.min_offset
+            at = max(queue.min_offset, begin)
             while at < min(end, queue.max_offset):
                 units = np.frombuffer(queue.read_units(at, min(_CHUNK, end - at)), QUEUE_UNIT)
                 if not len(units):
