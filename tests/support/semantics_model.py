@@ -292,7 +292,7 @@ def unfinished(node: Node, ledger: Ledger, fleet: Fleet, topics: Iterable[str]) 
 
 def dead_letters(node: Node, topic: str) -> set[int]:
     name = f"%DLQ%{GROUPS[topic]}"
-    with Admin(node.address) as admin:
+    with Admin(node.address, timeout_s=60) as admin:  # processes may die still
         if name not in {one.name for one in admin.topics()}:
             return set()
     return {json.loads(one.body)["id"] for one in everything(node, name)}
