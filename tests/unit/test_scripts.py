@@ -243,47 +243,66 @@ def test_a_failed_check_ends_the_run_with_its_exit_code(monkeypatch: pytest.Monk
 
 # ---------------------------------------------------------------- continuous integration
 
-SUITES = ["", "--no-lint slow", "--no-lint alone"]
-"""The suites in their order, each by what tells its arguments from the others'."""
+FLAKY = """
+from pathlib import Path
+import pytest
+
+def fails(name, times):
+    runs = Path(name)
+    count = len(runs.read_text()) if runs.exists() else 0
+    runs.write_text("x" * (count + 1))
+    assert count >= times, name
+
+@pytest.mark.parametrize("value", ["a", 'b"c'])
+def test_at_first(value):
+    fails(f"first-{value[0]}", 1)
+
+def test_sound():
+    pass
+
+@pytest.mark.slow
+def test_slow():
+    fails("slow", 1)
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_alone():
+    fails("alone", TIMES)
+"""
 
 
-def continuous(folder: Path, failing: str | None) -> subprocess.CompletedProcess[str]:
-    """Run .ci/run in a project whose suite ``failing`` has one test that fails the first time; ``runs`` has a line a suite."""
+def continuous(folder: Path, times: int) -> subprocess.CompletedProcess[str]:
+    """Run .ci/run in a project with tests that fail the first time, and one that fails ``times`` times."""
     for name in (".ci", "scripts"):
         (folder / name).mkdir()
     shutil.copy(SCRIPTS.parent / ".ci" / "run", folder / ".ci")
-    fake_command(folder / "scripts", "quickstart", "exit 0")
+    for name in ("quickstart", "lint"):
+        fake_command(folder / "scripts", name, "exit 0")
+    pytest_command = f"{shlex.quote(sys.executable)} -m pytest -q -p xdist.plugin"
     fake_command(
         folder / "scripts",
         "test",
-        """
-        case "$*" in
-            "") suite="" ;;
-            --no-lint*"slow and not long and not alone") suite="--no-lint slow" ;;
-            --no-lint*"slow and not long and alone") suite="--no-lint alone" ;;
-            *) exit 9 ;;
-        esac
-        grep -qx -- "$suite" runs 2>/dev/null && exit 0  # a second chance
-        echo "$suite" >>runs
-        [ "$suite" = "$FAILING" ] || exit 0
-        echo "test_it.py::test_flaky (call)" >>"$COMMITMQ_REASONS"
-        echo the log goes on
-        exit 1
-        """,
+        f'[ "${{1-}}" != --no-lint ] || shift; [ $# != 0 ] || set -- -m "not slow"; exec {pytest_command} "$@" -n 0',
     )
-    return shell(shlex.quote(str(folder / ".ci" / "run")), FAILING="none" if failing is None else failing)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    alone\n", encoding="ascii")
+    (folder / "test_flaky.py").write_text(FLAKY.replace("TIMES", str(times)), encoding="ascii")
+    return shell(shlex.quote(str(folder / ".ci" / "run")), PYTEST_ADDOPTS="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
 
 
-@pytest.mark.parametrize("number", range(len(SUITES)))
-def test_a_test_that_fails_once_fails_the_run_and_is_named_at_its_end(tmp_path: Path, number: int) -> None:
-    done = continuous(tmp_path, SUITES[number])
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout.endswith("\n── why tests failed:\ntest_it.py::test_flaky (call)\n"), done.stdout
-    assert (tmp_path / "runs").read_text(encoding="ascii").splitlines() == SUITES[: number + 1]
+@pytest.mark.parametrize(("times", "code"), [(1, 0), (2, 1)])
+def test_tests_that_failed_the_first_time_are_named_at_the_end(tmp_path: Path, times: int, code: int) -> None:
+    done = continuous(tmp_path, times)
+    assert done.returncode == code, done.stdout + done.stderr
+    names = ["test_at_first[a]", 'test_at_first[b\\"c]', "test_slow", "test_alone"]
+    _, heading, listed = done.stdout.rpartition("── tests that failed the first time:\n")
+    assert heading
+    assert listed.splitlines() == [f"test_flaky.py::{name}" for name in names]
+    assert (tmp_path / "alone").read_text(encoding="ascii") == "xx"
 
 
-def test_a_run_without_failures_runs_every_suite_once(tmp_path: Path) -> None:
-    done = continuous(tmp_path, None)
+def test_a_run_without_failures_has_no_such_list(tmp_path: Path) -> None:
+    for name in ("first-a", "first-b", "slow"):
+        (tmp_path / name).write_text("x", encoding="ascii")
+    done = continuous(tmp_path, 0)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "why" not in done.stdout
-    assert (tmp_path / "runs").read_text(encoding="ascii").splitlines() == SUITES
+    assert "first time" not in done.stdout
