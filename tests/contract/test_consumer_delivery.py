@@ -28,11 +28,11 @@ from commitmq import (
     Consumer,
     FencedError,
     MessageBatch,
-    NodeUnavailableError,
     Producer,
     ProtocolError,
     Reader,
 )
+from commitmq.errors import RequestError
 from commitmq.protocol.channel import Channel
 from interrupts import logging_survives
 from nodes import Node, eventually, start_node
@@ -158,18 +158,18 @@ def test_no_descriptors_are_no_reason_to_lose_a_batch(node: Node, monkeypatch: p
         first = consumer.poll(5, max_messages=50)
         with monkeypatch.context() as patched:
 
-            def refuse(_channel: Channel) -> None:
+            def refuse(*_: object) -> None:
                 import zmq
 
                 raise zmq.ZMQError(24)
 
-            patched.setattr(Channel, "_open", refuse)
+            patched.setattr(Channel, "_connect", refuse)
             for index in list(consumer._puller._readers.links):
                 consumer._puller._drop_link(index)
             seen = len(first)
             for _ in range(10):
                 seen += len(consumer.poll(0.1, max_messages=50))
-            with pytest.raises(NodeUnavailableError, match="Too many open files"):
+            with pytest.raises(RequestError, match="may open no more files"):
                 Channel("tcp://127.0.0.1:1")
         deadline = time.monotonic() + 20
         while seen < 200 and time.monotonic() < deadline:

@@ -105,13 +105,14 @@ class OffsetOperations:
         group = requests.text(header, "group")
         check_name(group)
         queues = requests.queues(header, "queues")
+        generation = self._ends.cuts.generation
         # Read after the turn's sync: a client that sends a commit and a fetch without waiting gets the committed
         # offset.
         return Answer(
             lambda: {
                 "offsets": [(topic, queue, self._offsets.fetch(group, topic, queue)) for topic, queue in queues],
                 "incarnations": self._topics.incarnations({topic for topic, _ in queues}),
-                "log_generation": self._ends.cuts.generation,
+                "log_generation": generation,
             }
         )
 

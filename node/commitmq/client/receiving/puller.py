@@ -99,8 +99,10 @@ class Puller:
                 if link is None:
                     link = self._readers.connect(index, time.monotonic() + patience_s, _RECONNECT_S)
                 self._pull(index, link, state, now)
-        except NodeUnavailableError as error:
-            # The node is restarting. Polls return empty batches until it is back.
+        except RequestError as error:
+            if not isinstance(error, NodeUnavailableError) and error.code != "CLIENT_ERROR":
+                raise
+            # The node is restarting, or this program has no descriptor left. Polls return empty batches until there is one.
             self._retry_connect_at = time.monotonic() + _RECONNECT_S
             _log.debug("the reader does not answer", error=error.message)
 

@@ -75,7 +75,8 @@ class ReaderQueues:
         try:
             self.look(min(max(deadline, now + _LEAST_S), now + _MOST_S))
         except RequestError as error:
-            if not isinstance(error, NodeUnavailableError) and error.retry_after_ms is None:
+            passes = isinstance(error, NodeUnavailableError) or error.code == "CLIENT_ERROR"  # no descriptor is left
+            if not passes and error.retry_after_ms is None:
                 raise
             self._look_at = time.monotonic() + _RETRY_S
 
