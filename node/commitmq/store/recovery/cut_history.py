@@ -144,7 +144,9 @@ class CutHistory:
 
         A generation that this store never had comes from another copy of it, and every cut counts.
         """
-        known = generation if generation <= self.generation else -1
+        if generation == self.generation:
+            return NO_CUT
+        known = generation if generation < self.generation else -1
         return min((cut.end for cut in self.cuts if cut.generation > known), default=NO_CUT)
 
     @property

@@ -98,7 +98,10 @@ class Pulls:
             # The units there belong to a deleted topic. The new topic has no messages there yet.
             return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, pull.offset, 0, pull.offset, NO_UNITS)
         place = self._places.place(pull.topic, topic)
-        if pull.log_generation not in (None, _JUDGED) and (moved := self._judge(pull, place)) is not None:
+        if (
+            pull.log_generation not in (None, _JUDGED, self._places.cuts.generation)
+            and (moved := self._judge(pull, place)) is not None
+        ):
             return moved
         result = place.queues.read(
             pull.topic,
