@@ -300,6 +300,7 @@ def test_a_watched_node_makes_the_calls_of_the_table(tmp_path: Path) -> None:
         for one in seen.iterdir()
         for line in one.read_text().split()
         if line.startswith("disk.") and line.endswith(":before")
+        if not one.name.startswith("timer.")  # whose calls test_timer_crash lets fail
     }
     # `commitmq start` makes the folders before there is a supervisor; the same calls are met in the workers.
     assert sorted(found - set(PLACES) - {"/disk.open.folder", "/disk.sync_folder.folder"}) == []
