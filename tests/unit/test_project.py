@@ -409,8 +409,8 @@ def test_everything_the_project_pulls_in_is_pinned() -> None:
             if further.marker is None or further.marker.evaluate({"extra": ""}):
                 open_requirements.append(further)
     assert len(seen) > 20
-    # What builds asks for at build time only, so no metadata leads to it.
-    assert set(pinned) - seen <= {"editables", "setuptools"}, "pins that nothing needs"
+    # What builds asks for at build time only, so no metadata leads to it, and what libcst asks for on Python 3.13.
+    assert set(pinned) - seen <= {"editables", "setuptools", "pyyaml-ft"}, "pins that nothing needs"
 
 
 # ---------------------------------------------------------------- the data set of the quickstart
