@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from commitmq import Producer
 from commitmq.errors import ProtocolError
 from commitmq.protocol.directory import Directory
-from nodes import Node, eventually, start_node
+from nodes import Node, eventually, free_ports, start_node
 
 
 def schedule(node: Node) -> dict[str, Any]:
@@ -74,3 +75,19 @@ def test_a_mover_that_is_turned_off_does_not_start(tmp_path: Path) -> None:
     expected = pytest.raises(ProtocolError, match="runs no schedule process")
     with start_node(tmp_path, "schedule.enable=false") as node, expected:
         ask(node, "schedule")
+
+
+def test_a_mover_whose_port_another_program_took_says_so_and_comes_when_it_is_free(tmp_path: Path) -> None:
+    base = free_ports()
+    with start_node(tmp_path, f"network.port={base}") as node:
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", base + 36))
+            taken.listen()
+            ask(node, "pop")
+            sentence = f"port {base + 36} is in use by process {os.getpid()} ("
+            eventually(lambda: sentence in (node.row("pop")["last_error"] or ""), "the port is named")
+            assert "--set network.port=PORT" in node.row("pop")["last_error"]
+            assert node.row("pop")["last_exit"] == "exit code 72 (ADDRESS_IN_USE)"
+        eventually(lambda: bool(node.row("pop")["state"] == "ready"), "the mover runs")
+    assert "Traceback" not in node.log()

@@ -12,7 +12,7 @@
 With ``network.port=0`` every process takes a free port, and the same port again after its death. The port lies outside
 the range from which the kernel serves outgoing connections: otherwise such a connection, even of a client that looks
 for this very process, could have it when the process comes back. Nodes whose blocks do not overlap run side by side; a
-node without plugins and with one reader needs the first eight.
+node without plugins and with one reader needs the first eight, +36 and +37.
 """
 
 from __future__ import annotations
@@ -114,14 +114,16 @@ def advertised(endpoints: Iterable[str], config: NodeConfig) -> list[str]:
 
 
 def in_use(port: int, role: str, config: NodeConfig) -> str:
-    """The sentence for a port of the block that ``role`` needs and that another program has."""
+    """The sentence for a port that ``role`` needs and that another program has."""
     base = config.network.port
-    place = "network.port itself" if port == base else f"network.port + {port - base}"
     who, needs = holder_of(port), "admin socket" if role == "admin" else role
+    taken = f"port {port} is in use by {who or 'another program'}, and this node's {needs} needs it"
+    if base == 0:
+        return f"{taken}, as it had it before"
+    place = "network.port itself" if port == base else f"network.port + {port - base}"
     return (
-        f"port {port} is in use{f' by {who}' if who else ' by another program'}, and this node's {needs} needs it ({place}; a"
-        f" node takes some of the ports {base} to {base + PORTS - 1}). End that program, or choose another block with"
-        " --set network.port=PORT"
+        f"{taken} ({place}; a node takes some of the ports {base} to {base + PORTS - 1}). End that program, or choose another"
+        " block with --set network.port=PORT"
     )
 
 
@@ -141,7 +143,7 @@ def first_in_use(wanted: Iterable[tuple[str, int]], config: NodeConfig) -> str:
 
 
 def clash(listeners: Iterable[Listener], wanted: Iterable[tuple[str, int]], config: NodeConfig) -> str:
-    """The sentence for the first port that two settings give away: to a server of ``listeners``, and to a process of the node
+    """The sentence for the first port that two settings assign: to a server of ``listeners``, and to a process of the node
     (``wanted``: roles and their slots) or to another server; "" when there is none.
     """
     base, taken = config.network.port, list[_Place]()
@@ -158,7 +160,7 @@ def clash(listeners: Iterable[Listener], wanted: Iterable[tuple[str, int]], conf
             for other in taken:
                 if other.meets(place):
                     return (
-                        f"port {port} is given away twice: {other.setting} gives it to {other.needs}, and {place.setting} to"
+                        f"port {port} is assigned twice: {other.setting} gives it to {other.needs}, and {place.setting} to"
                         f" {place.needs}. Choose another port for one of them (a node takes some of the ports from"
                         f" network.port to +{PORTS - 1})"
                     )

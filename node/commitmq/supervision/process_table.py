@@ -315,7 +315,7 @@ class ProcessTable:
         pause_ms = worker.next_backoff(
             now_ms, timing.restart_backoff_ms, timing.restart_backoff_max_ms, timing.restart_window_s * 1000
         )
-        if self._config.network.port == 0 and "Address already in use" in worker.last_error and worker.restarts:
+        if self._config.network.port == 0 and code == ExitCode.ADDRESS_IN_USE and worker.restarts:
             self._ports.pop(worker.role, None)  # another program took its free port: the worker gets another one
         worker.phase = Phase.WAITING
         worker.start_at_ms = now_ms + pause_ms
@@ -342,10 +342,8 @@ class ProcessTable:
             raise StartFailed(reason, CliExit.STORE_UNUSABLE)
         worker.deaths_before_ready += not worker.ready_ms
         if worker.deaths_before_ready >= START_ATTEMPTS:
-            in_use = "Address already in use" in reason and self._config.network.port
-            if in_use:
-                port = ports.port_of(worker.role, self._config, self._ports, worker.spec.dispatcher_slot)
-                raise StartFailed(ports.in_use(port, worker.role, self._config), CliExit.ADDRESS_IN_USE)
+            if code == ExitCode.ADDRESS_IN_USE:
+                raise StartFailed(reason, CliExit.ADDRESS_IN_USE)
             raise StartFailed(f"the {worker.role} process cannot start: {reason}", CliExit.START_FAILED)
 
     def _check_alive(self, worker: WorkerProcess, now_ms: int) -> None:

@@ -55,7 +55,7 @@ ROLES = [("admin", -1), ("writer", -1), ("dispatcher-consume_queue", 0), ("reade
         (
             [Listener("metrics", "127.0.0.1", ports=(7314,), setting="metrics.port")],
             [
-                "port 7314 is given away twice",
+                "port 7314 is assigned twice",
                 "network.port=7310 (+4) gives it to dispatcher-consume_queue",
                 "metrics.port=7314",
             ],

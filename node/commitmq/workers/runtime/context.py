@@ -9,6 +9,7 @@ End of file means the supervisor is dead: the worker then exits at once, because
 
 from __future__ import annotations
 
+import errno
 import gc
 import math
 import os
@@ -34,6 +35,7 @@ from commitmq.errors import StoreError
 from commitmq.files.no_space import is_no_space
 from commitmq.files.room import Room, StoppedWithoutRoom
 from commitmq.log import Log, configure, get_log
+from commitmq.network import ports
 from commitmq.network.auditing import audit_log
 from commitmq.network.guard import make_guard
 from commitmq.network.router import Router, open_router
@@ -59,6 +61,7 @@ class ExitCode(IntEnum):
 
     CLEAN = 0
     CRASHED = 70  # an unexpected exception; its traceback is in the log
+    ADDRESS_IN_USE = 72  # another program listens on the port of this worker
     STORE_UNUSABLE = 74  # the store's files are unusable as they are; restarting will not help
     SUPERVISOR_GONE = 75
     ROLE_TAKEN = 76  # another process of this role still holds its lock
@@ -72,6 +75,10 @@ _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _HEARTBEAT, _ASLEEP = int(WorkerWord.HEARTBEAT_MS), int(WorkerWord.ASLEEP)
 _POLL_MS, _IDLE_POLL_MS, _IDLE_AFTER_MS = 100, 500, 1000
 _NAP_MS = 5  # waits up to this long are naps, which only urgent rings end; a caller may declare a longer wait a nap
+
+
+class PortInUse(Exception):
+    """Another program has the port of this worker; the message says which program, and what to do."""
 
 
 class SupervisorGone(Exception):
@@ -186,7 +193,12 @@ class WorkerContext:
         if guard is not None:
             kind["users"] = UserBounds(self.quotas, Refusals(self.control, self.slot).count)
         place = self.zmq, config.network, log, self.layout.ipc(name), int(self.params.get("port", 0))
-        router, endpoints = open_router(*place, vouching=self.vouching, **kind)
+        try:
+            router, endpoints = open_router(*place, vouching=self.vouching, **kind)
+        except zmq.ZMQError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(ports.in_use(place[-1], self.role, config)) from error
+            raise
         self._routers.append(router)
         return router, endpoints
 
@@ -401,6 +413,9 @@ def _ended_by(error: BaseException, log: Log, lifeline: socket.socket) -> ExitCo
         log.error("store is unusable", error=str(error))
         last_words(lifeline, str(error))
         return ExitCode.STORE_UNUSABLE
+    if isinstance(error, PortInUse):  # the supervisor logs it
+        last_words(lifeline, str(error))
+        return ExitCode.ADDRESS_IN_USE
     log.exception("worker crashed", error=repr(error))
     last_words(lifeline, repr(error))
     return ExitCode.CRASHED

@@ -106,9 +106,9 @@ class Schedule(Mover):
         self._before.scan(self._log, start, end, _delivered, self._context.heartbeat)  # type: ignore[arg-type]
         self._ends = {level.number: level.end(bound, floor) for level in self._levels}
         for level in self._levels:
-            if level.offset > (end := self._ends[level.number]):
+            if level.offset > (last := self._ends[level.number]):
                 sentence = "the position of a level is beyond its queue: all messages in it count as delivered"
-                self._context.log.warning(sentence, level=level.number, position=level.offset, end=end)
+                self._context.log.warning(sentence, level=level.number, position=level.offset, end=last)
         if len(self._before):
             self._begins_at, self._resumed_ms = start, self._clock.now_ms()
             self._context.log.info("looks for deliveries before it", found=len(self._before), bytes=end - start)
