@@ -61,11 +61,13 @@ def main(arguments: list[str]) -> int:
     # A closed terminal must not kill a process that writes a log; in the foreground it ends the node in order.
     signal.signal(signal.SIGHUP, signal.SIG_IGN if mode == "background" else pass_on)
     handled.add(signal.SIGHUP)
+    if adopted:
+        parent_fd = _open_parent(int(adopted[1]))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)  # a later keeper is started with its signals blocked
     _hit("keeper.begin")
 
     pause_s = FIRST_PAUSE_S
     if adopted:
-        parent_fd = _open_parent(int(adopted[1]))
         code = _wait_for_word(int(adopted[2]))
         if parent_fd >= 0:
             closing, parent_fd = parent_fd, -1

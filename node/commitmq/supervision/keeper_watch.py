@@ -94,6 +94,8 @@ class KeeperWatch:
         """Start a keeper as a child, in a session of its own. When it raises OSError, it is due again a moment later."""
         self._due_ms = now_ms + self._pause_ms
         theirs, ours = os.pipe()
+        # A stop that is sent to the keeper before it can pass it on waits: it takes over the mask, and lifts it then.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         try:
             arguments = [str(self._layout.root), str(self._config_fd), "-1", "background", self.life]
             process = subprocess.Popen(
@@ -106,6 +108,7 @@ class KeeperWatch:
             os.close(ours)
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(theirs)
         process.returncode = 0  # only this class waits for it
         self.pid, self._word, self._gone = process.pid, ours, False
