@@ -21,7 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from commitmq.testing.node import DirectNodeProcess
+from commitmq.testing.node_process import NodeProcess
 
 _PIP = ("--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation")
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -153,7 +153,7 @@ def _required(distribution: metadata.Distribution, extras: tuple[str, ...] = ())
     return found
 
 
-class EnvironmentNode(DirectNodeProcess):
+class EnvironmentNode(NodeProcess):
     """A node that runs in an environment of its own."""
 
     def __init__(self, environment: Environment, store: Path, *settings: str) -> None:

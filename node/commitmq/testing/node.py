@@ -20,7 +20,7 @@ from commitmq.client.admin import Admin
 from commitmq.client.message import Message
 from commitmq.client.producer import Producer
 from commitmq.client.results import BatchResult, SendResult
-from commitmq.errors import CommitMQError, NodeUnavailableError
+from commitmq.errors import CommitMQError
 from commitmq.plugin.loading import ENTRY_POINT_GROUP, PLUGINS_VARIABLE
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.testing.node_process import DEADLINE_S, NodeProcess, alive, eventually
@@ -41,18 +41,6 @@ class CommandResult:
         return f"CommandResult(code={self.code}, output={self.output!r}, errors={self.errors!r})"
 
 
-class DirectNodeProcess(NodeProcess):
-    """Its reports come over its socket, without one run of the command each."""
-
-    def report(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"node": {}, "processes": []}
-        if self.is_started and alive(self.supervisor_pid):
-            with contextlib.suppress(NodeUnavailableError), Admin(self.address) as admin:
-                found = admin.status()
-        self.note(found)
-        return found
-
-
 class CommitMQNode:
     """One node on ``store``. Every method has finished its work on return, or raises AssertionError with the reason.
 
@@ -69,7 +57,7 @@ class CommitMQNode:
         names a missing one.
         """
         self.store = folder / "store"
-        self._process = DirectNodeProcess(self.store, *_QUICK, *settings)
+        self._process = NodeProcess(self.store, *_QUICK, *settings)
         self._variables = {}
         if named := ",".join(_named(one) for one in plugins):
             self._variables[PLUGINS_VARIABLE] = named
