@@ -11,7 +11,6 @@ from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.store.metadata import json_config
 from commitmq_plugins.rocketmq.broker.admin_queues import Queues
 from commitmq_plugins.rocketmq.broker.broker_config import LOCKED, BrokerConfig, ConfigError, parse_properties
-from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.runtime_info import RuntimeFigures, runtime_table
@@ -152,8 +151,5 @@ class AdminBroker:
 
     async def expire(self, connection: Connection, command: Command) -> Command:
         """Request 329: segments of the log that are too old go now, at any hour."""
-        try:
-            await self._node.ask("cleanup", "expire", timeout_s=30.0)
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
+        await self._node.ask("cleanup", "expire", timeout_s=30.0)
         return command.answer()

@@ -17,7 +17,6 @@ from commitmq.semantics.stored_topics import topics_of
 from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.admin_offsets import topics_of_group
 from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.registry import Member
 from commitmq_plugins.rocketmq.broker.topics import Topics
@@ -108,16 +107,13 @@ class AdminClients:
             found.update((await self._node.ask("coordinator", "topic.describe", topic=topic))["topic"]["groups"])
         except ProtocolError as error:
             if error.code != "TOPIC_NOT_EXIST":
-                return command.answer(*refusal_of(error))
+                raise
         return command.answer(body=dumps({"groupList": sorted(found)}))
 
     async def topics_of_group(self, connection: Connection, command: Command) -> Command:
         """Request 343."""
         group = GroupRequestHeader.decode(command.ext_fields).group
-        try:
-            found = await topics_of_group(self._node, group)
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
+        found = await topics_of_group(self._node, group)
         return command.answer(body=topic_list(found, self._address))
 
     def subscription(self, connection: Connection, command: Command) -> Command:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from commitmq.errors import ProtocolError
-from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.group_reads import READ, GroupReads, all_settings
 from commitmq_plugins.rocketmq.broker.names import group_refusal
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -78,8 +77,6 @@ class AdminGroups:
             for group in groups:
                 await self._put(connection, group)
             await self._reads.sync()
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
         except BodyError as error:
             return command.answer(ResponseCode.SYSTEM_ERROR, str(error))
         await self._node.expect("pop")
@@ -108,10 +105,7 @@ class AdminGroups:
 
     async def all(self, connection: Connection, command: Command) -> Command:
         """Request 201. All groups and their number: a client that asks for pages then has them all with the first."""
-        try:
-            groups, forbidden, version = await all_settings(self._node)
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
+        groups, forbidden, version = await all_settings(self._node)
         body = {"dataVersion": version, "forbiddenTable": forbidden, "subscriptionGroupTable": groups}
         return command.answer(ext_fields={"totalGroupNum": str(len(groups))}, body=dumps(body))
 
@@ -126,37 +120,29 @@ class AdminGroups:
         except ProtocolError as error:
             if error.code == "GROUP_NOT_EXIST":
                 return command.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
-            return command.answer(*refusal_of(error))
+            raise
         return command.answer(body=dumps(answer["config"]))
 
     async def delete(self, connection: Connection, command: Command) -> Command:
         """Request 207: the settings of a group, and its offsets if asked."""
         header = DeleteSubscriptionGroupRequestHeader.decode(command.ext_fields)
-        try:
-            await self._node.ask("coordinator", "group.delete", group=header.group_name)
-            await self._reads.sync()
-            for hear in self.settings_changed:
+        await self._node.ask("coordinator", "group.delete", group=header.group_name)
+        await self._reads.sync()
+        for hear in self.settings_changed:
+            hear(header.group_name)
+        if header.clean_offset:
+            await self._offsets.settle(header.group_name)
+            await self._node.ask("coordinator", "offset.forget", group=header.group_name)
+            for hear in self.offsets_gone:
                 hear(header.group_name)
-            if header.clean_offset:
-                await self._offsets.settle(header.group_name)
-                await self._node.ask("coordinator", "offset.forget", group=header.group_name)
-                for hear in self.offsets_gone:
-                    hear(header.group_name)
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
         return command.answer()
 
     async def forbid(self, connection: Connection, command: Command) -> Command:
         """Request 353: whether a group may read a topic; without ``readable`` only the answer."""
         header = UpdateGroupForbiddenRequestHeader.decode(command.ext_fields)
         fields: dict[str, Any] = {} if header.readable is None else {"readable": header.readable}
-        try:
-            answer = await self._node.ask(
-                "coordinator", "group.forbid", group=header.group, topic=header.topic, **fields
-            )
-            await self._reads.sync()
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
+        answer = await self._node.ask("coordinator", "group.forbid", group=header.group, topic=header.topic, **fields)
+        await self._reads.sync()
         readable = not int(answer["forbidden"]) & READ
         return command.answer(body=dumps({"group": header.group, "readable": readable, "topic": header.topic}))
 

@@ -12,7 +12,6 @@ from commitmq.security.needs import SUB_GET, SUB_UPDATE
 from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.admin_queues import Queues
 from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.group_reads import all_settings
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -82,21 +81,18 @@ class AdminOffsets:
         header = GetConsumeStatsRequestHeader.decode(command.ext_fields)
         group = header.consumer_group
         found = ConsumeStats()
-        try:
-            wanted = [one for one in (header.topic_list or "").split(";") if one.strip()]
-            if not wanted:
-                named = (header.topic or "").strip()
-                await self._offsets.settle(group)
-                wanted = [named] if named else await topics_of_group(self._node, group)
-                wanted = [topic for topic in wanted if self._subscribes(group, topic)]
-            for topic in dict.fromkeys(wanted):
-                config = self._topics.get(topic)
-                if config is not None and self._may_see(connection, group, topic):
-                    progress = await self._progress(group, topic, config.read_queues)
-                    found.offset_table |= progress.offset_table
-                    found.consume_tps += progress.consume_tps
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
+        wanted = [one for one in (header.topic_list or "").split(";") if one.strip()]
+        if not wanted:
+            named = (header.topic or "").strip()
+            await self._offsets.settle(group)
+            wanted = [named] if named else await topics_of_group(self._node, group)
+            wanted = [topic for topic in wanted if self._subscribes(group, topic)]
+        for topic in dict.fromkeys(wanted):
+            config = self._topics.get(topic)
+            if config is not None and self._may_see(connection, group, topic):
+                progress = await self._progress(group, topic, config.read_queues)
+                found.offset_table |= progress.offset_table
+                found.consume_tps += progress.consume_tps
         return command.answer(body=found.encode())
 
     def _may_see(self, connection: Connection, group: str, topic: str) -> bool:
@@ -110,10 +106,7 @@ class AdminOffsets:
         if task is None:
             task = self._stats[only_ordered] = asyncio.ensure_future(self._all_progress(only_ordered=only_ordered))
             task.add_done_callback(lambda _: self._stats.pop(only_ordered))
-        try:
-            return command.answer(body=await asyncio.shield(task))
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
+        return command.answer(body=await asyncio.shield(task))
 
     async def _all_progress(self, *, only_ordered: bool) -> bytes:
         rows: list[dict[str, Any]] = []
@@ -157,7 +150,7 @@ class AdminOffsets:
         except ProtocolError as error:
             if error.code == "GROUP_NOT_EXIST":
                 return command.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} does not exist")
-            return command.answer(*refusal_of(error))
+            raise
         return command.answer(
             body=reset_offset_body({self._queue(header.topic, one): at for one, at in wanted.items()})
         )
@@ -181,62 +174,53 @@ class AdminOffsets:
         if topic is None:
             return command.answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
         rows = []
-        try:
-            bounds = await self._queues.bounds(header.topic, topic.write_queues)
-            committed = await self._offsets.fetch(header.group, [(header.topic, queue) for queue in bounds])
-            for queue, (least, end) in bounds.items():
-                at = committed[header.topic, queue]
-                wanted = {0: least if end else -1, 1: end - 1, 2: at - 1, 3: at if at < end else -1}
-                first, last, consumed, following = (await self._queues.times(header.topic, wanted)).values()
-                row = {
-                    "consumeTimeStamp": consumed if at > 0 else first,
-                    "maxTimeStamp": last,
-                    "messageQueue": self._queue(header.topic, queue).to_json(),
-                    "minTimeStamp": first,
-                    "delayTime": 0,
-                }
-                if at < end:
-                    row["delayTime"] = time.time_ns() // 1_000_000 - following
-                rows.append(row)
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
+        bounds = await self._queues.bounds(header.topic, topic.write_queues)
+        committed = await self._offsets.fetch(header.group, [(header.topic, queue) for queue in bounds])
+        for queue, (least, end) in bounds.items():
+            at = committed[header.topic, queue]
+            wanted = {0: least if end else -1, 1: end - 1, 2: at - 1, 3: at if at < end else -1}
+            first, last, consumed, following = (await self._queues.times(header.topic, wanted)).values()
+            row = {
+                "consumeTimeStamp": consumed if at > 0 else first,
+                "maxTimeStamp": last,
+                "messageQueue": self._queue(header.topic, queue).to_json(),
+                "minTimeStamp": first,
+                "delayTime": 0,
+            }
+            if at < end:
+                row["delayTime"] = time.time_ns() // 1_000_000 - following
+            rows.append(row)
         return command.answer(body=dumps({"consumeTimeSpanSet": rows}))
 
     async def clone(self, connection: Connection, command: Command) -> Command:
         """Request 314: a group gets the offsets of another."""
         header = CloneGroupOffsetRequestHeader.decode(command.ext_fields)
         only = (header.topic or "").strip()
-        try:
-            await self._offsets.settle(header.src_group)
-            entries: list[tuple[str, int, int]] = []
-            for topic, queue, offset in await offsets_of_group(self._node, header.src_group):
-                if (only and topic != only) or self._topics.get(topic) is None:
-                    continue
-                if header.offline or self._subscribes(header.src_group, topic):
-                    entries.append((topic, queue, offset))
-            topics = dict.fromkeys(topic for topic, _, _ in entries)
-            if (refused := self._access.lacks(connection, command, topics, SUB_UPDATE)) is not None:
-                return refused
-            if entries:
-                await self._node.ask("coordinator", "offset.commit", group=header.dest_group, offsets=entries,
-                                     reset=True, running=True, partial=True)  # fmt: skip
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
+        await self._offsets.settle(header.src_group)
+        entries: list[tuple[str, int, int]] = []
+        for topic, queue, offset in await offsets_of_group(self._node, header.src_group):
+            if (only and topic != only) or self._topics.get(topic) is None:
+                continue
+            if header.offline or self._subscribes(header.src_group, topic):
+                entries.append((topic, queue, offset))
+        topics = dict.fromkeys(topic for topic, _, _ in entries)
+        if (refused := self._access.lacks(connection, command, topics, SUB_UPDATE)) is not None:
+            return refused
+        if entries:
+            await self._node.ask("coordinator", "offset.commit", group=header.dest_group, offsets=entries,
+                                 reset=True, running=True, partial=True)  # fmt: skip
         return command.answer()
 
     async def all(self, connection: Connection, command: Command) -> Command:
         """Request 43: all offsets as ``consumerOffset.json`` has them."""
         table: dict[str, dict[str, int]] = {}
         after: list[Any] | None = None
-        try:
-            while True:
-                answer = await self._node.ask("coordinator", "group.positions", after=after)
-                for group, topic, queue, offset in answer["positions"]:
-                    table.setdefault(f"{topic}@{group}", {})[str(queue)] = offset
-                if (after := answer["next"]) is None:
-                    break
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
+        while True:
+            answer = await self._node.ask("coordinator", "group.positions", after=after)
+            for group, topic, queue, offset in answer["positions"]:
+                table.setdefault(f"{topic}@{group}", {})[str(queue)] = offset
+            if (after := answer["next"]) is None:
+                break
         return command.answer(body=dumps({"offsetTable": table}))
 
 

@@ -149,7 +149,7 @@ class AdminTopics:
                     await self._node.ask("coordinator", "topic.delete", topic=one, timeout_s=_DELETE_S)
         except ProtocolError as error:
             if error.code not in ("TOPIC_NOT_EXIST", "INVALID_PARAMETER"):  # (no topic has a name that is wrong)
-                return command.answer(*refusal_of(error))
+                raise
         await self._registration.settle()
         return command.answer()
 
@@ -198,11 +198,8 @@ class AdminTopics:
         if found is None:
             return command.answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
         count = max(found.read_queue_nums, found.write_queue_nums)
-        try:
-            bounds = await self._queues.bounds(header.topic, count)
-            last = await self._queues.times(header.topic, {queue: end - 1 for queue, (_, end) in bounds.items() if end})
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
+        bounds = await self._queues.bounds(header.topic, count)
+        last = await self._queues.times(header.topic, {queue: end - 1 for queue, (_, end) in bounds.items() if end})
         table = {
             MessageQueue(header.topic, self._broker_name, queue): TopicOffset(least, end, last.get(queue, 0))
             for queue, (least, end) in bounds.items()

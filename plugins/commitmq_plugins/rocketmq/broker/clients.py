@@ -17,7 +17,7 @@ from commitmq.errors import ProtocolError
 from commitmq.log import Log
 from commitmq_plugins.rocketmq.broker.allowances import Allowances
 from commitmq_plugins.rocketmq.broker.client_news import ClientNews
-from commitmq_plugins.rocketmq.broker.codes import filter_refusal, refusal_of
+from commitmq_plugins.rocketmq.broker.codes import filter_refusal
 from commitmq_plugins.rocketmq.broker.neighbours import Neighbours
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.registry import BROADCASTING, Changes, Registry
@@ -79,10 +79,7 @@ class Clients:
         data = HeartbeatData.decode(command.body)
         if connection.is_closed:  # it has left already
             return command.answer()
-        try:
-            self._check(connection, data)
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
+        self._check(connection, data)
         made = False
         for consumer in data.consumers:
             if consumer.message_model != BROADCASTING:
@@ -90,7 +87,7 @@ class Clients:
                     made |= await self._topics.retry_topics(consumer.group_name, user=connection.user, tells=False)
                 except ProtocolError as error:
                     if error.code != "NO_PERMISSION":  # the group keeps no failed messages
-                        return command.answer(*refusal_of(error))
+                        raise
             elif not data.without_sub:
                 await self._look_at_broadcast(consumer.group_name, connection.user)
         if made:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Protocol
 
-from commitmq.errors import CommitMQError
+from commitmq.errors import CommitMQError, ProtocolError
 from commitmq.log import Log
 from commitmq.plugin import failpoints
 from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.auditing import CHANGES, Auditing
+from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.server_counts import ServerCounts
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.command import Command
@@ -100,7 +101,11 @@ class Dispatch:
         return answer
 
     def _failed(self, command: Command, error: Exception) -> Command:
-        """RocketMQ's answer to an exception: its class and its message (remoting 1.1)."""
+        """The answer to an exception: the code that RocketMQ has for what the node refused, else what RocketMQ answers, the
+        exception's class and its message (remoting 1.1).
+        """
+        if isinstance(error, ProtocolError):
+            return command.answer(*refusal_of(error))
         if not isinstance(error, CommitMQError):
             self._log.exception("a request failed", code=command.code, error=repr(error))
         elif isinstance(error, RemotingError):

@@ -123,8 +123,6 @@ class Looks:
                 found = await self._has_some(header, queues)
         except PopRefused as refusal:
             return command.answer(refusal.code, refusal.remark)
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
         finally:
             self._waiting[connection] -= 1
             if not self._waiting[connection]:

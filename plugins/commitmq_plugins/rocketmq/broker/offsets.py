@@ -18,7 +18,6 @@ from commitmq.format.units import UNIT_STRUCT
 from commitmq.log import Log
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
 from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.returning import Returning
 from commitmq_plugins.rocketmq.broker.topics import Topics
@@ -254,7 +253,7 @@ class Offsets:
                 return command.answer(ext_fields={"offset": "0"})
         except ProtocolError as error:
             if error.code == "SERVICE_NOT_AVAILABLE":
-                return command.answer(*refusal_of(error))
+                raise
         remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
         return command.answer(ResponseCode.QUERY_NOT_FOUND, remark)
 
@@ -337,7 +336,7 @@ class Offsets:
                 found = -1
         except ProtocolError as error:
             if error.code == "SERVICE_NOT_AVAILABLE":
-                return command.answer(*refusal_of(error))
+                raise
             found = 0
         return command.answer(ext_fields={"offset": str(found)})
 

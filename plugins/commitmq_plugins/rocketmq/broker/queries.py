@@ -11,7 +11,6 @@ from commitmq.security.needs import SUB_GET
 from commitmq.semantics.stored_topics import topics_of
 from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
@@ -65,7 +64,7 @@ class Queries:
             records, last = await self._pages(fields, max(1, most))
         except ProtocolError as error:
             if error.code not in ("INVALID_PARAMETER", "TOPIC_NOT_EXIST"):
-                return command.answer(*refusal_of(error))
+                raise
             records, last = b"", {}
         ext_fields = QueryMessageResponseHeader(
             int(last.get("last_timestamp") or 0), int(last.get("indexed_to") or 0)
@@ -100,7 +99,7 @@ class Queries:
             _, frames = await self._node.exchange(self._node.line("reader-0"), "view", fields)
         except ProtocolError as error:
             if error.code not in ("INVALID_PARAMETER", "TOPIC_NOT_EXIST"):
-                return command.answer(*refusal_of(error))
+                raise
             remark = f"can not find message by the offset, {header.offset}"
             return command.answer(ResponseCode.SYSTEM_ERROR, remark)
         data = b"".join(frames)
@@ -124,10 +123,7 @@ class Queries:
         while not bounds or len(units) < wanted:
             fields = {"topic": name, "queue": queue, "offset": max(0, offset), "mode": "ranges",
                       "max_messages": max(1, min(1_024, wanted - len(units))), "max_bytes": _NO_BYTES}  # fmt: skip
-            try:
-                answer, frames = await self._node.exchange(self._node.reader_of(name, queue), "pull", fields)
-            except ProtocolError as error:
-                return command.answer(*refusal_of(error))
+            answer, frames = await self._node.exchange(self._node.reader_of(name, queue), "pull", fields)
             bounds = bounds or answer
             if answer["status"] != "FOUND" or answer.get("mode") == "bytes" or offset < 0:
                 break

@@ -63,11 +63,8 @@ class Receipts:
         refused = self._wrong(command, connection, header.topic, header.queue_id)
         if refused is not None:
             return refused
-        try:
-            handle = self._handle(header.extra_info, header.offset)
-            acked = await self._acked(header.consumer_group, self._pair(header.topic, header.consumer_group, handle))
-        except ProtocolError as error:
-            return command.answer(*refusal_of(error))
+        handle = self._handle(header.extra_info, header.offset)
+        acked = await self._acked(header.consumer_group, self._pair(header.topic, header.consumer_group, handle))
         if not acked:
             least, end, _ = await self._offsets.bounds(header.topic, header.queue_id)
             if not least <= header.offset <= end:
@@ -100,7 +97,7 @@ class Receipts:
                 self._counting.acked(one.consumer_group, name, len(handles))
         for done in await asyncio.gather(*waiting, return_exceptions=True):
             if isinstance(done, ProtocolError) and done.code == "SERVICE_NOT_AVAILABLE":
-                return command.answer(*refusal_of(done))
+                raise done
         return command.answer()
 
     def _handles(self, ack: BatchAck) -> Iterator[ReceiptHandle]:

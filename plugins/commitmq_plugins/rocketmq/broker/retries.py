@@ -15,7 +15,6 @@ from commitmq.semantics.stored_topics import topics_of
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
 from commitmq_plugins.rocketmq.broker.node import Node
@@ -134,7 +133,7 @@ class Retries:
         except ProtocolError as error:
             if error.code == "NO_PERMISSION" and await self._keeps_none(header.group):
                 return command.answer()
-            return command.answer(*refusal_of(error))
+            raise
         return command.answer()
 
     async def _keeps_none(self, group: str) -> bool:

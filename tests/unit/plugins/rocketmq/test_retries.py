@@ -15,7 +15,9 @@ import pytest
 
 from commitmq.errors import ProtocolError
 from commitmq.format.record import Record, encode_record
+from commitmq.log import get_log
 from commitmq.store.metadata.topic_config import TopicConfig
+from commitmq_plugins.rocketmq.broker.dispatch import Dispatch
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
 from commitmq_plugins.rocketmq.broker.retries import Retries
 from commitmq_plugins.rocketmq.remoting.codes import V3_4_9, RequestCode
@@ -41,8 +43,9 @@ class Stage:
         topics = SimpleNamespace(retry_topics=self._retry_topics, must_get=lambda name: TopicConfig(name, 1, 1))
         clients = SimpleNamespace(charge=lambda *_: None)
         counting = SimpleNamespace(sent_back=lambda *_: None)
-        access = SimpleNamespace(lacks=lambda *_: None)
+        access = SimpleNamespace(lacks=lambda *_: None, refusal=lambda *_: None)
         self.retries = Retries(node, topics, clients, self.locks, counting, access)  # type: ignore[arg-type]
+        self._dispatch = Dispatch([self.retries], access, get_log("test"))  # type: ignore[arg-type]
 
     async def _ask(self, role: str, op: str, **fields: Any) -> dict[str, Any]:
         assert (role, op, fields) == ("coordinator", "group.config", {"group": "g"})
@@ -69,7 +72,13 @@ class Stage:
         named = {"offset": str(PLACE), "group": "g", "delayLevel": "0", "originTopic": "orders", **fields}
         command = request(RequestCode.CONSUMER_SEND_MSG_BACK, named)
         command.version = version
-        return asyncio.run(self.retries.send_back(SimpleNamespace(user=""), command))  # type: ignore[arg-type]
+        return asyncio.run(self._dispatched(command))
+
+    async def _dispatched(self, command: Command) -> Command:
+        answer = self._dispatch.handle(SimpleNamespace(user=""), command)  # type: ignore[arg-type]
+        assert answer is not None
+        assert not isinstance(answer, Command)
+        return await answer  # type: ignore[return-value]
 
     def send_back(self, version: int = V3_4_9, **fields: str) -> dict[str, Any]:
         """What the writer is asked for then."""
