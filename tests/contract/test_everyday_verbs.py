@@ -303,6 +303,7 @@ PARKED = {"name": "d", "state": "parked", "parked": {"offset": 7}, "lag_bytes": 
         ({"processes": [{**ROW, "restarts": 1}]}, "note", "writer"),
         ({"processes": [{**ROW, "refused": 3}]}, "note", "writer"),
         ({"processes": [{**ROW, "info": {"unheard_groups": ["shop"]}}]}, "warning", "writer"),
+        ({"processes": [{**ROW, "info": {"set_aside": 1}}]}, "warning", "writer"),
         ({"processes": [{**ROW, "info": {"expiry": {"error": "EACCES"}}}]}, "error", "expiry"),
         ({"dispatchers": [PARKED]}, "error", "dispatcher d"),
         ({"dispatchers": [{**PARKED, "state": "running", "lag_bytes": 1 << 30}]}, "warning", "dispatcher d"),

@@ -8,8 +8,9 @@ on a store that is numbers only. The count of what must come is independent: it 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import hypothesis.strategies as st
@@ -18,11 +19,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StringType, StructField, StructType
 
+from commitmq.errors import FencedError
 from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
 from commitmq_plugins.spark import streaming
 from commitmq_plugins.spark.gaps import Gap
 from commitmq_plugins.spark.options import SourceOptions
 from commitmq_plugins.spark.stores import Slice
+from commitmq_plugins.spark.stream_offset import StreamOffset
 from commitmq_plugins.spark.streaming import StreamReader
 
 STORE = "a store"
@@ -297,3 +300,22 @@ class Stream(RuleBasedStateMachine):
 
 Stream.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestStream = Stream.TestCase
+
+
+def test_a_topic_that_is_gone_keeps_no_progress_back() -> None:
+    """What is told to the group of a stream: each topic alone, where a node refuses all together."""
+
+    class Node:
+        stored: ClassVar[set[tuple[str, int, int]]] = set()
+
+        def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], **_: object) -> None:
+            if any(topic == "gone" for topic, _, _ in offsets):
+                raise FencedError("topic gone is deleted")
+            self.stored |= {*offsets}
+
+    stream = StreamReader(SourceOptions.parse({"node": STORE, "topics": "a,b,gone", "group": "g"}), SCHEMA)
+    done = StreamOffset(positions={STORE: {"a": {"0": 3}, "gone": {"0": 5}, "b": {"1": 4}}})
+    with mock.patch.object(streaming, "Admin", return_value=nullcontext(Node())):
+        stream.commit(done.to_json())
+        assert Node.stored == {("a", 0, 3), ("b", 1, 4)}
+        assert stream._committed == {STORE: {"a": {"0": 3}, "b": {"1": 4}}}

@@ -24,6 +24,7 @@ from typing import Final
 
 from commitmq import failpoints
 from commitmq.files import disk
+from commitmq.files.aside import set_aside
 from commitmq.files.write_all import write_all
 
 SUFFIX: Final = ".new"
@@ -67,6 +68,7 @@ def write_beside(
     """
     beside = _temporary(path, hidden)
     try:
+        make_way(beside)
         fd = disk.open_file(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC, what, mode)
         try:
             write_all(fd, data, 0, place=f"{what}.write")
@@ -91,6 +93,12 @@ def take_name(path: Path, what: str, *, hidden: bool = False, before: Callable[[
     except BaseException:
         _remove(beside)
         raise
+
+
+def make_way(path: Path) -> None:
+    """Rename a folder that stands where a file is to be written: it would fail every write, and nobody made it for us."""
+    if path.is_dir():
+        set_aside(path)
 
 
 def _temporary(path: Path, hidden: bool) -> Path:

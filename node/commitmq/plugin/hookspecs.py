@@ -135,7 +135,8 @@ class Dispatcher(Protocol):
     def truncate(self, offset: int) -> None:
         """Drop everything at or behind ``offset``; the next batch begins there.
 
-        Raise NotImplementedError if that is impossible: a reset to an earlier offset is then refused.
+        Raise NotImplementedError if that is impossible: a reset to an earlier offset is then refused, and what a person
+        cuts from the log stays in this dispatcher's files.
         """
 
     def expire(self, min_offset: int) -> None:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from commitmq.client.admin import Admin
-from commitmq.errors import CommitMQError, ConfigError
+from commitmq.errors import CommitMQError, ConfigError, ProtocolError
 from commitmq.log import get_log
 from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.gaps import Gap, GapPolicy
@@ -232,15 +232,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ]
             if not offsets:
                 continue
-            try:
-                with Admin(address) as admin:
-                    admin.commit_offsets(self._options.group, offsets, incarnations=incarnations)
-            except CommitMQError as error:
-                # Spark's checkpoint is the authority; the next commit repeats everything for the node.
-                _log.warning("the progress could not be told to the node", node=address, error=str(error))
-                continue
-            for topic, queue, offset in offsets:
+            for topic, queue, offset in self._tell(address, offsets, incarnations):
                 self._committed.setdefault(address, {}).setdefault(topic, {})[str(queue)] = offset
+
+    def _tell(
+        self, address: str, offsets: list[tuple[str, int, int]], incarnations: Mapping[str, int]
+    ) -> list[tuple[str, int, int]]:
+        """Commit ``offsets`` to a node; returns those that it took. A topic that was deleted meanwhile keeps no other back."""
+        told: list[tuple[str, int, int]] = []
+        try:
+            with Admin(address) as admin:
+                try:
+                    admin.commit_offsets(self._options.group, offsets, incarnations=incarnations)
+                    return offsets
+                except ProtocolError as error:
+                    refused: CommitMQError = error
+                topics = {topic for topic, _, _ in offsets}
+                for topic in topics if len(topics) > 1 else ():
+                    part = [one for one in offsets if one[0] == topic]
+                    try:
+                        admin.commit_offsets(self._options.group, part, incarnations=incarnations)
+                        told += part
+                    except ProtocolError as error:
+                        refused = error
+        except CommitMQError as error:
+            refused = error
+        # Spark's checkpoint is the authority; the next commit repeats everything that the node does not have.
+        _log.warning("the progress could not be told to the node", node=address, error=str(refused))
+        return told
 
     def stop(self) -> None:
         """Do nothing: no resource is held between two calls."""

@@ -1,4 +1,5 @@
-"""Goal: no damage of a mover's position file ends its process: the file is set aside, and the mover goes on with what is left.
+"""Goal: no damage of a mover's position file ends its process: the file is set aside, and the mover goes on with what is
+left; a dispatcher begins anew. What stands where a file is to be written makes way.
 
 Method: the files as the movers write them, and in the place of one something else: other bytes, other JSON, a folder.
 """
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.workers.dispatcher.dispatch_state import DispatchState
@@ -70,9 +70,26 @@ def test_pop_goes_on_from_the_generation_before(layout: StoreLayout) -> None:
     assert ProgressFile(layout, LOG).load() == 100
 
 
-def test_a_dispatchers_state_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+_FAR = b'{"position":1e300,"timestamp":0,"epoch":0,"clean":true,"skipped":[],"gaps":[],"cut_to":0}'
+DISPATCHER_DAMAGES: dict[str, Callable[[Path], object]] = {**DAMAGES, "far": lambda path: path.write_bytes(_FAR)}
+
+
+@pytest.mark.parametrize("damage", DISPATCHER_DAMAGES)
+def test_a_dispatcher_begins_anew_and_goes_back_to_a_cut(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "index.json"
-    path.mkdir()
-    with pytest.raises(StoreError, match="cannot be read") as error:
-        DispatchState.load(path)
-    assert str(path) in str(error.value)
+    DISPATCHER_DAMAGES[damage](path)
+    state = DispatchState.load(path, LOG)
+    assert state == DispatchState(path)
+    assert path.with_name("index.json.damaged").exists()
+    state.lower(700)
+    assert DispatchState.load(path, LOG).cut_to == 700
+
+
+@pytest.mark.parametrize("name", ["pop.json.bak", "pop.json.new"])
+def test_a_folder_in_the_place_of_a_file_to_be_written_makes_way(layout: StoreLayout, name: str) -> None:
+    files = ProgressFile(layout, LOG)
+    files.store(100)
+    (layout.own / name).mkdir()
+    files.store(200)
+    assert ProgressFile(layout, LOG).load() == 200
+    assert (layout.own / f"{name}.damaged").is_dir()

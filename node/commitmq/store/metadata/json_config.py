@@ -318,6 +318,7 @@ def _keep_previous(path: Path) -> None:
     missing.
     """
     if _looks_whole(path):
+        atomic_file.make_way(backup_path(path))
         disk.replace(path, backup_path(path), "json_backup")
 
 

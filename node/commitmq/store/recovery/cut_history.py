@@ -11,7 +11,8 @@ end in bytes is enough for queues too: a queue's end at the cut is behind its la
         generation   int   of the store now; 0 only without a file
         lowered      int   all places in the store's own files are lowered for the cuts up to this generation
         served       int   the generation in which the node served before its last start
-        home         int   inode of the store's folder: a copy of the folder has another one
+        home         int   inode of the store's folder; 0: of a copy that an offline verb changed before its first start
+        saved_ms     int   when the file was written
         total        int   number of cuts ever
         positions    int   number of committed offsets ever lowered
         cuts         list  the newest MOST_CUTS, oldest first, each an object:
@@ -27,6 +28,11 @@ first use of a store, also one that RocketMQ used since; of a copied folder, bec
 a death, unless it is known that the log still has all that was written (:func:`commitmq.store.recovery.cut_judge`). Because a
 generation is no smaller than the clock, a copy never gets one that the original had.
 
+The folder of a copy has another inode, or by chance the same one, where it took the place of the original. But the time at
+which a file was changed last (``ctime``) belongs to the file system, and no program can copy it. So this file is of a copy too
+when it was changed at another time than ``saved_ms``; and the sidecar, which is written in place, when it was changed at
+another time than its content was.
+
 Beyond MOST_CUTS the oldest two become one, with the later generation and the lower end: who knows a generation before them is
 sent back further than necessary, and misses nothing.
 
@@ -36,6 +42,7 @@ counts as none, so the next recovery begins a generation of its own.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
 from dataclasses import asdict, dataclass, field
@@ -50,6 +57,7 @@ from commitmq.store.layout import StoreLayout
 MOST_CUTS: Final = 256
 NO_CUT: Final = -1
 _MAGIC: Final = b"CMQCUTS1 "
+_AT_ONCE_MS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,8 @@ class CutHistory:
     total: int = 0
     positions: int = 0
     cuts: list[LogCut] = field(default_factory=list)
+    is_copy: bool = False
+    """Whether a copy of the store has it, and no generation was begun there yet."""
 
     @classmethod
     def load(cls, layout: StoreLayout) -> CutHistory:
@@ -102,14 +112,17 @@ class CutHistory:
             numbers = {
                 name: int(found[name]) for name in ("generation", "lowered", "served", "home", "total", "positions")
             }
-            return cls(**numbers, cuts=[_cut(one) for one in found["cuts"]])
+            is_copy = numbers["home"] != home_of(layout) or _is_copied(layout, int(found["saved_ms"]))
+            return cls(**numbers, cuts=[_cut(one) for one in found["cuts"]], is_copy=is_copy)
         except (ValueError, KeyError, TypeError):
             return cls()
 
     def save(self, layout: StoreLayout) -> None:
         """Replace the file, durably. Raises StoreError (DiskFullError); then it has the old or the new content."""
-        self.home = home_of(layout)
-        data = orjson.dumps(asdict(self))
+        self.home = 0 if self.is_copy else home_of(layout)
+        members = asdict(self) | {"saved_ms": _now_ms()}
+        del members["is_copy"]
+        data = orjson.dumps(members)
         path = layout.cut_history
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +133,7 @@ class CutHistory:
 
     def add(self, end: int, by: str, cut_id: int = 0) -> LogCut:
         """Begin a generation: the log ends at ``end`` now, and may have ended later. :meth:`save` comes next."""
-        now_ms = time.time_ns() // 1_000_000
+        self.is_copy, now_ms = False, _now_ms()
         self.generation = max(self.generation + 1, now_ms)
         cut = LogCut(self.generation, now_ms, by, end, cut_id)
         self.cuts.append(cut)
@@ -166,6 +179,20 @@ class CutHistory:
 def home_of(layout: StoreLayout) -> int:
     """What a copy of the store's folder does not share with it: the inode of the folder."""
     return layout.root.stat().st_ino
+
+
+def _is_copied(layout: StoreLayout, saved_ms: int) -> bool:
+    """Whether a program made this file, or the sidecar, from one of another place or time."""
+    if abs(layout.cut_history.stat().st_ctime_ns // 1_000_000 - saved_ms) > _AT_ONCE_MS:
+        return True
+    with contextlib.suppress(OSError):
+        sidecar = layout.sidecar.stat()
+        return sidecar.st_ctime_ns != sidecar.st_mtime_ns
+    return False
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def note_cut(layout: StoreLayout, end: int, by: str, cut_id: int) -> None:

@@ -81,7 +81,7 @@ class DispatcherHost:
         self.position = self._control.dispatcher(self.slot, DispatcherWord.DISPATCHED)
         if name != CONSUME_QUEUE:
             # Recovery finds the ConsumeQueue's position. The other dispatchers store theirs.
-            self.state = DispatchState.load(context.layout.own / "dispatchers" / f"{name}.json")
+            self.state = DispatchState.load(context.layout.own / "dispatchers" / f"{name}.json", context.log)
             self.position = self.state.position if self.state.position >= 0 else self._min_offset
         # The predecessor's position when it died. The dispatcher may have to go back from there to its durable
         # position.
@@ -173,7 +173,13 @@ class DispatcherHost:
         if position > end:
             # A power cut took records that were never flushed and that this dispatcher had seen; or a person cut the log.
             self.context.log.warning("the log ends before the dispatcher's position", position=position, end=end)
-            dispatcher.truncate(end)
+            try:
+                if not hasattr(dispatcher, "truncate"):
+                    raise NotImplementedError
+                dispatcher.truncate(end)
+            except NotImplementedError:
+                sentence = "it cannot go back, and keeps what was cut from the log: remove its files to have it anew"
+                self.context.log.error(sentence, start=end, end=position)
             return end
         if state is not None and is_cut:
             # It has nothing of what was cut. One that went back may have to do so again, until it has flushed.

@@ -10,7 +10,8 @@
     cut_to      where the log was cut below what the dispatcher may have in its own files, which still have to go back to it;
                 -1 otherwise
 
-Lists keep their newest hundred entries. Each write replaces the file durably (write beside, fsync, rename, fsync).
+Lists keep their newest hundred entries. Each write replaces the file durably (write beside, fsync, rename, fsync). A damaged
+file is set aside, and the dispatcher begins at the log's beginning.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ import orjson
 
 from commitmq.errors import StoreError
 from commitmq.files import atomic_file
+from commitmq.files.aside import DamagedFileError, set_aside
+from commitmq.log import Log
 from commitmq.store.log.dispatch_batch import DispatchBatch
 
 _MOST_RANGES: Final = 100
+_MOST: Final = (1 << 63) - 1
 
 
 @dataclass(slots=True)
@@ -43,29 +47,35 @@ class DispatchState:
     cut_to: int = -1
 
     @classmethod
-    def load(cls, path: Path) -> DispatchState:
-        """The state in ``path``; a new one when there is no file. Raises StoreError for a file that holds no such state."""
+    def load(cls, path: Path, log: Log) -> DispatchState:
+        """The state in ``path``; a new one when there is none. Raises StoreError or OSError for a file that cannot be read
+        now, or not be set aside.
+        """
         try:
-            data: dict[str, Any] = orjson.loads(path.read_bytes())
-            return cls(
-                path,
-                int(data["position"]),
-                int(data["timestamp"]),
-                int(data["epoch"]),
-                bool(data["clean"]),
-                [(int(start), int(end)) for start, end in data["skipped"]],
-                [(int(start), int(end)) for start, end in data["gaps"]],
-                int(data.get("cut_to", -1)),
-            )
+            return cls._read(path)
         except FileNotFoundError:
+            return cls(path)
+        except DamagedFileError as error:
+            aside = set_aside(path)
+            log.error("a dispatcher begins anew: its state is damaged", error=str(error), kept_as=str(aside))
             return cls(path)
         except OSError as error:
             raise StoreError(f"the state of a dispatcher cannot be read: {error.strerror}", path=path) from error
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            raise StoreError(
-                f"not the state of a dispatcher ({error}). Remove it to have the dispatcher start at the log's beginning",
-                path=path,
-            ) from error
+
+    @classmethod
+    def _read(cls, path: Path) -> DispatchState:
+        try:
+            data: dict[str, Any] = orjson.loads(path.read_bytes())
+            position, timestamp, epoch = (int(data[name]) for name in ("position", "timestamp", "epoch"))
+            skipped, gaps = ([(int(start), int(end)) for start, end in data[name]] for name in ("skipped", "gaps"))
+            cut_to = int(data["cut_to"])
+            if max(position, timestamp, epoch, cut_to, *(max(one) for one in [*skipped, *gaps])) > _MOST:
+                raise ValueError("a number has more than 63 bits")
+            return cls(path, position, timestamp, epoch, bool(data["clean"]), skipped, gaps, cut_to)
+        except IsADirectoryError as error:
+            raise DamagedFileError("it is a folder", path=path) from error
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise DamagedFileError(f"not the state of a dispatcher: {error!r}", path=path) from error
 
     def save(self) -> None:
         """Replace the file, durably. When it raises StoreError, the old file is unchanged."""

@@ -35,7 +35,7 @@ from commitmq.store.metadata.topic_config import (
 from commitmq.store.metadata.topic_files import load_topics
 from commitmq.store.producers.producer_snapshot import ProducerSnapshot
 from commitmq.store.queues.ends_at import EndsAt
-from commitmq.store.recovery.cut_history import NO_CUT, CutHistory, Lowered, home_of
+from commitmq.store.recovery.cut_history import NO_CUT, CutHistory, Lowered
 from commitmq.store.recovery.store_recovery import Recovered
 from commitmq.workers.dispatcher.dispatch_state import DispatchState
 from commitmq.workers.pop.orders import OrderKey, Orders
@@ -93,7 +93,7 @@ def _reason(layout: StoreLayout, history: CutHistory, found: Recovered, shown: i
     """
     if not history.generation:
         return "first use"
-    if history.home != home_of(layout):
+    if history.is_copy:
         return "copied store"
     if not found.by_sidecar or found.allowed or found.end < (shown or 0):
         return "recovery"
@@ -162,12 +162,7 @@ def lower_others(layout: StoreLayout, ends: EndsAt, place: int, log: Log) -> lis
     if _lower_orders(layout, ends, log):
         found.append("ordered receives")
     for path in sorted((layout.own / "dispatchers").glob("*.json")):
-        try:
-            state = DispatchState.load(path)
-        except StoreError as error:  # its process says the same, and harms nobody else
-            log.warning("the state of a dispatcher cannot be read", error=str(error))
-            continue
-        if state.lower(place):
+        if DispatchState.load(path, log).lower(place):
             found.append(f"dispatcher {path.stem}")
     if set_aside.lower(layout.set_aside, place):
         found.append("messages set aside")

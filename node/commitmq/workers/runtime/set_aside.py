@@ -35,6 +35,8 @@ _MOST_LINES: Final = 16  # in the log, in each _LINES_MS
 _LINES_MS: Final = 60_000
 _WRITE_MS: Final = 200  # between two writes of the file
 _PLACE: Final = ("group", "topic", "queue", "queue_offset", "physical_offset")
+_NUMBERS: Final = frozenset(("at", "queue", "queue_offset", "physical_offset"))
+_MOST: Final = (1 << 63) - 1
 
 Entry = dict[str, Any]
 
@@ -107,7 +109,8 @@ class SetAside:
         self._write_at_ms = now + _WRITE_MS
         try:
             self._is_dirty = not self._context.room.try_to("set_aside", self._write)
-        except OSError as error:
+        except OSError as error:  # perhaps until a person comes
+            self._write_at_ms = now + _LINES_MS
             self._context.log.warning("the list of what is set aside cannot be written", why=str(error))
 
     def _write(self) -> None:
@@ -139,13 +142,22 @@ def listed(folder: Path) -> list[Entry]:
 
 
 def _loaded(path: Path) -> tuple[int, list[Entry]]:
-    """``(count, entries)``; of a file that cannot be read nothing: it only tells people."""
+    """``(count, entries)``; of a file that cannot be read, or has another shape, what is right: it only tells people."""
     try:
         content = orjson.loads(path.read_bytes())
-        entries = [one for one in content["messages"] if isinstance(one, dict) and type(one.get("at")) is int]
-        return max(int(content["count"]), len(entries)), entries
+        entries = [one for one in content["messages"] if _is_entry(one)]
+        count = content["count"]
+        return max(count if type(count) is int and count <= _MOST else 0, len(entries)), entries
     except (OSError, ValueError, KeyError, TypeError):
         return 0, []
+
+
+def _is_entry(one: Any) -> bool:
+    return (
+        isinstance(one, dict)
+        and "at" in one
+        and all(type(value) is (int if name in _NUMBERS else str) for name, value in one.items())
+    )
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:

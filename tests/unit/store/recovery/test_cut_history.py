@@ -7,6 +7,7 @@ each byte in which life of the log it was written. Then the file: what it says a
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -22,7 +23,6 @@ from commitmq.store.recovery.cut_history import (
     NO_CUT,
     CutHistory,
     Lowered,
-    home_of,
     note_cut,
     note_restored,
 )
@@ -130,15 +130,44 @@ def test_a_damaged_file_counts_as_none(layout: StoreLayout) -> None:
         assert CutHistory.load(layout) == CutHistory(), size
 
 
-def test_a_copy_of_the_folder_is_told_from_it(layout: StoreLayout, tmp_path: Path) -> None:
+def _saved(layout: StoreLayout, monkeypatch: pytest.MonkeyPatch, *, ago_ms: int = 0) -> CutHistory:
     history = CutHistory()
     history.add(100, "first use")
-    history.save(layout)
+    now_ms = cut_history._now_ms()
+    with monkeypatch.context() as patch:
+        patch.setattr(cut_history, "_now_ms", lambda: now_ms - ago_ms)
+        history.save(layout)
+    layout.sidecar.write_bytes(b"x")
+    return history
+
+
+def test_a_copy_of_the_folder_is_told_from_it(
+    layout: StoreLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _saved(layout, monkeypatch)
     copy = StoreLayout(tmp_path / "copy")
     shutil.copytree(layout.root, copy.root)
-    assert CutHistory.load(copy).home != home_of(copy)
+    assert CutHistory.load(copy).is_copy
     moved = StoreLayout(layout.root.rename(tmp_path / "moved"))
-    assert CutHistory.load(moved).home == home_of(moved)
+    assert not CutHistory.load(moved).is_copy
+
+
+@pytest.mark.parametrize("restored", ["all", "what differs"])
+def test_a_copy_in_the_place_of_the_original_is_told_from_it(
+    layout: StoreLayout, monkeypatch: pytest.MonkeyPatch, restored: str
+) -> None:
+    """Where a folder is removed, a new one often has its inode; and a program that copies what differs keeps the folder."""
+    _saved(layout, monkeypatch, ago_ms=3_600_000 if restored == "all" else 0)
+    if restored == "what differs":
+        os.utime(layout.sidecar, (1, 1))
+    assert CutHistory.load(layout).is_copy
+    CutHistory.load(layout).save(layout)  # an offline verb before the first start
+    layout.sidecar.write_bytes(b"x")
+    assert CutHistory.load(layout).is_copy
+    history = CutHistory.load(layout)
+    history.add(100, "copied store")
+    history.save(layout)
+    assert not CutHistory.load(layout).is_copy
 
 
 def test_a_cut_is_noted_once_and_taken_back(layout: StoreLayout) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from commitmq.log import get_log
 from commitmq.workers.dispatcher.dispatch_host import DispatcherHost
 from commitmq.workers.dispatcher.dispatch_state import DispatchState
+
+LOG = get_log("test")
 
 
 class Host(DispatcherHost):
@@ -21,7 +24,7 @@ class Host(DispatcherHost):
     def __init__(self, state: DispatchState) -> None:
         self.state = state
         self._control = SimpleNamespace(committed=lambda: 1_000)  # type: ignore[assignment]
-        self.context = SimpleNamespace(log=get_log("test"))  # type: ignore[assignment]
+        self.context = SimpleNamespace(log=LOG)  # type: ignore[assignment]
         self.told: list[int] = []
 
     def opened_at(self, position: int) -> int:
@@ -44,7 +47,7 @@ def test_it_goes_back(tmp_path: Path, cut_to: int, opened_at: int, goes_back_to:
     host.state.save()  # type: ignore[union-attr]
     assert host.opened_at(opened_at) == (opened_at if goes_back_to is None else goes_back_to)
     assert host.told == ([] if goes_back_to is None else [goes_back_to])
-    assert DispatchState.load(path).cut_to == left, "until it has flushed, a death may bring the old files back"
+    assert DispatchState.load(path, LOG).cut_to == left, "until it has flushed, a death may bring the old files back"
 
 
 def test_a_second_cut_keeps_the_lower_end(tmp_path: Path) -> None:
@@ -53,3 +56,13 @@ def test_a_second_cut_keeps_the_lower_end(tmp_path: Path) -> None:
     assert state.lower(400)
     assert not state.lower(600)
     assert (state.position, state.cut_to) == (400, 400)
+
+
+def _impossible(_offset: int) -> None:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("methods", [{}, {"truncate": _impossible}])
+def test_one_that_cannot_go_back_goes_on(tmp_path: Path, methods: dict[str, Any]) -> None:
+    host = Host(DispatchState(tmp_path / "mine.json", 500, cut_to=700))
+    assert host._within_the_log(SimpleNamespace(**methods), 900) == 700

@@ -325,7 +325,7 @@ def test_every_file_is_lowered(tmp_path: Path, by_person: bool) -> None:
     assert (ProgressFile(layout, log, lambda: 0).load() or 0) <= middle
     assert set(orders_journal.read(layout)) == {("orders", "h")}
     for name in ("index", "mine"):
-        state = DispatchState.load(layout.own / "dispatchers" / f"{name}.json")
+        state = DispatchState.load(layout.own / "dispatchers" / f"{name}.json", log)
         assert (state.position, state.cut_to, state.skipped) == (middle, middle, [(middle - 10, middle)])
     assert not layout.producers.exists()
     assert [one["physical_offset"] for one in listed(layout.set_aside)] == [middle - 1]

@@ -6,10 +6,12 @@ Method: the list of one process in a folder, written and read again; a log of a 
 from __future__ import annotations
 
 import errno
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
 from commitmq.files import atomic_file
@@ -105,3 +107,21 @@ def test_a_damaged_list_is_begun_anew(tmp_path: Path, content: bytes) -> None:
     (process.layout.set_aside / "pop.json").write_bytes(content)
     again = Process(tmp_path)
     assert (again.aside.count, listed(process.layout.set_aside)) == (0, [])
+
+
+@pytest.mark.parametrize("value", [None, -1.5, 1 << 64, 1e300, "x", [], {}, [1], True])
+@pytest.mark.parametrize("name", ["count", "at", "why", "topic", "queue_offset", "physical_offset"])
+def test_a_file_of_another_shape_ends_nothing(tmp_path: Path, name: str, value: Any) -> None:
+    """What a process tells is JSON with 64 bits."""
+    entry: dict[str, Any] = {"at": 1, "why": "too large", "topic": "orders", "queue_offset": 3, "physical_offset": 50}
+    content = {"count": 1, "messages": [entry]}
+    (content if name == "count" else entry)[name] = value
+    path = tmp_path / "commitmq" / "set_aside" / "pop.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(content))
+    module.lower(path.parent, 20)
+    path.write_text(json.dumps(content))
+    process = Process(tmp_path)
+    process.aside.note("too large", physical_offset=90)
+    assert orjson.dumps(process.told)
+    assert listed(path.parent)[-1]["physical_offset"] == 90
