@@ -311,7 +311,7 @@ def test_a_topic_that_is_gone_keeps_no_progress_back() -> None:
         def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]], **_: object) -> None:
             if any(topic == "gone" for topic, _, _ in offsets):
                 raise FencedError("topic gone is deleted")
-            self.stored |= {*offsets}
+            self.stored.update(offsets)
 
     stream = StreamReader(SourceOptions.parse({"node": STORE, "topics": "a,b,gone", "group": "g"}), SCHEMA)
     done = StreamOffset(positions={STORE: {"a": {"0": 3}, "gone": {"0": 5}, "b": {"1": 4}}})
