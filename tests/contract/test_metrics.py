@@ -153,7 +153,7 @@ def used(node: Node) -> None:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with start_node(tmp_path_factory.mktemp("metrics"), *SETTINGS, "metrics.compat_unsuffixed=true") as made:
+    with start_node(tmp_path_factory.mktemp("metrics"), *SETTINGS) as made:
         used(made)
         with (
             Consumer("orders", group="slow", node=made.address) as slow,
@@ -188,14 +188,11 @@ def test_both_formats_are_what_scrapers_take(address: str) -> None:
 
 def test_only_names_of_the_table_are_shown_with_their_labels(address: str) -> None:
     counted = {one.name: one for one in vars(families).values() if isinstance(one, Family)}
-    unsuffixed = {name.removesuffix("_milliseconds") for name in names.UNSUFFIXED}
     for path, table, labels in (
         ("/metrics", names.NATIVE | names.OWN, list(names.NODE_LABELS)),
         ("/metrics?compat=exporter", names.EXPORTER, []),
     ):
         for metric in scrape(address, path).values():
-            if metric.name in unsuffixed:
-                continue
             one = table.get(metric.name) or counted[metric.name]
             assert metric.kind == one.kind
             assert metric.help == one.help

@@ -50,8 +50,7 @@ def tool(name: str) -> str:
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     tool("promtool")
-    settings = (*SETTINGS, "metrics.compat_unsuffixed=true")
-    with start_node(tmp_path_factory.mktemp("promtool"), *settings) as made:
+    with start_node(tmp_path_factory.mktemp("promtool"), *SETTINGS) as made:
         used(made)
         with (
             Consumer("orders", group="slow", node=made.address) as slow,

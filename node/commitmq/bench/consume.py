@@ -61,7 +61,7 @@ def fill(
     clock = Clock(limit_s)
     before = topic.visible()
     written = columns_sum = messages_sum = 0
-    with Producer(topic.node, ack="memory", timeout_s=max(limit_s, 10.0), keep_freed_memory=True) as producer:
+    with Producer(topic.node, ack="memory", timeout_s=max(limit_s, 10.0)) as producer:
         while written < messages and not (written and clock.over()):
             part = bodies[: messages - written]
             producer.send_batch(topic.name, part)

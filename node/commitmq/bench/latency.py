@@ -77,7 +77,7 @@ def measure_latency(
     syncs: list[list[int]] = []
     with contextlib.ExitStack() as stack:
         peer = stack.enter_context(EchoPeer(transport))
-        producer = stack.enter_context(Producer(topic.node, keep_freed_memory=True))
+        producer = stack.enter_context(Producer(topic.node))
         put, get = peer.socket.send, peer.socket.recv
 
         def echo() -> None:

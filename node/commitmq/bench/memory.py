@@ -94,7 +94,7 @@ def measure_memory(
                         progress=progress,
                     )
                 )
-        producer = stack.enter_context(Producer(node, keep_freed_memory=True))
+        producer = stack.enter_context(Producer(node))
         body = os.urandom(body_bytes)
         clock = Clock(limit_s)
         done = 0

@@ -67,7 +67,7 @@ def measure_produce(
     if len(topic.names) > 1:
         return _measure_spread(topic, ack, bodies[:batch], messages, limit_s, progress)
     send = {"batch": _send_batches, "async": _send_async, "sync": _send_sync}[mode]
-    with Producer(topic.node, ack=ack, timeout_s=max(limit_s, 10.0), keep_freed_memory=True) as producer:
+    with Producer(topic.node, ack=ack, timeout_s=max(limit_s, 10.0)) as producer:
         # Connecting, looking up the route and importing modules are not part of the measurement.
         warm = min(_WARM_MESSAGES, messages)
         before = topic.visible()
@@ -89,7 +89,7 @@ def _measure_spread(
     starts.
     """
     turns = [(name, queue) for queue in range(topic.queues) for name in topic.names]
-    with Producer(topic.node, ack=ack, timeout_s=max(limit_s, 10.0), keep_freed_memory=True) as producer:
+    with Producer(topic.node, ack=ack, timeout_s=max(limit_s, 10.0)) as producer:
         for name, queue in turns:
             warm = producer.send_batch(name, bodies[:1], queue=queue)
         topic.wait_sent(warm[0])

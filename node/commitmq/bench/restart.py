@@ -121,7 +121,7 @@ class _Store:
                 admin.topic_create(name, queues)
         self._turns = [(name, queue) for queue in range(queues) for name in names]
         share = bodies[: max(1, len(bodies) // 100)]
-        with Producer(self._node.address, timeout_s=60.0, keep_freed_memory=True) as producer:
+        with Producer(self._node.address, timeout_s=60.0) as producer:
             for _ in self._turns:
                 self._send(producer, share)
         self._send_bytes(bodies, log_bytes, progress)
@@ -141,7 +141,7 @@ class _Store:
         self._start()
         ready = time.perf_counter()
         topic, queue = self._turns[0]
-        with Producer(self._node.address, timeout_s=60.0, keep_freed_memory=True) as producer:
+        with Producer(self._node.address, timeout_s=60.0) as producer:
             self._count(producer.send(topic, bodies[0], queue=queue))
         acked = time.perf_counter()
         with Admin(self._node.address, timeout_s=60.0) as admin:
@@ -176,7 +176,7 @@ class _Store:
 
     def _send_bytes(self, bodies: list[bytes], wanted: int, progress: Progress) -> SendResult | None:
         last = None
-        with Producer(self._node.address, ack="memory", timeout_s=60.0, keep_freed_memory=True) as producer:
+        with Producer(self._node.address, ack="memory", timeout_s=60.0) as producer:
             sent = 0
             while sent < wanted:
                 last = self._send(producer, bodies)

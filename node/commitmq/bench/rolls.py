@@ -163,7 +163,7 @@ class _RollingNode:
             self._process.end()
             raise NodeUnavailableError(f"a node to be measured did not start: {started.stderr.strip()}")
         self._admin = Admin(self._process.address)
-        self._producer = Producer(self._process.address, timeout_s=_START_S, keep_freed_memory=True)
+        self._producer = Producer(self._process.address, timeout_s=_START_S)
         self._admin.topic_create(_TOPIC, 1)
         return self
 

@@ -109,7 +109,7 @@ def _follow(home: Path, ack: str, body: bytes, count: int, settings: Sequence[st
             raise NodeUnavailableError(f"the node to be measured did not start: {started.stderr.strip()}")
         with Admin(node.address) as admin:
             admin.topic_create(_TOPIC, 1)
-        producer = stack.enter_context(Producer(node.address, ack=ack, keep_freed_memory=True))
+        producer = stack.enter_context(Producer(node.address, ack=ack))
         for _ in range(_WARM):
             producer.send(_TOPIC, body)
         recorder = trace_points.Recorder(events, "client")

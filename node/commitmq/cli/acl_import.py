@@ -32,12 +32,11 @@ _MOST_BYTES = 64 << 20
 def import_(files: tuple[Path, ...], dry_run: bool, store: Path, as_json: bool) -> None:
     """Take over the users and policies of RocketMQ in FILE, with their secrets.
 
-    A FILE is a plain_acl.yml (ACL 1.0), what `mqadmin listUser` or `listAcl` prints (ACL 2.0), or the JSON of these. Several
-    are read as one. What has no equivalent is named. All is taken or nothing: a user that is there already and differs is a
-    conflict, and the exit code is 1.
+    A FILE is what `mqadmin listUser` or `listAcl` of RocketMQ's ACL 2.0 prints, or the JSON of these. Several are read as
+    one. All is taken or nothing: a user that is there already and differs is a conflict, and the exit code is 1.
 
     \b
-    Example: commitmq acl import plain_acl.yml --dry-run --store /var/lib/commitmq
+    Example: commitmq acl import users.txt acls.txt --dry-run --store /var/lib/commitmq
     """
     wanted = _read(files)
     held = access_file(store)
@@ -57,10 +56,10 @@ def import_(files: tuple[Path, ...], dry_run: bool, store: Path, as_json: bool) 
     if as_json:
         rows = [{"name": one.name, "is_new": one.user is not None, **one.shown()} for one in changes]
         told = {"dry_run": dry_run, "applied": is_applied, "changes": rows}
-        print_json({**told, "conflicts": conflicts, "skipped": wanted.skipped})
+        print_json({**told, "conflicts": conflicts})
     else:
         _print(changes, is_applied, bool(conflicts))
-    for sentence in (*(f"left out: {one}" for one in wanted.skipped), *conflicts):
+    for sentence in conflicts:
         complain(sentence)
     if conflicts:
         complain("nothing was changed")
@@ -89,16 +88,13 @@ def _read(files: tuple[Path, ...]) -> ImportedAccess:
 
 
 def _read_text(text: str) -> ImportedAccess:
-    from commitmq.extras import need
     from commitmq.security.mqadmin_acl import has_tables, read_json, read_tables
-    from commitmq.security.plain_acl import read_plain_acl
 
     if has_tables(text):
         return read_tables(text)
     if text.lstrip().startswith(("[", "{")):
         return read_json(text)
-    need("reading plain_acl.yml", "acl", ("yaml",))
-    return read_plain_acl(text)
+    raise ValueError("it is no output of mqadmin listUser or listAcl, and no JSON of ACL 2.0")
 
 
 def _print(changes: list[AccessChange], is_applied: bool, has_conflicts: bool) -> None:

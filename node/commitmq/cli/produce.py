@@ -144,7 +144,7 @@ def _producer(node: str, **settings: Any) -> Producer:
 
     del batch_plan  # the first batch needs it: importing it here keeps the import out of the batch's time
     try:
-        return Producer(node, keep_freed_memory=True, **settings)
+        return Producer(node, **settings)
     except ConfigError:
         raise
     except ValueError as error:

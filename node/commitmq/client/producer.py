@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import orjson
 
-from commitmq.client import checks, heap
+from commitmq.client import checks
 from commitmq.client.message import Message, check_flag, check_topic
 from commitmq.client.producer_batches import BatchProducer
 from commitmq.client.producer_cancelling import CancellingProducer
@@ -70,11 +70,6 @@ class Producer(BatchProducer, TransactionProducer, RequestProducer, CancellingPr
     waits for the interpreter several times a run, each time up to ``sys.getswitchinterval()`` (5 ms); a shorter interval
     shortens the way of a message (measured at 10,000 a second: 16 ms, with an interval of 0.5 ms 6 ms).
 
-    ``keep_freed_memory=True`` sets the C library's heap for the whole process, and for good: up to 16 MiB of freed memory
-    stay with the process (``mallopt``; no effect where the C library has none). It is for a process whose main work is to
-    send batches: without it glibc gives the memory of each run back to the kernel, and the page faults of the next run can
-    take most of the CPU time.
-
     ``trace=True`` writes RocketMQ's trace records of all stored messages but those of memory topics, in the background and in
     batches, into ``RMQ_SYS_TRACE_TOPIC``; a record that finds no room is dropped. ``commitmq trace`` reads them.
 
@@ -110,7 +105,6 @@ class Producer(BatchProducer, TransactionProducer, RequestProducer, CancellingPr
         max_pending_bytes: int = 128 * 1024 * 1024,
         max_requests: int = 10_000,
         linger_ms: float = 2.0,
-        keep_freed_memory: bool = False,
         delivery: ExactlyOnce | None = None,
         trace: bool = False,
         group: str | None = None,
@@ -137,8 +131,6 @@ class Producer(BatchProducer, TransactionProducer, RequestProducer, CancellingPr
             become_several(self, Producer, addresses, locals())
             return
         assert isinstance(node, str | None)
-        if keep_freed_memory:
-            heap.keep_freed_memory()
         self._closed = True  # until all of it is made: __del__ must not warn of a producer whose __init__ raised
         self._ack = check_ack(ack)
         self._timeout_s = timeout_s

@@ -337,7 +337,6 @@ class MetricsConfig:
     max_connections: int = _key(32, 1, 10_000)
     max_request_bytes: int = _key(8_192, 512, 1_048_576)
     timeout_ms: int = _key(10_000, 100, 600_000)
-    compat_unsuffixed: bool = _key(False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,16 +30,10 @@ class AccessChange:
 
 @dataclass(slots=True)
 class ImportedAccess:
-    """``policies`` may name users that are not in ``users``: those must be in the file of users.
-
-    ``skipped``: what has no equivalent here and is left out, and ``refused``: what has none and must not be left out; a
-    sentence each.
-    """
+    """``policies`` may name users that are not in ``users``: those must be in the file of users."""
 
     users: dict[str, User] = field(default_factory=dict)
     policies: dict[str, Policies] = field(default_factory=dict)
-    skipped: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
 
     def add_user(self, user: User) -> None:
         """Raises ValueError when there is another of that name."""
@@ -60,12 +54,11 @@ class ImportedAccess:
             self.add_user(user)
         for name, policies in other.policies.items():
             self.add_policies(name, policies)
-        self.skipped.extend(other.skipped)
-        self.refused.extend(other.refused)
 
     def compared(self, table: AccessTable) -> tuple[list[AccessChange], list[str]]:
         """What the import would change in ``table``, and the conflicts, a sentence each."""
-        changes, conflicts = [], list(self.refused)
+        changes: list[AccessChange] = []
+        conflicts: list[str] = []
         for name in sorted(self.users.keys() | self.policies.keys()):
             wanted, known = self.users.get(name), table.users.get(name)
             policies = self.policies.get(name)

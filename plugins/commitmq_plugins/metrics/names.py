@@ -106,12 +106,6 @@ counter rocketmq_timer_dequeue_total STORE,topic
     Messages of the timer that are done.
 """)
 
-UNSUFFIXED: Final = {
-    "rocketmq_consumer_lag_latency_milliseconds",
-    "rocketmq_consumer_queueing_latency_milliseconds",
-}
-"""With ``metrics.compat_unsuffixed`` these are repeated without ``_milliseconds``."""
-
 OWN: Final = _table("""
 gauge commitmq_build_info version,python
     1; the versions are in the labels.

@@ -14,7 +14,7 @@ from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.semantics.transaction import HALF_TOPIC
 from commitmq_plugins.metrics.counted import Counted
 from commitmq_plugins.metrics.figures import Figures, GroupLag
-from commitmq_plugins.metrics.names import NATIVE, UNSUFFIXED
+from commitmq_plugins.metrics.names import NATIVE
 from commitmq_plugins.metrics.page import Page, label_text
 
 _SYSTEM_TOPICS: Final = {
@@ -48,7 +48,6 @@ class Native:
     def __init__(self, page: Page, config: NodeConfig, figures: Figures, *, may_write: bool) -> None:
         network = config.network
         self._page, self._figures, self._may_write = page, figures, may_write
-        self._unsuffixed = config.metrics.compat_unsuffixed
         self._in_flight = figures.by_label(families.POP_IN_FLIGHT.name, "topic", "group")
         self._popped = {group for _, group in self._in_flight}
         self._members = {name: int(row["members"]) for name, row in (figures.groups or {}).items()}
@@ -105,9 +104,6 @@ class Native:
     def _put(self, name: str, value: float | None, **labels: str) -> None:
         one = NATIVE[name]
         self._page.put(name, one.kind, one.help, value, label_text({**self.node, **labels}))
-        if self._unsuffixed and name in UNSUFFIXED:
-            shown = name.removesuffix(_SUFFIX)
-            self._page.put(shown, one.kind, one.help, value, label_text({**self.node, **labels}))
 
     def _node_figures(self) -> None:
         figures, words = self._figures, self._figures.words

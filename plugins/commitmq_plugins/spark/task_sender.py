@@ -63,9 +63,7 @@ class TaskSender:
         # Queues whose last message was stored before; the value: whether it is known to be the same message.
         self._before: dict[tuple[str, int], bool] = {}
         delivery = ExactlyOnce(self._identity, epoch) if options.idempotent else None
-        self._producer = Producer(
-            options.node, ack=options.ack, timeout_s=options.timeout_s, delivery=delivery, keep_freed_memory=True
-        )
+        self._producer = Producer(options.node, ack=options.ack, timeout_s=options.timeout_s, delivery=delivery)
         self._ids = _ContentIds()
         if options.idempotent:
             self._producer._lanes.writer.lane.ids = self._ids  # type: ignore[assignment]

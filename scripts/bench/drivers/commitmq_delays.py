@@ -42,7 +42,7 @@ def delayed(job: Job) -> Result:
 def _delayed(job: Job) -> Result:
     total = max(1, int(job.rate * job.seconds))
     with Target(job), Follower(job, _lateness) as follower:
-        with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True) as producer:
+        with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s) as producer:
             producer.send_async(job.topic, b"connects").result(job.timeout_s)
             start_ms = time.time_ns() // 1_000_000 + int(job.ahead_s * 1000)
             follower.tell((start_ms, total))
@@ -119,7 +119,7 @@ def timers(job: Job) -> Result:
     with Target(job) as target:
         began = time.perf_counter()
         before = waiting(target.admin)
-        with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True) as producer:
+        with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s) as producer:
             first_ms = time.time_ns() // 1_000_000 + int(job.ahead_s * 1000)
             for sent in range(0, job.messages, job.batch):
                 part = bodies[: job.messages - sent]

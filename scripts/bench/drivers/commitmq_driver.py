@@ -34,7 +34,7 @@ def send(job: Job) -> Result:
     with Target(job) as target:
         if "tasks" in words(job):
             return asyncio.run(_send_by_tasks(job))
-        with Producer(target.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True) as producer:
+        with Producer(target.address, ack=job.ack, timeout_s=job.timeout_s) as producer:
 
             def make_send(_number: int) -> Callable[[bytes], object]:
                 producer.send(job.topic, b"connects")
@@ -48,7 +48,7 @@ async def _send_by_tasks(job: Job) -> Result:
     samples: list[int] = []
     problems: list[str] = []
     now = time.perf_counter_ns
-    async with AsyncProducer(job.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True) as producer:
+    async with AsyncProducer(job.address, ack=job.ack, timeout_s=job.timeout_s) as producer:
         await producer.send(job.topic, b"connects")
         counts_from = now() + int(job.warmup_s * 1e9)
         end = counts_from + int(job.seconds * 1e9)
@@ -82,9 +82,7 @@ def pipeline(job: Job) -> Result:
     errors = 0
     with (
         Target(job) as target,
-        Producer(
-            target.address, ack=job.ack, timeout_s=job.timeout_s, max_pending=job.window, keep_freed_memory=True
-        ) as producer,
+        Producer(target.address, ack=job.ack, timeout_s=job.timeout_s, max_pending=job.window) as producer,
     ):
         supply = itertools.cycle(bodies)
         pending: deque[Future[SendResult]] = deque()
@@ -149,7 +147,7 @@ def _batch_sender(job: Job, number: int) -> Iterator[Callable[[], None]]:
     share = job.messages // job.clients + (number < job.messages % job.clients)
     bodies = [body for body, _ in zip(itertools.cycle(make_bodies(job)), range(job.batch), strict=False)]
     names = Target.names(job)
-    with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True) as producer:
+    with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s) as producer:
         for name in names[:1] if number == 0 else ():
             producer.send_batch(name, bodies[: min(_WARM_MESSAGES, job.batch)])
         turns = itertools.cycle(names)

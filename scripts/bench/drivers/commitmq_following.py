@@ -31,7 +31,7 @@ def end_to_end(job: Job) -> Result:
     total = int(job.rate * (job.warmup_s + job.seconds))
     tails = [body[_NUMBER_BYTES:] for body in make_bodies(job)]
     with Target(job), Follower(job, _latencies) as follower:
-        with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True) as producer:
+        with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s) as producer:
             producer.send_async(job.topic, b"connects").result(job.timeout_s)
             start_ns = time.perf_counter_ns() + int(_START_AHEAD_S * 1e9)
             follower.tell((start_ns, total))
@@ -94,7 +94,7 @@ def mixed(job: Job) -> Result:
     """Batches for ``seconds`` with a consumer behind; the clock stops when it has all."""
     bodies = [body for body, _ in zip(itertools.cycle(make_bodies(job)), range(job.batch), strict=False)]
     with Target(job), Follower(job, _follow) as follower:
-        with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True) as producer:
+        with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s) as producer:
             sent = 0
             producer.send_batch(job.topic, bodies[:1])
             began = time.perf_counter()

@@ -39,7 +39,7 @@ def _share(job: Job) -> Result:
     with Target(job) as target:
         before = target.visible()
         checksum = 0
-        with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True) as producer:
+        with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s) as producer:
             for sent in range(0, job.messages, _FILL_BATCH):
                 part = bodies[: job.messages - sent]
                 producer.send_batch(job.topic, part)
@@ -125,7 +125,7 @@ def retry(job: Job) -> Result:
     with (
         Target(job),
         _handling(job, tries),
-        Producer(job.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True) as producer,
+        Producer(job.address, ack=job.ack, timeout_s=job.timeout_s) as producer,
     ):
 
         def send(number: int) -> None:

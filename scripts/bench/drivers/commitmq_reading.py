@@ -59,7 +59,7 @@ def query(job: Job) -> Result:
     bodies = [body for body, _ in zip(itertools.cycle(make_bodies(job)), range(job.batch), strict=False)]
     samples: list[int] = []
     with Target(job) as target:
-        with Producer(target.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True) as producer:
+        with Producer(target.address, ack=job.ack, timeout_s=job.timeout_s) as producer:
             for start in range(0, job.messages, job.batch):
                 part = bodies[: job.messages - start]
                 producer.send_batch(job.topic, part, keys=[f"key-{start + place}" for place in range(len(part))])
@@ -84,7 +84,7 @@ def ready(job: Job) -> Result:
 
 def there_and_back(job: Job, body: bytes) -> None:
     """Send a message and read it. Raises CommitMQError when either does not work now."""
-    with Producer(job.address, ack=job.ack, timeout_s=2.0, keep_freed_memory=True) as producer:
+    with Producer(job.address, ack=job.ack, timeout_s=2.0) as producer:
         sent = producer.send(job.topic, body)
     place = (job.topic, sent.queue)
     with Reader(job.topic, node=job.address, queues=[place], start=sent.queue_offset, timeout_s=2.0) as consumer:

@@ -62,9 +62,7 @@ def _by_tasks(job: Job, count: _Count, measured: Callable[[], None]) -> None:
     async def all_of_them() -> None:
         bodies = make_bodies(job)
         now = time.perf_counter_ns
-        async with AsyncProducer(
-            job.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True, group=_GROUP
-        ) as producer:
+        async with AsyncProducer(job.address, ack=job.ack, timeout_s=job.timeout_s, group=_GROUP) as producer:
 
             async def client(number: int, end: int) -> None:
                 turn = number
@@ -90,7 +88,7 @@ def _by_tasks(job: Job, count: _Count, measured: Callable[[], None]) -> None:
 def _by_threads(job: Job, count: _Count, measured: Callable[[], None]) -> None:
     bodies = make_bodies(job)
     now = time.perf_counter_ns
-    with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s, keep_freed_memory=True, group=_GROUP) as producer:
+    with Producer(job.address, ack=job.ack, timeout_s=job.timeout_s, group=_GROUP) as producer:
 
         def client(number: int, end: int) -> None:
             turn = number

@@ -239,7 +239,6 @@ def test_the_sentence_names_what_is_missing(
         ("from commitmq_plugins.spark.jobs.stats import stats", "pyarrow", "spark"),
         ("from commitmq_plugins.spark.jobs.export import export", "pyspark", "spark"),
         ("from commitmq.testing import DispatcherContract", "hypothesis", "testing"),
-        ("from commitmq.cli.acl_import import _read_text; _read_text('a: b')", "yaml", "acl"),
     ],
 )
 def test_what_needs_another_extra_names_it(code: str, absent: str, extra: str) -> None:

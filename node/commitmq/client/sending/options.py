@@ -103,7 +103,6 @@ class ProducerOptions(TypedDict, total=False):
     max_pending_bytes: int
     max_requests: int
     linger_ms: float
-    keep_freed_memory: bool
     delivery: ExactlyOnce | None
     trace: bool
     group: str | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -20,21 +19,14 @@ _BY = {"topic": "topics", "queue": "queues", "tag": "tags", "hour": "hours"}
 @sources_argument
 @topics_option
 @click.option("--by", type=click.Choice(list(_BY)), default="topic", show_default=True, help="What the table counts.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page with plots there.")
 @master_option
 @json_option
-def stats(
-    sources: tuple[str, ...], topics: tuple[str, ...], by: str, html: Path | None, master: str, as_json: bool
-) -> None:
+def stats(sources: tuple[str, ...], topics: tuple[str, ...], by: str, master: str, as_json: bool) -> None:
     """Count the messages of SOURCES by topic, queue, tag and hour: bytes, percentiles of size and delay, distinct keys."""
     from commitmq_plugins.spark.jobs.stats import stats as work
 
     with job_session(master, "counting", quiet=as_json, sources=sources) as spark:
-        found = work(spark, sources, topics=topics, plots=html is not None)
-    if html is not None:
-        from commitmq_plugins.spark.jobs.stats_page import page
-
-        html.write_text(page(found), encoding="utf-8")
+        found = work(spark, sources, topics=topics)
     if as_json:
         print_json(found.to_json())
         return
@@ -43,8 +35,6 @@ def stats(
         from commitmq_plugins.spark.jobs.stats import ERRORS
 
         click.echo(ERRORS)
-    if html is not None:
-        click.echo(f"plots are in {html}")
 
 
 def _print(found: Stats, by: str) -> None:

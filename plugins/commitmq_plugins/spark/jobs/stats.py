@@ -1,23 +1,22 @@
 """Statistics of a store: counts, bytes, percentiles of size and delay, distinct keys; by topic, queue, tag and hour.
 
 One pass over the log. Spark counts every group of :data:`GROUPINGS` at once; percentiles and distinct keys are
-approximate: see :data:`ERRORS`. Plots need time steps that fit the time span of the messages (:data:`STEPS_MS`); when
-that is not an hour, they take a second pass.
+approximate (:data:`ERRORS`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from commitmq_plugins.spark.jobs.sources import messages
-from commitmq_plugins.spark.jobs.svg import APPROXIMATE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, Row, SparkSession
 
+APPROXIMATE: Final = "≈"
 PERCENTS: Final = (50, 95, 99)
 # Name of a grouping -> its columns. A message without a tag has the tag None.
 GROUPINGS: Final[dict[str, tuple[str, ...]]] = {
@@ -29,19 +28,12 @@ GROUPINGS: Final[dict[str, tuple[str, ...]]] = {
 }
 _ACCURACY: Final = 1000
 _HOUR_MS: Final = 3_600_000
-_DAY_MS: Final = 24 * _HOUR_MS
 _KEYS_DEVIATION: Final = 0.02
 ERRORS: Final = (
     f"{APPROXIMATE}: approximate. The rank of a percentile is off by at most {1 / _ACCURACY:.1%} of the messages; a number of "
     f"keys by less than {_KEYS_DEVIATION:.0%} in two cases of three, by less than {3 * _KEYS_DEVIATION:.0%} nearly always."
 )
 """The possible error of figures with a ``≈``."""
-STEPS_MS: Final = (
-    (2 * 60_000, 1_000), (20 * 60_000, 10_000), (2 * _HOUR_MS, 60_000), (12 * _HOUR_MS, 5 * 60_000), (14 * _DAY_MS, _HOUR_MS),
-    (90 * _DAY_MS, 6 * _HOUR_MS), (2 * 365 * _DAY_MS, _DAY_MS),
-)  # fmt: skip
-"""The step (ms) of a plot by its time span (ms); beyond the last span 30 days."""
-_LONGEST_STEP_MS: Final = 30 * _DAY_MS
 _NAMES: Final = ("topic", "queue_id", "tags", "keys", "store_timestamp", "born_timestamp", "body_size", "total_size")
 
 
@@ -81,15 +73,10 @@ class Group:
 
 @dataclass(slots=True)
 class Stats:
-    """The result of :func:`stats`: for each grouping its groups, in the order of their columns.
-
-    ``steps`` is for plots: by topic and ``step``, the beginning in milliseconds of each ``step_ms`` that has messages.
-    """
+    """The result of :func:`stats`: for each grouping its groups, in the order of their columns."""
 
     sources: list[str]
     groups: dict[str, list[Group]] = field(default_factory=dict)
-    step_ms: int = _HOUR_MS
-    steps: list[Group] = field(default_factory=list)
 
     @property
     def total(self) -> Group | None:
@@ -106,11 +93,8 @@ class Stats:
         }
 
 
-def stats(spark: SparkSession, sources: Sequence[str], *, topics: Sequence[str] = (), plots: bool = False) -> Stats:
-    """Figures of all messages of ``sources``, or only of ``topics``; with ``plots`` also by steps of time.
-
-    Raises ConfigError, StoreError.
-    """
+def stats(spark: SparkSession, sources: Sequence[str], *, topics: Sequence[str] = ()) -> Stats:
+    """Figures of all messages of ``sources``, or only of ``topics``. Raises ConfigError, StoreError."""
     from pyspark.sql import functions as sql
 
     frame = messages(spark, sources, _NAMES, topics=topics).select(
@@ -126,7 +110,7 @@ def stats(spark: SparkSession, sources: Sequence[str], *, topics: Sequence[str] 
     dimensions = list(dict.fromkeys(name for names in GROUPINGS.values() for name in names))
     groups = [[sql.col(name) for name in names] for names in GROUPINGS.values()]
     found = (
-        frame.withColumn("hour", _beginning(_HOUR_MS))
+        frame.withColumn("hour", _hour())
         .groupingSets(groups, *dimensions)
         .agg(sql.grouping_id().alias("grouping"), *_figures())
         .collect()
@@ -142,35 +126,17 @@ def stats(spark: SparkSession, sources: Sequence[str], *, topics: Sequence[str] 
             result.groups[name].append(_group(row, GROUPINGS[name]))
     for name, members in result.groups.items():
         members.sort(key=lambda one, names=GROUPINGS[name]: [_sortable(one.of[column]) for column in names])  # type: ignore[misc]
-    if plots and result.total is not None:
-        result.step_ms = step_of(result.total.last_stored_ms - result.total.first_stored_ms)
-        if result.step_ms == _HOUR_MS:
-            result.steps = [replace(one, of=_as_step(one)) for one in result.groups["hours"]]
-        else:
-            rows = frame.withColumn("step", _beginning(result.step_ms)).groupBy("topic", "step").agg(*_figures())
-            steps = [_group(row, ("topic", "step")) for row in rows.collect()]
-            result.steps = sorted(steps, key=lambda one: (one.of["topic"], one.of["step"]))
     return result
 
 
-def step_of(span_ms: int) -> int:
-    """The step (ms) of a plot over ``span_ms``: a plot has some hundreds of steps at most."""
-    return next((step for most, step in STEPS_MS if span_ms <= most), _LONGEST_STEP_MS)
-
-
-def _as_step(hour: Group) -> dict[str, Any]:
-    moment = datetime.fromisoformat(hour.of["hour"])
-    return {"topic": hour.of["topic"], "step": int(moment.timestamp() * 1000)}
-
-
-def _beginning(step_ms: int) -> Column:
-    """The beginning of the step in which a message was stored, in milliseconds.
+def _hour() -> Column:
+    """The beginning of the hour in which a message was stored, in milliseconds.
 
     Computed by arithmetic: Spark truncates a timestamp in the session's time zone, and an hour here is one of UTC.
     """
     from pyspark.sql import functions as sql
 
-    return sql.col("stored") - sql.pmod(sql.col("stored"), sql.lit(step_ms))
+    return sql.col("stored") - sql.pmod(sql.col("stored"), sql.lit(_HOUR_MS))
 
 
 def _figures() -> list[Column]:
