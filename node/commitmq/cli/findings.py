@@ -165,7 +165,7 @@ def _of_process(row: Mapping[str, Any]) -> Iterator[Finding]:
             WARNING, role, says, "start a program with a producer of the group, or `commitmq transaction resolve`"
         )
     if aside := info.get("set_aside"):
-        says = f"{aside} message{'' if aside == 1 else 's'} set aside: not even a dead letter of them fits"
+        says = f"{aside} message{'' if aside == 1 else 's'} set aside: not even a dead letter could be made of them"
         yield Finding(WARNING, role, says, "`commitmq dlq stuck` lists them")
     if rival := info.get("rival"):
         says = f"the broker at {rival} registers under this node's broker name too: clients reach one of both, by turns"

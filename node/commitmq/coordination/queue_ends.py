@@ -53,6 +53,7 @@ class QueueEnds:
         )
         self._memory = MemoryTopics(memory_folder(layout))
         self._kept: OrderedDict[tuple[str, int, int], int] = OrderedDict()  # topic, incarnation, queue
+        self._at_cuts: OrderedDict[tuple[str, int, int, int], int] = OrderedDict()  # and the cut's end
 
     def close(self) -> None:
         self._queues.close()
@@ -108,9 +109,17 @@ class QueueEnds:
         cut = self.cuts.end_since(generation)
         if cut == NO_CUT or topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY:
             return None
+        key = (topic.name, topic.incarnation, queue, cut)
+        if (found := self._at_cuts.get(key)) is not None:
+            return found
         is_batch = topic.attributes.get(QUEUE_TYPE, QUEUE_TYPE_SIMPLE) == QUEUE_TYPE_BATCH
         try:
             bound = self._control.dispatcher(0, DispatcherWord.DISPATCHED)
-            return (self._batches if is_batch else self._queues).offset_at(topic.name, queue, cut, bound=bound)
+            found = (self._batches if is_batch else self._queues).offset_at(topic.name, queue, cut, bound=bound)
         except (StoreError, OSError):
             return None
+        if found is not None and bound >= min(cut, self._control.get(Word.RECOVERED_END)):
+            self._at_cuts[key] = found  # what is behind the cut changes it no more
+            if len(self._at_cuts) > _MAX_KEPT:
+                self._at_cuts.popitem(last=False)
+        return found

@@ -135,6 +135,13 @@ def put(index: TimerIndex, messages: Incoming) -> Progress:
     return Progress(NOW_MS, len(messages), log_end=index.log.end, is_whole=True)
 
 
+def test_a_folder_in_the_place_of_the_wheel_makes_way(tmp_path: Path) -> None:
+    (tmp_path / "timerwheel").mkdir()
+    (tmp_path / "timerlog" / "copies").mkdir(parents=True)
+    TimerIndex.make_empty(StoreLayout(tmp_path), 1_040).flush()
+    assert (tmp_path / "timerwheel").is_file()
+
+
 @pytest.mark.parametrize("damage", ["zeros", "older"])
 def test_a_wheel_that_lacks_messages_is_made_again(tmp_path: Path, damage: str) -> None:
     # No slot of such a wheel is wrong. Its messages would have waited for ever.

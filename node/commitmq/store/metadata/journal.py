@@ -185,6 +185,8 @@ class Journal(Generic[C]):
             fd = disk.open_file(path, os.O_RDWR, "journal")
         except FileNotFoundError:
             return None
+        except IsADirectoryError as error:
+            raise cls._is_folder(path) from error
         try:
             with open(fd, "rb", closefd=False) as file:
                 data = file.read()
@@ -205,7 +207,13 @@ class Journal(Generic[C]):
             data = path.read_bytes()
         except FileNotFoundError:
             return None
+        except IsADirectoryError as error:
+            raise cls._is_folder(path) from error
         return cls._parse(path, data)[0]
+
+    @classmethod
+    def _is_folder(cls, path: Path) -> StoreError:
+        return StoreError(f"a folder is in the place of the {cls.kind}. To go on, {cls._way_out()}", path=path)
 
     @classmethod
     def _parse(cls, path: Path, data: bytes) -> tuple[Replay[C], int, int]:

@@ -228,4 +228,11 @@ class Revival:
 
     def _report(self, why: str, one: Return) -> None:
         key = one.check_point.key
-        self._aside.note(why, group=key.group, topic=key.topic, queue=key.queue_id, queue_offset=one.offset)
+        self._aside.note(
+            why,
+            group=key.group,
+            topic=key.topic,
+            queue=key.queue_id,
+            queue_offset=one.offset,
+            received=key.pop_time,
+        )

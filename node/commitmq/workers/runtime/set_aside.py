@@ -11,6 +11,7 @@ The file is ``{"count": n, "messages": [{…}]}``: the number of all, and the la
     topic, queue, queue_offset, physical_offset    where it lies; left out where it cannot be told
     group         the group to which it cannot come back; left out where there is none
     unique_key    left out where it has none
+    received      when the group received it (ms), where that tells it from one at the same offset of a later topic of the name
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ MOST_KEPT: Final = 1_000
 _MOST_LINES: Final = 16  # in the log, in each _LINES_MS
 _LINES_MS: Final = 60_000
 _WRITE_MS: Final = 200  # between two writes of the file
-_PLACE: Final = ("group", "topic", "queue", "queue_offset", "physical_offset")
-_NUMBERS: Final = frozenset(("at", "queue", "queue_offset", "physical_offset"))
+_PLACE: Final = ("group", "topic", "queue", "queue_offset", "physical_offset", "received")
+_NUMBERS: Final = frozenset(("at", "queue", "queue_offset", "physical_offset", "received"))
 _MOST: Final = (1 << 63) - 1
 
 Entry = dict[str, Any]

@@ -7,12 +7,14 @@ and their messages are read from the queue again. Where they do not fit together
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.errors import StoreError
 from commitmq.files import disk
+from commitmq.files.atomic_file import make_way
 from commitmq.format.timer_arrays import UNIT
 from commitmq.format.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES
 from commitmq.format.timer_wheel import NO_POSITION, SLOTS
@@ -53,11 +55,12 @@ class TimerIndex:
     def make_empty(cls, layout: StoreLayout, file_bytes: int) -> TimerIndex:
         """Without a message; what the files hold is lost. Raises OSError."""
         path, folder = layout.root / "timerwheel", layout.root / "timerlog"
+        make_way(path)
         disk.unlink(path, "timerwheel", missing_ok=True)
         if folder.is_dir():
             sizes = {one.stat().st_size for one in folder.iterdir() if one.name.isdigit()}
             file_bytes = sizes.pop() if len(sizes) == 1 and min(sizes) >= 2 * UNIT_BYTES else file_bytes
-            for one in folder.iterdir():
+            for one in filter(Path.is_file, [*folder.iterdir()]):
                 disk.unlink(one, "timerlog")
         return cls(Wheel(path), UnitLog(folder, file_bytes, 0))
 

@@ -52,6 +52,15 @@ def test_no_file_is_no_journal(tmp_path: Path) -> None:
     assert OffsetsJournal.open(tmp_path / "offsets.journal") is None
 
 
+def test_a_folder_in_its_place_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.journal"
+    path.mkdir()
+    for read in (OffsetsJournal.open, OffsetsJournal.read):
+        with pytest.raises(StoreError, match="a folder is in the place of") as error:
+            read(path)
+        assert str(path) in str(error.value)
+
+
 def test_appending_goes_on_behind_what_was_read(tmp_path: Path) -> None:
     path = tmp_path / "offsets.journal"
     _written(path, [A])

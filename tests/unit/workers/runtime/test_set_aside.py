@@ -56,6 +56,13 @@ def test_a_message_that_is_met_again_after_a_death_is_listed_once(tmp_path: Path
     ]  # fmt: skip
 
 
+def test_the_topic_of_a_name_that_is_made_anew_has_other_messages(tmp_path: Path) -> None:
+    process = Process(tmp_path)
+    for received in (1_000, 1_000, 2_000):
+        process.aside.note("too large", topic="orders", queue=0, queue_offset=7, group="g", received=received)
+    assert process.aside.count == 2
+
+
 def test_the_list_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WRITE_MS", 1 << 40)
     process = Process(tmp_path)
