@@ -233,9 +233,10 @@ def _selected(conditions: dict[str, Any]) -> DeadLetterFilter:
 @json_option
 @node_option
 def stuck(group: str | None, as_json: bool, node: str) -> None:
-    """List messages that were set aside: no copy of them fits a record, not even a dead letter. Only those of GROUP with it.
+    """List messages that were set aside: they could not be delivered again, nor become dead letters. With GROUP only its.
 
-    They are still where they lie, and their groups went on behind them. The last 1,000 are kept.
+    WHY says the reason: no copy fits a record, or the message's topic or record is gone or damaged. Such a message is
+    still in its queue, and its group has gone past it. The list has the last 1,000 of each process.
 
     \b
     Example: commitmq dlq stuck --json

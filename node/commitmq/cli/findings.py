@@ -95,16 +95,16 @@ def _of_node(node: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             NOTE,
             "log",
-            f"{node['cuts_kept']} pieces that were cut from the log are kept",
-            "see `commitmq store repair`",
+            f"the bytes of {node['cuts_kept']} cut(s) of the log are kept",
+            "`commitmq status` has the files; `commitmq store repair DIR --restore-cut` puts back the last cut",
         )
     cut = node.get("last_log_cut") or {}
     if (lowered := cut.get("lowered") or {}).get("positions"):
         yield Finding(
             NOTE,
             "groups",
-            f"the log ended at {cut['end']} ({cut['by']}), before what {lowered['groups']} groups had committed: "
-            f"{lowered['positions']} offsets were lowered by {lowered['messages']} messages together",
+            f"the log ended at {cut['end']} ({cut['by']}), before what {lowered['groups']} group(s) had committed: "
+            f"{lowered['positions']} offset(s) were lowered by {lowered['messages']} message(s) together",
             "see what was lost: `commitmq status`",
         )
 

@@ -88,7 +88,7 @@ def ask_before(what: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"to {what} without being asked, give --yes")
+        raise click.UsageError(f"standard input is no terminal, so the command cannot ask; give --yes to {what}")
     confirm(f"{what[0].upper()}{what[1:]}?")
 
 

@@ -78,19 +78,22 @@ def _print_node(node: dict[str, Any], disk_warnings: list[str]) -> None:
     for cut in node.get("cuts") or []:
         where = ", ".join(cut["copies"]) or "nothing was left to keep"
         records = f", {cut['records']} whole records among them" if cut["records"] >= 0 else ""
-        when = datetime.fromtimestamp(cut["time_ms"] / 1000, UTC).isoformat(" ", "seconds")
-        click.echo(f"cut from the log {when} by {cut['by']}: {cut['bytes']} bytes{records}; the log ended at", nl=False)
-        click.echo(f" {cut['log_end']} ({cut['reason']}); kept in {where}")
+        ended = f"; the log ended at {cut['log_end']}" if cut["log_end"] >= 0 else ""
+        what = f"{_utc(cut['time_ms'])} by {cut['by']}: {cut['bytes']} bytes{records}{ended}"
+        click.echo(f"cut from the log {what} ({cut['reason']}); kept in {where}")
     if (last := node.get("last_log_cut")) and last["lowered"]["positions"]:
-        when = datetime.fromtimestamp(last["time_ms"] / 1000, UTC).isoformat(" ", "seconds")
-        lowered = last["lowered"]
+        lowered, when = last["lowered"], _utc(last["time_ms"])
         click.echo(f"the log ended at {last['end']} {when} ({last['by']}), before what groups had committed:", nl=False)
-        click.echo(f" {lowered['positions']} offsets of {lowered['groups']} groups were lowered by", nl=False)
-        click.echo(f" {lowered['messages']} messages together")
+        click.echo(f" {lowered['positions']} offset(s) of {lowered['groups']} group(s) were lowered by", nl=False)
+        click.echo(f" {lowered['messages']} message(s) together")
     for sentence in [*disk_warnings, *(node.get("audit_faults") or [])]:
         click.echo(sentence)
     if node["index_problem"]:
         click.echo(no_index(node["index_problem"]))
+
+
+def _utc(time_ms: int) -> str:
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def security_lines(node: dict[str, Any]) -> list[str]:

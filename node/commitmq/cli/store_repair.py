@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from commitmq.cli.node_verb import NodeVerb
-from commitmq.cli.output import confirm, json_option, print_json
+from commitmq.cli.output import ask_before, json_option, print_json
 from commitmq.supervision.exit_codes import CliExit
 
 if TYPE_CHECKING:
@@ -54,8 +54,10 @@ def repair(
         if how is None:
             _show(find_damage(store), store.config.commit_log.segment_bytes, as_json)
             return
-        if not yes:
-            confirm(f"Repair the log in {folder} by {how}?")
+        if how == "cut":
+            ask_before(f"end the log in {folder} where its damage begins, without the messages after it", yes)
+        else:
+            ask_before(f"take the damaged records out of the log in {folder}", yes)
         with byte_progress("repairing", quiet=as_json) as progress:
             done = work(store, "cut" if how == "cut" else "skip", progress)
     if as_json:
@@ -70,7 +72,8 @@ def repair(
     elif not done.damage:
         click.echo("the log is whole, nothing was changed")
     else:
-        click.echo(f"repaired {len(done.damage)} damaged extent(s): {done.lost_bytes} bytes of the log are gone")
+        ended = f"the log ends at {done.damage[0].start} now, " if how == "cut" else ""
+        click.echo(f"{ended}{done.lost_bytes} bytes were taken out of it ({len(done.damage)} damaged place(s))")
         if done.blanked_units:
             click.echo(f"{done.blanked_units} message(s) cannot be read any more; the others kept their offsets")
         for path in done.evidence:
@@ -85,7 +88,8 @@ def _restore(store: HeldStore, yes: bool, as_json: bool) -> None:
     cuts = restorable(store)
     if cuts and not yes:
         click.echo(cut_record.sentence(store.layout, cuts[0]))
-        confirm("Put this back?")
+    if cuts:
+        ask_before("put this back", yes)
     with byte_progress("restoring", quiet=as_json) as progress:
         done = restore(store, progress)
     if as_json:
@@ -100,7 +104,7 @@ def _restore(store: HeldStore, yes: bool, as_json: bool) -> None:
         for line in done.damage:
             click.echo(line)
         if cuts[1:]:
-            click.echo(f"{len(cuts) - 1} older cut(s) can be put back, too")
+            click.echo(f"{len(cuts) - 1} older cut(s) are kept too")
     if done.damage:
         raise SystemExit(int(CliExit.DAMAGE_FOUND))
 

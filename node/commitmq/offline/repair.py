@@ -104,7 +104,11 @@ def repair(store: HeldStore, how: How, progress: Progress = lambda _done, _total
     if damage:
         if failpoints.ACTIVE:
             failpoints.hit("repair.before_log")
-        done.lost_bytes = _cut(store, damage[0].start) if how == "cut" else _overwrite(store, damage)
+        if how == "cut":
+            _cut(store, damage[0].start)
+            done.lost_bytes = begun.bytes
+        else:
+            done.lost_bytes = _overwrite(store, damage)
     done.evidence = [cut_record.cut_folder(layout) / part.copy for part in begun.parts]
     if begun.log_end >= 0:
         _cut_queues(store, begun.log_end)
@@ -227,20 +231,17 @@ def _keep(store: HeldStore, damage: list[Extent], how: How) -> Cut:
 # ---------------------------------------------------------------- cut
 
 
-def _cut(store: HeldStore, first: int) -> int:
-    """End the log at ``first``: zero the rest of its segment, remove the later ones. Returns the number of cut bytes."""
+def _cut(store: HeldStore, first: int) -> None:
+    """End the log at ``first``: zero the rest of its segment, remove the later ones."""
     layout, segment_bytes = store.layout, store.config.commit_log.segment_bytes
     base = first - first % segment_bytes
-    lost = 0
     # The latest segment first: so the rest is a valid log at every moment.
     for path in sorted(layout.commit_log.iterdir(), reverse=True):
         if path.name.isdecimal() and int(path.name) > base:
             path.unlink()
-            lost += segment_bytes
     if (layout.commit_log / segment_name(base)).exists():
         _write(layout.commit_log / segment_name(base), first - base, bytes(base + segment_bytes - first))
     sync_folder(layout.commit_log)
-    return lost + base + segment_bytes - first
 
 
 def _cut_queues(store: HeldStore, first: int) -> None:

@@ -100,7 +100,11 @@ def test_cut_ends_the_log_there(clean: GoldenStore) -> None:
     before = offsets_in_log(clean)
     original = (clean.layout.commit_log / f"{0:020d}").read_bytes()
     overwrite(clean, hit["physical_offset"] + 100, b"\xff\xfe\xfd")
+    asked = commitmq("store", "repair", str(clean.root), "--cut")
+    assert asked.returncode == 2
+    assert "give --yes to end the log" in asked.stderr
     done = run(clean, "cut")
+    assert done.lost_bytes < before[-1] + 2_000 - hit["physical_offset"], "the zeros after the log's end do not count"
     assert offsets_in_log(clean) == [one for one in before if one < hit["physical_offset"]]
     with held(clean) as store:
         assert verify(store).is_sound

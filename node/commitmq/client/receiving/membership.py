@@ -275,8 +275,8 @@ class GroupMember:
                 # A commit without an answer may have been stored.
                 if not known[topic, queue] <= offset <= max(state.committed, state.sent):
                     _log.warning(
-                        "somebody else changed the group's offset; the consumer goes on from there", group=self.group,
-                        topic=topic, queue=queue, was=known[topic, queue], now=offset,
+                        "the group's offset was changed, by a reset or a cut of the log; the consumer continues there",
+                        group=self.group, topic=topic, queue=queue, was=known[topic, queue], now=offset,
                     )  # fmt: skip
                     assignment.drop(state)
 

@@ -23,7 +23,7 @@ A JSON object with ``"event": "cut"``:
         segment    int   physical offset at which the segment begins
         start      int   position in the segment of the first cut byte
         size       int   bytes of the copy: those of [start, start + size); zeros of the log behind that are not kept
-        bytes      int   bytes in pieces that were not all zeros
+        bytes      int   bytes in pieces that were not all zeros, without the zeros at the end of each
         records    int   complete records among them; -1 when they were not counted
         copy       str   name of the copy in this folder
         crc        int   CRC-32 of the copy
@@ -180,7 +180,7 @@ def keep_chunks(
             write_all(fd, chunk, position - start, place="cut.write")
             crc = zlib.crc32(chunk, crc)
             size = position - start + len(chunk)
-            kept += len(chunk)
+            kept += len(chunk.rstrip(b"\0"))  # after the log's end a segment has zeros, which nobody lost
         if fd < 0:
             return None
         disk.sync(fd, "cut", metadata=True)
