@@ -205,7 +205,9 @@ def test_everybody_goes_on_after_a_repair_that_cut_flushed_messages(tmp_path: Pa
 
 
 def test_a_client_of_rocketmq_is_sent_back_to_the_end_once(tmp_path: Path) -> None:
-    """It knows no generation, had read what was lost, and had committed some of it or nothing at all."""
+    """It knows no generation, had read what was lost, and had committed some of it or nothing at all; or it comes back only to
+    the second start behind the cut.
+    """
     with served_node(tmp_path, *NEVER_FLUSHED) as (node, port, _):
         with Producer(node.address, ack="memory") as producer:
             for number in range(5):
@@ -213,7 +215,7 @@ def test_a_client_of_rocketmq_is_sent_back_to_the_end_once(tmp_path: Path) -> No
             lost_from = producer.send("t", b"lost", queue=0).physical_offset
             for _ in range(4):
                 producer.send("t", b"lost", queue=0)
-        for group, offset in (("late", 3), ("ahead", 8)):
+        for group, offset in (("late", 3), ("ahead", 8), ("away", 8), ("back", 8)):
             assert asked(port, make_group(group), commit(group, offset))[1].code == 0
         node.kill_all()
         overwrite(node, lost_from, bytes(32_768))
@@ -234,6 +236,15 @@ def test_a_client_of_rocketmq_is_sent_back_to_the_end_once(tmp_path: Path) -> No
             assert (went_on.code, seen.code) == (0, 0), "once"
             with Admin(node.address) as admin:
                 assert [offset for _, queue, offset in admin.group(group)["offsets"] if queue == 0] == [5]
+        moved, _ = asked(port, pull("back", "t", 8), commit("back", 7))
+        assert moved.code == ResponseCode.PULL_OFFSET_MOVED
+        assert node.stop().returncode == 0
+        started = node.start()
+        assert started.returncode == 0, started.stderr
+        served(port)
+        moved, seen = asked(port, pull("away", "t", 8), pull("back", "t", 8))
+        assert (moved.code, moved.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "5")
+        assert seen.code == 0, "it came back since"
 
 
 def commit(group: str, offset: int) -> Command:

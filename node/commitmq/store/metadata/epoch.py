@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from commitmq.errors import StoreError
+
+_MOST: Final = 1 << 62
 
 
 def read_epoch(path: Path) -> int:
     """The number in ``path``; 0 without the file. Raises StoreError."""
     try:
-        return int(path.read_text(encoding="ascii"))
+        if not 0 <= (epoch := int(path.read_text(encoding="ascii"))) < _MOST:
+            raise ValueError("it has more than 62 bits")
+        return epoch
     except FileNotFoundError:
         return 0
     except ValueError as error:
-        sentence = "the count of starts is not a number; write one at least as high as before"
+        sentence = "the count of starts is no such number; write one at least as high as before"
         raise StoreError(sentence, path=path) from error

@@ -51,6 +51,8 @@ class ProducerSnapshot:
             data = path.read_bytes()
         except FileNotFoundError:
             return None
+        except IsADirectoryError as error:
+            raise StoreError("a folder is in the place of the snapshot of producers", path=path) from error
         start = _HEAD.size + _CRC.size
         if len(data) < start or data[:8] != _MAGIC:
             raise StoreError("this is no snapshot of producers", path=path, offset=0)
@@ -64,6 +66,7 @@ class ProducerSnapshot:
         """Replace the file, durably. Raises OSError; then the old one is still there."""
         head = _HEAD.pack(_MAGIC, self.position, len(self.table))
         data = head + _CRC.pack(zlib.crc32(self.table, zlib.crc32(head))) + self.table
+        atomic_file.make_way(path)
         atomic_file.replace(path, data, "producers")
 
 

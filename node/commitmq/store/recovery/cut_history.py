@@ -103,7 +103,7 @@ class CutHistory:
         """The history of a store; one without any generation when there is no file, or a damaged one. Raises OSError."""
         try:
             head, _, data = layout.cut_history.read_bytes().partition(b"\n")
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return cls()
         try:
             if not head.startswith(_MAGIC) or int(head[len(_MAGIC) :], 16) != zlib.crc32(data):
@@ -126,6 +126,7 @@ class CutHistory:
         path = layout.cut_history
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_file.make_way(path)
             atomic_file.replace(path, b"%s%08x\n%s" % (_MAGIC, zlib.crc32(data), data), "cut_history")
         except OSError as error:
             kind = kind_of(error)

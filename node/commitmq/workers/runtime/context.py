@@ -416,6 +416,8 @@ def _ended_by(error: BaseException, log: Log, lifeline: socket.socket) -> ExitCo
     if isinstance(error, PortInUse):  # the supervisor logs it
         last_words(lifeline, str(error))
         return ExitCode.ADDRESS_IN_USE
-    log.exception("worker crashed", error=repr(error))
-    last_words(lifeline, repr(error))
+    # (The representation of an OSError lacks the path.)
+    words = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else repr(error)
+    log.exception("worker crashed", error=words)
+    last_words(lifeline, words)
     return ExitCode.CRASHED

@@ -142,7 +142,7 @@ class Offsets:
                 "group": group,
                 "offsets": entries[at : at + _QUEUES_A_REQUEST],
                 "log_generations": [
-                    self._returning.generation if self._returning.is_awaited(group, topic, queue) else -1
+                    self._returning.of_commit(group, topic, queue)
                     for topic, queue, _ in entries[at : at + _QUEUES_A_REQUEST]
                 ],
                 "partial": True,

@@ -150,8 +150,9 @@ class Pulls:
             "group": header.consumer_group,
             "client": connection.name,
         }
-        if self._returning.is_awaited(header.consumer_group, header.topic, header.queue_id):
-            fields["log_generation"] = self._returning.generation
+        generation = self._returning.of_pull(header.consumer_group, header.topic, header.queue_id)
+        if generation is not None:
+            fields["log_generation"] = generation
         if self._node.quotas.bounds_pulls and connection.user:
             fields |= self._node.on_behalf_of("pull", connection.user)
         wait_ms = 0
@@ -284,7 +285,10 @@ class Pulls:
                 code = int(ResponseCode.FLOW_CONTROL)
             connection.send(command.answer(code, remark, ext_fields=_fields({"next_offset": header.queue_offset})))
             return
-        self._returning.came(header.consumer_group, header.topic, header.queue_id)
+        if self._returning.is_again(header.consumer_group, header.topic, header.queue_id, answer):
+            if (refused := self._handle(connection, command, header)) is not None:
+                connection.send(refused)
+            return
         status = "OFFSET_TOO_SMALL" if header.queue_offset < 0 else str(answer["status"])
         if status in ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE"):
             code = ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND

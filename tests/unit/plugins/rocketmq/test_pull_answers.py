@@ -31,7 +31,7 @@ def answer_to(offset: int, found: Any) -> Command:
     reads.may_be_missing.return_value = False
     offsets = MagicMock(take_reset=lambda *queue: None)
     settings = SimpleNamespace(long_polling=True, short_polling_ms=1_000)
-    returning = MagicMock(is_awaited=lambda *queue: False)
+    returning = MagicMock(of_pull=lambda *queue: None, is_again=lambda *queue: False)
     pulls = Pulls(
         node, topics, MagicMock(), offsets, returning, MagicMock(), reads, settings, 10,  # type: ignore[arg-type]
     )  # fmt: skip

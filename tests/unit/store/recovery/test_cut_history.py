@@ -182,3 +182,12 @@ def test_a_cut_is_noted_once_and_taken_back(layout: StoreLayout) -> None:
     note_restored(layout, 5)
     note_restored(layout, 3)
     assert CutHistory.load(layout).pending_end == NO_CUT
+
+
+def test_a_folder_in_its_place_counts_as_none(layout: StoreLayout) -> None:
+    layout.cut_history.mkdir(parents=True)
+    history = CutHistory.load(layout)
+    assert history == CutHistory()
+    history.add(100, "first use")
+    history.save(layout)
+    assert CutHistory.load(layout).cuts == history.cuts
