@@ -165,7 +165,7 @@ class QueueReader(QueueBounds):
         max_messages, max_bytes = looks.max_messages, looks.max_bytes
         found: list[Units] = []
         count = total = looked_at = 0
-        missing = False
+        missing = True  # no unit so far leads to a record
         at = offset
         stop = min(state.max, offset + SCAN_UNITS)
         # Records are examined slice by slice: a pull of ten messages must not touch eight thousand records, unless it
@@ -183,12 +183,13 @@ class QueueReader(QueueBounds):
                 return looks.passed_over(offset, readable, units) if looks.is_second else None
             if whole < len(units):
                 units, readable = units[:whole], readable[:whole]
-            missing = missing or not readable.all()
             codes = units["tags_code"].astype(np.int64)
             extensions = self._extensions.resolve(state.folder[len(self.folder) + 1 :], codes)
             if extensions is not None:
                 codes = extensions.codes
-            candidates = np.flatnonzero(readable & wanted.may_match(units, codes, extensions))
+            may_match = wanted.may_match(units, codes, extensions)
+            candidates = np.flatnonzero(readable & may_match)
+            missing = missing and not (readable & ~may_match).any()
             first = 0
             while first < len(candidates):
                 part = candidates[first : first + slice_units]
@@ -205,7 +206,7 @@ class QueueReader(QueueBounds):
                 first += len(part)
                 verdicts = self._verdicts(units[part], wanted)
                 looked_at += len(part)
-                missing = missing or bool((verdicts == NO_RECORD).any())
+                missing = missing and bool((verdicts == NO_RECORD).all())
                 matched = part[verdicts == MATCH]
                 if not len(matched):
                     slice_units = min(_CHUNK_UNITS, 2 * slice_units)

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from commitmq.format.constants import PREBLANK_SIZE
 from commitmq.format.file_names import segment_name
 from commitmq.format.record import Record, decode_record
 from commitmq.format.units import UNIT
@@ -210,6 +211,22 @@ def test_a_unit_read_while_it_is_written_is_not_passed_over(store: QueueStore, w
     assert (result.status, result.next_offset) == (PullStatus.OFFSET_OVERFLOW_ONE, 3)
     result = reader.read("t", 0, 3, bound=store.end, **EVERYTHING, wanted=wanted)
     assert (bodies(reader, result), result.next_offset) == ([b"3"], 4)
+
+
+def test_a_message_that_a_repair_took_out_makes_no_gap_of_its_neighbours(store: QueueStore) -> None:
+    for number in range(20):
+        store.put("t", 0, b"%d" % number, tag="A")
+    file = store.layout.consume_queue / "t" / "0" / segment_name(0)
+    data = bytearray(file.read_bytes())
+    data[4 * 20 : 5 * 20] = bytes(8) + PREBLANK_SIZE.to_bytes(4, "big") + bytes(8)
+    file.write_bytes(data)
+    reader = reader_of(store)
+    others = pull(reader, store, 0, wanted=TagFilter(["B"]))
+    assert (others.status, others.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, 20)
+    assert len(pull(reader, store, 0, wanted=TagFilter(["A"])).units) == 19
+    bound = store.records["t", 0][5].physical_offset
+    alone = reader.read("t", 0, 4, bound=bound, **EVERYTHING, wanted=TagFilter(["B"]))
+    assert (alone.status, alone.next_offset) == (PullStatus.MESSAGE_WAS_REMOVING, 5)
 
 
 @pytest.mark.parametrize("wanted", [None, TagFilter(["A"])])
