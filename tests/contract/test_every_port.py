@@ -172,7 +172,7 @@ def consumers_find_no_place(node: Node) -> None:
     """Consumers come until one finds no place."""
     with commitmq.Admin(node.address) as admin, contextlib.ExitStack() as consumers:
         admin.topic_create("crowded", 1)
-        with pytest.raises(commitmq.ProtocolError, match=r"as many as the 512 files suffice for.*ulimit -n") as refused:
+        with pytest.raises(commitmq.ProtocolError, match=r"as many as its limit of 512 open.*ulimit -n") as refused:
             for number in range(200):
                 began = time.monotonic()
                 one = commitmq.Consumer("crowded", group=f"g{number}", node=node.address, timeout_s=30)

@@ -360,7 +360,7 @@ class Gate:
         enough = "the most (network.max_connections)"
         if most < self._config.max_connections:
             enough = (
-                f"as many as the {descriptor_limit()} files suffice for that it may open (LimitNOFILE= of the service, ulimit"
+                f"as many as its limit of {descriptor_limit()} open files allows (LimitNOFILE= of the service, ulimit"
                 " -n of a shell)"
             )
         why = f"this process of the node has {most} connections, {enough}"

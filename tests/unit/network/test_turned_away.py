@@ -116,7 +116,7 @@ def test_the_reason_names_descriptors_where_they_are_too_few(tmp_path: Path, mon
     with answering(tmp_path) as (_router, endpoints), contextlib.ExitStack() as channels:
         for _ in range(8):
             asked(channels, endpoints[1])
-        with pytest.raises(ProtocolError, match=r"has 8 connections, as many as the \d+ files suffice for.*ulimit -n"):
+        with pytest.raises(ProtocolError, match=r"has 8 connections, as many as its limit of \d+ open.*ulimit -n"):
             while True:
                 asked(channels, endpoints[1])
 
