@@ -4,7 +4,8 @@ Such a message stays where it lies, and the process goes on behind it. It is cou
 ``commitmq/set_aside/ROLE.json``, from which ``commitmq dlq stuck`` lists it. A process that meets a message a second time,
 because it died before its position was written down, knows it by its place.
 
-The file is ``{"count": n, "messages": [{…}]}``: the number of all, and the last MOST_KEPT of them, the oldest first::
+The file is ``{"count": n, "messages": [{…}]}``: the number of all, and the last MOST_KEPT of them, the oldest first. The group
+that has the most there gives way, or the topic where there is no group, so that one cannot push out those of all others::
 
     at            when it was set aside (ms)
     why           a sentence
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,7 +87,9 @@ class SetAside:
         self._known.add(key)
         self._entries.append(entry)
         if len(self._entries) > MOST_KEPT:
-            self._known.discard(_place(self._entries.pop(0)))
+            owners = [_owner(one) for one in self._entries]
+            oldest = owners.index(Counter(owners).most_common(1)[0][0])
+            self._known.discard(_place(self._entries.pop(oldest)))
         self.count += 1
         self._is_dirty = True
         self._log(entry)
@@ -159,6 +163,10 @@ def _is_entry(one: Any) -> bool:
         and "at" in one
         and all(type(value) is (int if name in _NUMBERS else str) for name, value in one.items())
     )
+
+
+def _owner(entry: Entry) -> str:
+    return str(entry.get("group") or entry.get("topic"))
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:

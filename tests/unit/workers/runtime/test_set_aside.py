@@ -73,6 +73,17 @@ def test_the_list_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [one["physical_offset"] for one in listed(process.layout.set_aside)] == list(range(5, MOST_KEPT + 5))
 
 
+def test_one_group_pushes_no_other_out_of_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WRITE_MS", 1 << 40)
+    process = Process(tmp_path)
+    process.aside.note("too large", topic="orders", queue_offset=1, group="g")
+    for offset in range(MOST_KEPT + 5):
+        process.aside.note("invented", topic="orders", queue_offset=offset, group="liar")
+    process.aside.write_down(at_once=True)
+    found = listed(process.layout.set_aside)
+    assert (found[0]["group"], len(found)) == ("g", MOST_KEPT)
+
+
 def test_a_message_is_named_by_its_place_in_the_log(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     records = build_log(folder, [Record("t", 3, 9, properties={"UNIQ_KEY": "AB"}, born_host=HOST, store_host=HOST)])
