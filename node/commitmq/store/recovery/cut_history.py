@@ -18,7 +18,7 @@ end in bytes is enough for queues too: a queue's end at the cut is behind its la
         cuts         list  the newest MOST_CUTS, oldest first, each an object:
             generation   int   the one that it began: larger than every earlier one, and no smaller than the time in ms
             time_ms      int   of the cut, by the clock
-            by           str   "first use", "copied store", "recovery" or "repair --cut"
+            by           str   "first use", "copied store", "recovery", "allow-cut" or "repair --cut"
             end          int   physical offset where the log ended
             cut_id       int   the same cut in the journal of cut bytes (:mod:`commitmq.store.recovery.cut_record`), 0 for none
             lowered      dict  what was lowered in the store's files: number of groups, positions and messages
@@ -56,6 +56,7 @@ from commitmq.store.layout import StoreLayout
 
 MOST_CUTS: Final = 256
 NO_CUT: Final = -1
+BY_PERSON: Final = ("allow-cut", "repair --cut")
 _MAGIC: Final = b"CMQCUTS1 "
 _AT_ONCE_MS: Final = 2_000
 

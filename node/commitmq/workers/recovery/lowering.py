@@ -35,7 +35,7 @@ from commitmq.store.metadata.topic_config import (
 from commitmq.store.metadata.topic_files import load_topics
 from commitmq.store.producers.producer_snapshot import ProducerSnapshot
 from commitmq.store.queues.ends_at import EndsAt
-from commitmq.store.recovery.cut_history import NO_CUT, CutHistory, Lowered
+from commitmq.store.recovery.cut_history import BY_PERSON, NO_CUT, CutHistory, Lowered
 from commitmq.store.recovery.store_recovery import Recovered
 from commitmq.workers.dispatcher.dispatch_state import DispatchState
 from commitmq.workers.pop.orders import OrderKey, Orders
@@ -91,11 +91,13 @@ def _reason(layout: StoreLayout, history: CutHistory, found: Recovered, shown: i
     """Why the log may lack what somebody has seen; empty when it cannot. ``shown``: the former node had written the log up
     to there, as its control block says; None where that is gone.
     """
+    if found.allowed:
+        return "allow-cut"
     if not history.generation:
         return "first use"
     if history.is_copy:
         return "copied store"
-    if not found.by_sidecar or found.allowed or found.end < (shown or 0):
+    if not found.by_sidecar or found.end < (shown or 0):
         return "recovery"
     if not found.clean and (found.power_may_have_gone or shown is None):
         return "recovery"
@@ -110,9 +112,7 @@ def _lower(context: WorkerContext, history: CutHistory, found: Recovered) -> str
     if place != NO_CUT:
         place = min(place, found.end)
         # Flushed messages are gone: so are ends of transactions that their positions have passed.
-        by_person = found.allowed or any(
-            one.by.startswith("repair") for one in history.cuts if one.generation > history.lowered
-        )
+        by_person = any(one.by in BY_PERSON for one in history.cuts if one.generation > history.lowered)
         log = CommitLog(layout.commit_log, config.commit_log.segment_bytes)
         ends = EndsAt(
             layout,

@@ -166,7 +166,7 @@ def test_when_a_generation_begins(tmp_path: Path) -> None:
     assert by(recovered(end), shown=None) == "recovery", "nobody knows what was shown"
     assert by(recovered(end, power_may_have_gone=True), shown=end) == "recovery"
     assert by(recovered(end, by_sidecar=False, clean=True)) == "recovery", "another program used the store"
-    assert by(recovered(end, allowed=True, clean=True)) == "recovery"
+    assert by(recovered(end, allowed=True, clean=True)) == "allow-cut"
     store.layout.root.rename(tmp_path / "original")
     shutil.copytree(tmp_path / "original", store.layout.root)
     assert by(recovered(end, clean=True)) == "copied store"
