@@ -154,7 +154,10 @@ def _live(node: Node, disk: Path, folder: Path, seed: int) -> None:
             time.sleep(2.0)  # what comes a second time, or must not come at all, would come now
         except AssertionError as error:
             late = [ledger.entries[one] for one in sorted(unfinished(node, ledger, fleet, TOPICS))]
-            error.add_note(f"--- what befell the node: {story}\n--- not done: {late}")
+            tries = [line for topic in TOPICS for line in fleet.tries(topic) if line[1] in {one.id for one in late}]
+            error.add_note(f"--- what befell the node: {story}\n--- not done: {late}\n--- their tries: {tries}")
+            (folder / "left").mkdir()
+            copy(node.store, folder / "left")  # the disk goes with the test
             raise
         finally:
             fleet.end()

@@ -211,7 +211,7 @@ def test_after_the_clock_was_set_back_nobody_waits_longer_than_asked_for(tmp_pat
         timed(b"", NOW_MS + DAY_MS, "came later"),
     ]
     queue = queue_of(tmp_path, records)
-    one = SetBack(8, ahead_ms, ahead_ms + 500, NOW_MS + 300)
+    one = SetBack(8, ahead_ms, ahead_ms + 500, NOW_MS + 300, 0)
     progress = Progress(NOW_MS // 1000 * 1000, 8, set_backs=(one,))
     again = MakingAgain(progress)
     again.survey(queue, 0, 0, NOW_MS, NOW_MS, lambda: None)

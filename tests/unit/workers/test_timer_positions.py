@@ -19,7 +19,7 @@ from commitmq.workers.runtime.mover_positions import MoverPositions
 from commitmq.workers.timer.due_slot import ROW, DueSlot
 from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.process import Timer
-from commitmq.workers.timer.progress import Progress, ProgressFiles
+from commitmq.workers.timer.progress import Progress, ProgressFiles, SetBack
 from small_disk import room
 
 
@@ -67,6 +67,24 @@ def test_nothing_is_written_down_before_the_log_is_flushed_as_far(timer: Timer) 
     words(timer)[Word.FLUSHED] = 2_000
     timer._write_down()
     assert timer._files.load().queue_offset == 9
+
+
+def test_a_clock_that_was_set_back_is_written_down_when_what_was_delivered_is_flushed(timer: Timer) -> None:
+    """It says that the messages of all slots before were delivered: a power cut must not take one of them back after that."""
+    timer._now_ms, timer._set_back_log = 900_000_000, None
+    timer._clock = SimpleNamespace(now_ms=lambda: 6_000, jump_ms=0)  # type: ignore[assignment]
+    timer._room = timer._context.room
+    timer._context.log = get_log("test")
+    timer.resume = lambda: None  # type: ignore[method-assign]
+    words(timer)[Word.FLUSHED] = 999
+    assert not timer._follow_clock()
+    words(timer)[Word.WRITTEN] = 5_000  # others send meanwhile
+    assert not timer._follow_clock()
+    assert timer._files.load() == Progress()
+    words(timer)[Word.FLUSHED] = 1_000
+    assert timer._follow_clock()
+    (one,) = timer._files.load().set_backs
+    assert one == SetBack(7, 5_000, 0, 6_000, 1_000)
 
 
 def test_a_slot_that_was_opened_again_keeps_its_first_deliveries_in_view(timer: Timer) -> None:

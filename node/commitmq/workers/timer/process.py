@@ -97,6 +97,8 @@ class Timer(Mover):
         self._remaking = StartProgress(context, "remaking")
         self._offset = self._read_ms = self._now_ms = 0
         self._set_backs: tuple[SetBack, ...] = ()
+        self._set_back_log: int | None = None
+        """The clock was set back; deliveries of before end here, and must be flushed before that is written down."""
         self._next_ms = 0
         """The next slot with messages, NEVER_MS without one."""
         self._slot: DueSlot | None = None
@@ -189,7 +191,10 @@ class Timer(Mover):
         ``read_ms`` and ``due_ms`` say what was delivered (:class:`SetBack`).
         """
         self._context.log.warning("the wall clock was set back: what waits gets its slot anew", by_ms=read_ms - now_ms)
-        made = SetBack(progress.queue_offset, read_ms, due_ms, now_ms)
+        log, self._set_back_log = self._set_back_log, None
+        made = SetBack(
+            progress.queue_offset, read_ms, due_ms, now_ms, self._control.get(Word.FLUSHED) if log is None else log
+        )
         return replace(
             progress,
             read_ms=now_ms // PRECISION_MS * PRECISION_MS,
@@ -198,12 +203,14 @@ class Timer(Mover):
         )
 
     def _follow_clock(self) -> bool:
-        """Go by the wall clock as it is now, also where it was set back. False: the writer does not allow it now.
+        """Go by the wall clock as it is now, also where it was set back. False: not yet, because the writer does not take the
+        last deliveries, or the log is not flushed as far: a power cut could take back what would be written down.
 
         Nothing is delivered lately by the clock of before, as nothing that came meanwhile is taken in. Raises WriterLost.
         """
         now_ms = self._clock.now_ms() + self._clock.jump_ms
         if now_ms > self._now_ms - _SET_BACK_MS:
+            self._set_back_log = None
             self._clock.take_up()
             return True
         if self._again is not None:
@@ -215,6 +222,10 @@ class Timer(Mover):
                 self._deliveries.put(rows)
                 if self._deliveries.left:
                     return False
+            if self._set_back_log is None:
+                self._set_back_log = self._control.get(Word.WRITTEN)
+            if self._control.get(Word.FLUSHED) < self._set_back_log:
+                return False
             progress = Progress(self._read_ms, self._offset, self._deliveries_begin(), set_backs=self._set_backs)
             progress = self._set_back(progress, self._read_ms, 0 if slot is None else self._now_ms, now_ms)
         self._room.wait(_POSITIONS, partial(self._files.store, progress))

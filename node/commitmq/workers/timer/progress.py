@@ -39,13 +39,15 @@ _MOST_AHEAD_MS: Final = 10 * 365 * 86_400_000  # a clock that was wrong may have
 class SetBack(NamedTuple):
     """The clock was set back to ``clock_ms``. Of the messages before ``queue_offset`` those were delivered whose slot lies
     before ``read_ms``, and of that slot those whose time is no later than ``due_ms``. Of the others none that asked for a
-    delay waits longer than that from ``clock_ms`` on: its slot was computed by the clock that was ahead.
+    delay waits longer than that from ``clock_ms`` on: its slot was computed by the clock that was ahead. All those
+    deliveries lie before ``log`` in the CommitLog.
     """
 
     queue_offset: int
     read_ms: int
     due_ms: int
     clock_ms: int
+    log: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ class ProgressFiles:
         else:
             found = self._trail.cut(place)
         read_ms, offset, log = (0, 0, UNKNOWN) if found is None else map(int, found)
-        known = tuple(one for one in progress.set_backs if one.queue_offset <= offset)
+        known = tuple(one for one in progress.set_backs if one.queue_offset <= offset and one.log <= place)
         self.store(Progress(read_ms, offset, min(log, place), set_backs=known))
         return True
 
