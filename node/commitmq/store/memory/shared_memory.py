@@ -95,6 +95,10 @@ def claim(layout: StoreLayout, parent: str) -> Path:
         folder = base / f"commitmq-{secrets.token_hex(10)}"
         try:
             _write_record(layout, _Record(str(folder), root.st_dev, root.st_ino))
+        except OSError as error:
+            sentence = f"the place of the node's files in shared memory cannot be written down: {error.strerror}"
+            raise StoreError(sentence, path=layout.own) from error
+        try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
             continue
