@@ -4,8 +4,8 @@
 
 Runs under any Python ≥ 3.11 with nothing but its standard library. The environment is ``.venv`` in the project, or the
 folder that ``COMMITMQ_VENV`` names. A stamp in it names the pyproject.toml, constraints.txt, Python and project folder
-that it was made from. While they are the same, nothing is installed and no network is used. Compiled kernels have a
-stamp of their own, so that a changed kernel is compiled here, with a message, and not inside the first node.
+that it was made from. While they are the same, nothing is installed and no network is used. A changed kernel is compiled
+here, with a message (hatch_build.py).
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(PROJECT))
+import hatch_build  # noqa: E402 - its folder is not this one
+
 EXIT_UNAVAILABLE = 69  # sysexits.h EX_UNAVAILABLE: a part of the environment could not be fetched
 # hatchling builds the editable install and needs editables for it; PySpark comes as a source archive, which setuptools
-# builds. All are installed first, by the same constraints, because pip does not apply constraints to the build
-# environments that it makes by itself.
-BUILD_REQUIREMENTS = ["hatchling", "editables", "setuptools"]
+# builds; the kernels need Cython, and a C compiler where the machine has none. All are installed first, by the same
+# constraints, because pip does not apply constraints to the build environments that it makes by itself.
+BUILD_REQUIREMENTS = ["hatchling", "editables", "setuptools", *hatch_build.requirements()]
 # Settings of the caller's shell that would redirect an installation or let other code into the environment.
 FOREIGN_SETTINGS = ["PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"]
 FOREIGN_SETTINGS += ["PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON"]
@@ -123,19 +126,10 @@ def install(folder: Path, *what: str) -> None:
 
 
 def ensure_kernels(folder: Path) -> None:
-    """Compile the numba kernels if one of them changed since they were compiled from this environment."""
-    stamp = folder / "commitmq-kernels"
-    digest = hashlib.sha256()
-    for path in sorted((PROJECT / "node" / "commitmq" / "kernels").glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    # The stamp has their folder too: a cache folder may be cleaned.
-    known = (read_text(stamp) or "").split("\n")
-    if known[0] == digest.hexdigest() and (Path(known[-1]) / "complete").exists():
-        return
-    say("compiling the kernels, once; this takes up to a minute …")
-    problem = "the kernels could not be compiled"
-    place = run([str(interpreter(folder)), "-m", "commitmq.kernels.warm"], problem, stdout=subprocess.PIPE)
-    stamp.write_text(f"{digest.hexdigest()}\n{place.strip()}", encoding="utf-8")
+    """Compile the kernels if one of them changed since they were compiled."""
+    if not hatch_build.is_current(PROJECT):
+        say("compiling the kernels …")
+        run([str(interpreter(folder)), str(PROJECT / "hatch_build.py")], "the kernels could not be compiled")
 
 
 def environment_digest() -> str:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-SOURCES = ["node", "plugins", "dispatchers", "tests", "scripts", "docs", "examples"]
+SOURCES = ["hatch_build.py", "node", "plugins", "dispatchers", "tests", "scripts", "docs", "examples"]
 
 
 def main(arguments: list[str]) -> int:

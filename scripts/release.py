@@ -38,8 +38,8 @@ ROOTS = {
     "pyspark_commitmq": "plugins",
     "commitmq_dispatchers": "dispatchers",
 }
-FIRST_MESSAGE_WITHIN_S = 30.0
-"""From the start of the first node to its first message read, with the kernels compiled in between."""
+FIRST_MESSAGE_WITHIN_S = 10.0
+"""Of the processors, from the start of the first node to its first message read."""
 _STEP_WITHIN_S = 600
 
 
@@ -176,11 +176,11 @@ def expected_files() -> set[str]:
     found = set()
     for name in project_files():
         root, *rest = PurePosixPath(name).parts
-        if rest and rest[0] in ROOTS and ROOTS[rest[0]] == root:
+        if rest and rest[0] in ROOTS and ROOTS[rest[0]] == root and not name.endswith((".pyx", ".pxi")):
             found.add("/".join(rest))
         elif root == "deploy":
             found.add(f"share/commitmq/{name}")
-    return found | {"share/commitmq/node.toml"}
+    return found | {"share/commitmq/node.toml", "commitmq/kernels/compiled.abi3.so"}
 
 
 def check_wheel(wheel: Path) -> None:
@@ -230,8 +230,7 @@ class FirstMessage:
 def first_message(python: Path, folder: Path) -> FirstMessage:
     """Start a node in the new empty ``folder``, send a message, read it, stop. Raises NotReleasable.
 
-    A machine with nothing else to do needs no more seconds than processor time: one process compiles the kernels, and all
-    others wait for it. So the processor time is what is limited; it counts the stop too.
+    The processor time is what is limited, because other programs do not change it; it counts the stop too.
     """
     folder.mkdir(parents=True)
     command = str(python.with_name("commitmq"))

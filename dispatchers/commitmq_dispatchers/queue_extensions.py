@@ -22,7 +22,7 @@ from commitmq.errors import FilterError, StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.bloom import BITMAP_BYTES
 from commitmq.format.units import UNIT
-from commitmq.kernels.tags import MATCH, NO_MATCH
+from commitmq.kernels.codes import MATCH, NO_MATCH
 from commitmq.plugin.hookspecs import DispatcherView
 from commitmq.store.log.dispatch_batch import LogWalker, Rows
 from commitmq.store.queues.consume_queue import ConsumeQueue

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from commitmq.errors import MissingExtraError
 
 # Modules that a node needs. The extra also has rich, which draws progress bars; without it there are none.
-NODE_MODULES = ("numba", "llvmlite", "isal")
+NODE_MODULES = ("isal",)
 SPARK_MODULES = ("pyspark", "py4j", "pyarrow", *NODE_MODULES)
 TESTING_MODULES = ("pytest", "hypothesis", *NODE_MODULES)
 

@@ -24,7 +24,7 @@ from commitmq import (
 )
 
 NODE = sys.argv[1]
-NOT_NEEDED = ("numba", "llvmlite", "isal", "rich")
+NOT_NEEDED = ("isal", "rich")
 LONG = b"the same again " * 1000
 
 

@@ -110,7 +110,7 @@ def test_a_node_is_ready_soon_and_takes_its_first_message(tmp_path: Path) -> Non
     from commitmq import Producer
 
     with start_node(tmp_path / "warm", DEFAULT_SIZES):
-        pass  # compiles the kernels where nobody has yet, and warms the file cache
+        pass  # warms the file cache
     attempts = iter(range(2))
 
     def start_s() -> float:

@@ -1,6 +1,6 @@
 """Goal: a client that was installed without the extra ``node`` does everything against a node that has it.
 
-Method: a node as usual; beside it a program, and the command, in processes in which numba, llvmlite, isal and rich cannot be
+Method: a node as usual; beside it a program, and the command, in processes in which isal and rich cannot be
 imported. The slow test makes a fresh environment of what the package needs without extras, and measures it.
 """
 
@@ -102,5 +102,5 @@ def test_the_package_alone_is_small_and_sends(tmp_path: Path) -> None:
     refused = alone.run("start", "--store", str(tmp_path / "new"), python=command)
     assert (refused.returncode, refused.stdout) == (CliExit.FAILURE, "")
     assert refused.stderr == (
-        "commitmq: `commitmq start` needs numba, llvmlite and isal, which are not installed: pip install 'commitmq[node]'\n"
+        "commitmq: `commitmq start` needs isal, which is not installed: pip install 'commitmq[node]'\n"
     )

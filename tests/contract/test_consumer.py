@@ -550,14 +550,14 @@ def test_closing_leaves_no_descriptor_and_no_thread(node: Node, producer: Produc
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
-def test_consuming_does_not_load_numba(node: Node, producer: Producer) -> None:
+def test_consuming_does_not_load_kernels(node: Node, producer: Producer) -> None:
     producer.send("light", b"x")
     code = f"""
 import sys
 from commitmq import Reader
 with Reader("light", node={node.address!r}) as consumer:
     assert [one.body for one in consumer.poll(10)] == [b"x"]
-assert "numba" not in sys.modules
+assert "commitmq.kernels" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -47,7 +47,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> BareEn
 @pytest.mark.slow
 def test_archives_are_built_twice_with_equal_bytes(out: Path) -> None:
     names = sorted(path.name for path in out.iterdir())
-    assert names == ["SHA256SUMS", "commitmq-0.1.0-py3-none-any.whl", "commitmq-0.1.0.tar.gz"]
+    assert names == ["SHA256SUMS", "commitmq-0.1.0-cp311-abi3-linux_x86_64.whl", "commitmq-0.1.0.tar.gz"]
     done = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=out, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.count(": OK")) == (0, 2)
 
@@ -87,9 +87,7 @@ def test_a_build_that_differs_is_named(wheel: Path, tmp_path: Path) -> None:
 def test_a_first_message_from_an_empty_folder(environment: BareEnvironment, tmp_path: Path) -> None:
     first = release.first_message(Path(environment.python), tmp_path / "empty")
     print(first)  # noqa: T201
-    assert 2 < first.processor_s < release.FIRST_MESSAGE_WITHIN_S, "with the kernels compiled in between"
-    compiled = environment.packages / "commitmq" / "kernels" / "__pycache__"
-    assert len([*compiled.glob("kernels-*/complete")]) == 1, "beside the package that the wheel brought"
+    assert 0.5 < first.processor_s < release.FIRST_MESSAGE_WITHIN_S
     assert sorted(path.name for path in (tmp_path / "empty").iterdir()) == ["demo"], "nothing else was left behind"
 
 

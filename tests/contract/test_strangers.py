@@ -8,7 +8,6 @@ skipped, and its twin without other accounts (permissions and folders only) rema
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import stat
@@ -32,8 +31,6 @@ from accounts import (
     read_only_copy,
 )
 from commitmq import Admin, Consumer, Producer, Reader
-from commitmq.files import kernel_cache
-from commitmq.kernels import warm
 from commitmq.store.layout import StoreLayout
 from commitmq.store.memory.shared_memory import recorded_folder
 from commitmq.supervision.exit_codes import CliExit
@@ -66,14 +63,6 @@ class AccountNode(NodeProcess):
         )
 
 
-def compiled_package(folder: Path) -> Path:
-    """The package as root installed and compiled it, which nobody may write to."""
-    warm.warm()
-    if kernel_cache.choose().origin != "package":
-        pytest.skip("this installation keeps its kernels elsewhere")
-    return read_only_copy(folder, compiled=True)
-
-
 def send_one(node: NodeProcess) -> bool:
     with Producer(node.address) as producer:
         return producer.send("orders", b"one", queue=0).queue_offset >= 0
@@ -83,8 +72,6 @@ def works_without_a_home(node: NodeProcess) -> None:
     try:
         started = node.start()
         assert started.returncode == 0, started.stderr + node.log_tail()
-        assert "compiling" not in started.stderr
-        assert node.report()["node"]["kernels"]["origin"] == "package"
         assert send_one(node)
         stopped = node.stop()
         assert stopped.returncode == 0, stopped.stderr
@@ -92,37 +79,19 @@ def works_without_a_home(node: NodeProcess) -> None:
         node.end()
 
 
-def test_a_service_account_without_a_home_starts_with_kernels_that_root_compiled() -> None:
+def test_a_service_account_without_a_home_starts_what_root_installed() -> None:
     words = as_account(STRANGER)
     python = python_for_all()
     with open_folder() as folder:
         (folder / "data").mkdir()
         os.chown(folder / "data", STRANGER, STRANGER)
-        works_without_a_home(AccountNode(folder / "data/store", words, python, compiled_package(folder / "site")))
+        works_without_a_home(AccountNode(folder / "data/store", words, python, read_only_copy(folder / "site")))
 
 
 def test_without_a_home_and_a_package_to_write_to_a_node_starts(tmp_path: Path) -> None:
     """The twin of the test above for machines where nobody is root."""
-    package = compiled_package(tmp_path / "site")
+    package = read_only_copy(tmp_path / "site")
     works_without_a_home(AccountNode(tmp_path / "store", obeying(), sys.executable, package))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_node_compiles_into_its_store_where_nothing_else_can_be_written(tmp_path: Path) -> None:
-    package = read_only_copy(tmp_path / "site", compiled=False)
-    node = AccountNode(tmp_path / "store", obeying(), sys.executable, package)
-    try:
-        warmed = node.run("kernels", "warm", "--store", str(node.store), "--json", HOME="/nonexistent")
-        assert warmed.returncode == 0, warmed.stderr
-        assert json.loads(warmed.stdout)["origin"] == "store"
-        started = node.start(HOME="/nonexistent")
-        assert started.returncode == 0, started.stderr + node.log_tail()
-        assert "compiling" not in started.stderr, "the verb has done that"
-        assert node.report()["node"]["kernels"]["folder"].startswith(str(node.store / "commitmq/kernels"))
-        assert node.stop().returncode == 0
-    finally:
-        node.end()
 
 
 # ---------------------------------------------------------------- what others made before

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.kernels.walk import ROW
+from commitmq.kernels.codes import ROW
 from commitmq.plugin import hookspecs
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.node_files import read_node_file

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import shutil
 import subprocess
 import tarfile
 from collections import Counter
@@ -29,7 +28,17 @@ PROJECT = Path(__file__).resolve().parents[2]
 # The state before packages were made. A release puts its predecessor here.
 FORMER = "a736359b8d6dc5f5e0d467da5b026c2be2f41eff"
 PROGRAM = str(Path(__file__).with_name("upgrade_program.py"))
-BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "config", "deploy", "node", "plugins", "dispatchers")
+BUILT_FROM = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "config",
+    "deploy",
+    "node",
+    "plugins",
+    "dispatchers",
+    "hatch_build.py",
+)
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -55,15 +64,10 @@ class InstalledNode(EnvironmentNode):
 
 
 def installed(project: Path, folder: Path) -> Environment:
-    """An environment in ``folder`` with the wheel of ``project``, and with the present one's compiled kernels beside its own
-    sources: it uses them if the sources are the same.
-    """
+    """An environment in ``folder`` with the wheel of ``project``."""
     built = release.build(project, folder / "archives", umask=0o022, zone="UTC")
     environment = Environment(folder / "environment")
     environment.install(str(built.wheel))
-    kernels = Path("commitmq", "kernels", "__pycache__")
-    for compiled in (PROJECT / "node" / kernels).glob("kernels-*"):
-        shutil.copytree(compiled, environment.packages / kernels / compiled.name, dirs_exist_ok=True)
     return environment
 
 

@@ -3,7 +3,7 @@
     python kernel_steps.py BODY_BYTES
 
 Each step is done for few messages and for more, as parts of their own: what one message takes is the difference, in which the
-work that belongs to a call (Python's, numba's) cancels.
+work that belongs to a call (Python's, Cython's) cancels.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from commitmq.client.sending.run_encoder import RunLayout, encode_run
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host
 from commitmq.format.unique_ids import UniqueIds
-from commitmq.kernels import walk as kernel
-from commitmq.kernels.raw import crc32
+from commitmq.kernels import codes, compiled
+from commitmq.kernels.compiled import crc32
 from commitmq.store.log.append import CommitLogAppender
 
 STEPS = ("check_run", "store_run", "walk", "crc32")
@@ -57,7 +57,7 @@ def main(body_bytes: int) -> None:
     properties = b"TAGS\x01red\x02KEYS\x01order-1234\x02"
     for count in (FEW, MORE):
         bodies = [bytes(body_bytes)] * count
-        rows, topics = np.zeros(count + 1, kernel.ROW), np.zeros((count + 1, 2), np.int64)
+        rows, topics = np.zeros(count + 1, codes.ROW), np.zeros((count + 1, 2), np.int64)
         table, out = np.full(256, -1, np.int32), np.zeros(4, np.int64)
         for turn in range(_WARM + 1):
             seen = turn == _WARM
@@ -81,7 +81,7 @@ def main(body_bytes: int) -> None:
             ptrace.mark(ptrace.END)
             if seen:
                 ptrace.mark(number_of("walk", count))
-            kernel.walk(array, 0, done.end, 0, rows, topics, table, out)
+            compiled.walk(array, 0, done.end, 0, rows, topics, table, out)
             ptrace.mark(ptrace.END)
             if int(out[0]) != count:
                 raise RuntimeError(f"{count} records were stored, {int(out[0])} found")

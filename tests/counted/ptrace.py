@@ -4,7 +4,7 @@ What was tried for system calls, and why it is this: ``strace -c`` counts the sa
 that is skipped where it is missing guards nothing; ``/proc/PID/io`` counts only reads and writes, none of the waits and
 wake-ups that a send pays for; the tracepoint ``raw_syscalls`` needs a privilege; ``voluntary_ctxt_switches`` depend on
 which process happens to be faster. For instructions: hardware counters are missing in most virtual machines (here too),
-and valgrind is a package again, under which numba code takes minutes. ptrace needs Linux and nothing else.
+and valgrind is a package again, under which everything takes minutes. ptrace needs Linux and nothing else.
 
 Run as a program, because every child that is waited for here would be missing to the one who calls::
 

@@ -31,7 +31,6 @@ import pytest
 from workload import CLIENT, KNOWN, KNOWN_BYTES, Part, Work, load
 
 from commitmq.client.admin import Admin
-from commitmq.kernels.warm import warm
 from nodes import environment, start_node
 
 # What a process does by the clock (heartbeats, ticks) is shared by fewer messages where others run beside it.
@@ -85,7 +84,6 @@ class Counts:
 def counts(tmp_path_factory: pytest.TempPathFactory) -> Counts:
     if reason := ptrace.why_not():
         skip_or_fail(reason)
-    warm()  # compiling takes minutes where every Python call is counted
     folder = tmp_path_factory.mktemp("counted")
     found = folder / "counts"
     found.mkdir()

@@ -131,7 +131,7 @@ NO_STORE = {
     "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/streams.py", "cli/user_key.py",
     "client/receiving/segments.py",
     "client/receiving/position_file.py", "protocol/channel.py",
-    "control.py", "failpoints.py", "files/kernel_cache.py", "network/growth.py", "offline/log_damage.py",
+    "control.py", "failpoints.py", "network/growth.py", "offline/log_damage.py",
     "supervision/processes.py", "store/index/index_shape.py", "trace_points.py", "store/memory/shared_memory.py",
     "store/log/transient_pool.py", "workers/runtime/doorbell.py",
     "workers/writer/local_sockets.py", "workers/runtime/role_lock.py", "workers/allocate/segment_memory.py",

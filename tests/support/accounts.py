@@ -97,17 +97,12 @@ def open_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def read_only_copy(folder: Path, *, compiled: bool) -> Path:
-    """A copy of the package in ``folder`` that nobody may write to, with or without its compiled kernels."""
+def read_only_copy(folder: Path) -> Path:
+    """A copy of the package in ``folder`` that nobody may write to."""
     import commitmq
 
-    def leave_out(place: str, names: list[str]) -> list[str]:
-        inside = Path(place)
-        if inside.name == "__pycache__":
-            return [one for one in names if not (compiled and one.startswith("kernels-"))]
-        return []
-
-    shutil.copytree(Path(commitmq.__file__).parent, folder / "commitmq", ignore=leave_out)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(commitmq.__file__).parent, folder / "commitmq", ignore=ignore)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     return folder

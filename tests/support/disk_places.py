@@ -28,7 +28,7 @@ STEPS = {
     "name": ("replace",),
 }  # fmt: skip
 # No files of a store.
-NOT_OF_A_STORE = {"baseline.py", "export.py", "kernel_cache.py", "position_file.py", "snapshot.py", "support.py"}
+NOT_OF_A_STORE = {"baseline.py", "export.py", "position_file.py", "snapshot.py", "support.py"}
 
 
 @cache

@@ -17,7 +17,7 @@ from commitmq.errors import DiskFullError, StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import HOST_BYTES, HOST_V6_BYTES, STORE_TIMESTAMP_OFFSET, SYS_FLAG_OFFSET, SysFlag
 from commitmq.format.units import UNIT, UNIT_STRUCT
-from commitmq.kernels.units import tags_codes
+from commitmq.kernels.compiled import tags_codes
 from commitmq.plugin.hookspecs import Stored, TopicStoreView
 from commitmq.store.log.append import Appended, CommitLogAppender, SegmentUnavailableError
 from commitmq.store.log.run_check import CheckedRun, MessageIllegalError

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from commitmq.client.receiving.batch import MessageBatch
-from commitmq.kernels.sums import sum_of_crcs
+from commitmq.kernels.compiled import sum_of_crcs
 
 
 def checksum_of_batch(batch: MessageBatch) -> int:
@@ -19,7 +19,7 @@ def checksum_of_batch(batch: MessageBatch) -> int:
     total = 0
     for data, offsets, sizes in batch.buffers:
         buffer = np.frombuffer(data, np.uint8)
-        total += int(sum_of_crcs(buffer, offsets, sizes))
+        total += sum_of_crcs(buffer, np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(sizes, np.int32))
     return total
 
 

@@ -58,7 +58,6 @@ VERBS = {
     "support": "Collect what helps to find a node's problem.",
     "completion": "Write the completion script of a shell.",
     "keys": "Make a node's keys, for encrypted connections.",
-    "kernels": "Compile the numba kernels, and show where they are kept.",
 }
 
 # Modules whose verbs are words of Python.

@@ -65,8 +65,6 @@ def _print_node(node: dict[str, Any], disk_warnings: list[str]) -> None:
         click.echo(line)
     if node["refuses_sends"]:
         click.secho("SENDS ARE REFUSED: the node is drained; `commitmq drain off` ends that", fg="red", bold=True)
-    if node.get("kernels"):
-        click.echo(f"kernels {node['kernels']['folder']} ({node['kernels']['origin']})")
     if node.get("progress"):
         click.echo(f"{node['progress']['role']}: {progress_sentence(node['progress'])}")
     for told in node.get("remaking") or []:

@@ -73,10 +73,8 @@ def _time(text: str) -> datetime:
 def _expire_folder(folder: Path, before: datetime | None, keep_bytes: int | None, dry_run: bool) -> dict[str, Any]:
     from commitmq.config import NodeConfig
     from commitmq.extras import need_node
-    from commitmq.files import kernel_cache
 
     need_node("`commitmq store expire` of a closed store")
-    kernel_cache.use_store(folder.absolute())  # before kernels are imported
     from commitmq.offline.expire import safe_end
     from commitmq.offline.held_store import HeldStore
 

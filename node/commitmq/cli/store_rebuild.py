@@ -29,9 +29,6 @@ def rebuild(
     """
     from commitmq import config as node_config
     from commitmq.cli.progress import byte_progress
-    from commitmq.files import kernel_cache
-
-    kernel_cache.use_store(folder.absolute())  # before kernels are imported
     from commitmq.offline.held_store import HeldStore
     from commitmq.offline.rebuild import KINDS
     from commitmq.offline.rebuild import rebuild as work

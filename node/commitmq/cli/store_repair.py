@@ -40,9 +40,6 @@ def repair(
     """
     from commitmq import config as node_config
     from commitmq.cli.progress import byte_progress
-    from commitmq.files import kernel_cache
-
-    kernel_cache.use_store(folder.absolute())  # before kernels are imported
     from commitmq.offline.held_store import HeldStore
     from commitmq.offline.log_damage import find_damage
     from commitmq.offline.repair import repair as work

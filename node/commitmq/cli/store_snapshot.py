@@ -33,11 +33,8 @@ def snapshot(folder: Path, target: Path, copy: bool, as_json: bool) -> None:
     \b
     Example: commitmq store snapshot STORE --to /backup/monday
     """
-    from commitmq.cli.progress import byte_progress
-    from commitmq.files import kernel_cache
-
-    kernel_cache.use_store(folder.absolute())  # before kernels are imported
     from commitmq import failpoints
+    from commitmq.cli.progress import byte_progress
     from commitmq.offline.snapshot import snapshot as work
 
     failpoints.play("snapshot")

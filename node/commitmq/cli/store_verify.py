@@ -27,9 +27,6 @@ def verify(folder: Path, config_file: Path | None, overrides: tuple[str, ...], a
     from commitmq import config as node_config
     from commitmq.cli.progress import byte_progress
     from commitmq.errors import StoreLockedError
-    from commitmq.files import kernel_cache
-
-    kernel_cache.use_store(folder.absolute())  # before kernels are imported
     from commitmq.offline.held_store import HeldStore
     from commitmq.offline.verify import verify as work
     from commitmq.store.recovery import cut_record

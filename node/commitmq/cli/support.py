@@ -31,7 +31,6 @@ _SECRETS = ("secret", "password", "token", "credential", "access_key", "private"
 _PACKAGES = (
     "commitmq",
     "numpy",
-    "numba",
     "pyzmq",
     "orjson",
     "isal",

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from commitmq.kernels.scan import find_record, scan_until
-from commitmq.kernels.walk import WALK_BLANK, WALK_LIMIT
+from commitmq.kernels.codes import WALK_BLANK, WALK_LIMIT
+from commitmq.kernels.compiled import find_record, scan_until
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery.scan import REASONS
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from commitmq.errors import StoreError
 from commitmq.format.index_header import IndexHeader, IndexShape
-from commitmq.kernels import index_insertion as kernel
+from commitmq.kernels import codes, compiled
 from commitmq.offline.rebuild_pieces import writing
 from commitmq.offline.store_view import StoreView
 from commitmq.store.index.index_file import create, new_state
@@ -58,7 +58,7 @@ def make_index_file(view: StoreView, task: IndexTask) -> int:
             position = batch.end
             if file is None:
                 counts = np.zeros(len(rows), np.int64)
-                kernel.count_items(segment, base, rows, counts)
+                compiled.count_items(segment, base, rows, counts)
                 sums = seen + np.cumsum(counts)
                 if not len(rows) or (task.first_item and int(sums[-1]) < task.first_item):
                     seen = int(sums[-1]) if len(rows) else seen
@@ -68,12 +68,12 @@ def make_index_file(view: StoreView, task: IndexTask) -> int:
                     row = int(np.searchsorted(sums, task.first_item))
                     stamp, offset = int(rows["store_timestamp"][row]), int(rows["physical_offset"][row])
                     before = IndexHeader(stamp, stamp, offset, offset, 0, 1)
-                    state[kernel.STATE_LAST_OFFSET] = offset
-                    state[kernel.STATE_LAST_ITEMS] = task.first_item - int(sums[row] - counts[row])
+                    state[codes.STATE_LAST_OFFSET] = offset
+                    state[codes.STATE_LAST_ITEMS] = task.first_item - int(sums[row] - counts[row])
                     rows = rows[row:]
                 file = create(own / task.name, own / "new", shape, before)
                 file.load(state)
-            state[kernel.STATE_ROW] = 0
+            state[codes.STATE_ROW] = 0
             if not file.insert(segment, base, rows, state):
                 break
         if file is None:

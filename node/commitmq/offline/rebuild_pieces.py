@@ -34,9 +34,8 @@ from commitmq.files.write_all import write_all
 from commitmq.format.constants import BATCH_UNIT_BYTES, PREBLANK_SIZE, UNIT_BYTES
 from commitmq.format.file_names import segment_name
 from commitmq.format.units import UNIT
-from commitmq.kernels.index_insertion import count_items
-from commitmq.kernels.scan import scan_until
-from commitmq.kernels.walk import WALK_BAD, WALK_LIMIT
+from commitmq.kernels.codes import WALK_BAD, WALK_LIMIT
+from commitmq.kernels.compiled import count_items, scan_until
 from commitmq.offline.piece_bounds import BATCH, LIGHT, PLAIN, Queue
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_queues import narrow

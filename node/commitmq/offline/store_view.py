@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from commitmq.config import NodeConfig
 from commitmq.errors import CommitMQError
 from commitmq.format.constants import SysFlag
-from commitmq.kernels.walk import ROW
+from commitmq.kernels.codes import ROW
 from commitmq.offline.held_store import HeldStore
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from commitmq.errors import CommitMQError
 from commitmq.format.index_header import HEADER_BYTES, ITEM_BYTES, SLOT_BYTES, IndexShape, list_index_files
 from commitmq.format.index_item import ITEM_FIELDS
-from commitmq.kernels import index_insertion as kernel
-from commitmq.kernels.index_chains import check_chains, find_strays
+from commitmq.kernels import codes, compiled
+from commitmq.kernels.compiled import check_chains, find_strays
 from commitmq.offline.findings import CHAINS, Faults, Finding, ItemRun, Single
 from commitmq.offline.queue_units import runs
 from commitmq.offline.store_view import StoreView
@@ -264,13 +264,13 @@ class IndexCheck:
         """Remember the keys of the batch's records, which are in ``segment``."""
         rows = np.ascontiguousarray(batch.rows)
         rows.flags.writeable = False
-        state = np.zeros(kernel.STATE_WORDS, np.int64)
-        state[kernel.STATE_LAST_OFFSET] = -1
-        result = kernel.INSERT_FULL
-        while result != kernel.INSERT_DONE:
-            state[kernel.STATE_COUNT] = 1
-            result = kernel.insert(self._scratch, 1, _SCRATCH_ITEMS, _SCRATCH_ITEMS, segment, base, rows, state)
-            items = self._scratch[HEADER_BYTES // 4 + 1 :].view(_ITEM)[1 : int(state[kernel.STATE_COUNT])]
+        state = np.zeros(codes.STATE_WORDS, np.int64)
+        state[codes.STATE_LAST_OFFSET] = -1
+        result = codes.INSERT_FULL
+        while result != codes.INSERT_DONE:
+            state[codes.STATE_COUNT] = 1
+            result = compiled.insert(self._scratch, 1, _SCRATCH_ITEMS, _SCRATCH_ITEMS, segment, base, rows, state)
+            items = self._scratch[HEADER_BYTES // 4 + 1 :].view(_ITEM)[1 : int(state[codes.STATE_COUNT])]
             keys = np.empty(len(items), _KEY)
             keys["hash"], keys["offset"] = items["hash"], items["offset"]
             self._wanted.append(keys)

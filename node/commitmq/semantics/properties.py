@@ -1,7 +1,7 @@
 """The order of a message's properties after RocketMQ's broker has rewritten them (spec 12.1).
 
 The broker decodes the properties into a Java ``HashMap`` of capacity 128, and writes them in its order. That order can be
-computed (:func:`commitmq.format.java.hash_map_order`); :mod:`commitmq.kernels.readdress` has the same rule for bytes.
+computed (:func:`commitmq.format.java.hash_map_order`); the kernel ``readdress`` has the same rule for bytes.
 """
 
 from __future__ import annotations

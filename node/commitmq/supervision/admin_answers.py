@@ -81,7 +81,6 @@ class AdminAnswers:
                 "flush_mode": self._config.commit_log.flush_mode,
                 "progress": status.progress(self._table),
                 "remaking": status.remaking(self._table),
-                "kernels": self._table.forkserver.kernels,
                 "keeper": self._keeper.state,
                 "refuses_sends": self._config.flow.refuse_sends,
                 "security": self._exposure.security(),

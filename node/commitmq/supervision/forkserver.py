@@ -32,7 +32,6 @@ from commitmq import failpoints
 from commitmq import log as log_module
 from commitmq.config import NodeConfig, from_mapping
 from commitmq.config.live import with_live_values
-from commitmq.files import kernel_cache
 from commitmq.protocol import wire
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.processes import (
@@ -48,7 +47,7 @@ _SHARED_MODULES = (
     "numpy",
     "zmq",
     "orjson",
-    "isal.isal_zlib",
+    "commitmq.kernels.compiled",
     "commitmq.protocol.wire",
     "commitmq.workers.runtime.context",
 )
@@ -192,14 +191,8 @@ def main(arguments: list[str]) -> int:
     # hangs, and waiting for the lock is waiting for the end of the process.
     _lock(layout)
     try:
-        # A service account may have neither a home nor a writable installation, but it always has a store.
-        kernel_cache.use_store(layout.root)
-        kernels = kernel_cache.choose()
-        place = {"folder": str(kernels.folder), "origin": kernels.origin}
-        if not kernels.complete:
-            connection.send(wire.dumps({"event": "compiling", "kernels": place}))
         seconds = _preload(settings["modules"])
-        connection.send(wire.dumps({"event": "ready", "preload_s": round(seconds, 3), "kernels": place}))
+        connection.send(wire.dumps({"event": "ready", "preload_s": round(seconds, 3)}))
         while True:
             data, descriptors, _, _ = socket.recv_fds(connection, _MAX_MESSAGE_BYTES, 1)
             if not data:
@@ -232,9 +225,6 @@ def _preload(worker_modules: list[str]) -> float:
     gc.disable()  # what is imported stays, and collections while it grows would be a tenth of the time
     for name in _SHARED_MODULES:
         importlib.import_module(name)
-    from commitmq.kernels.warm import warm
-
-    warm()
     for name in worker_modules:
         # A broken module (a plugin's, say) must not stop the others: the worker imports it again and reports the
         # reason.

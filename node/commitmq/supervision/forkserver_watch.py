@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from commitmq.config import NodeConfig
-from commitmq.files.kernel_cache import COMPILING_TAKES
 from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.event_loop import EventLoop
@@ -16,7 +15,6 @@ from commitmq.supervision.start_failed import START_ATTEMPTS, StartFailed
 from commitmq.supervision.worker_process import describe_exit
 from commitmq.workers.runtime.context import monotonic_ms
 
-_SLOW_PRELOAD_MS = 8_000
 _FORKSERVER_EXIT_S = 2.0
 
 
@@ -31,22 +29,16 @@ class ForkServerWatch:
         log: Log,
         *,
         is_judging: Callable[[], bool],
-        on_news: Callable[[str], None],
     ) -> None:
-        """``is_judging``: whether a death that a restart cannot cure raises StartFailed. ``on_news`` is called with a
-        sentence when kernels are compiled.
-        """
+        """``is_judging``: whether a death that a restart cannot cure raises StartFailed."""
         self._layout, self._config, self._loop, self._log = layout, config, loop, log
         self._timing = config.supervisor
         self._is_judging = is_judging
-        self._on_news = on_news
         self.server: ForkServer | None = None
         self.deaths = 0
-        self.kernels: dict[str, str] = {}  # the forkserver's compiled kernels: folder, origin
         self.cpu = CpuMeter()
         self._backoff_ms = 0
         self._at_ms = 0  # when it was started, or will be started next
-        self._said_compiling = False
 
     def configure(self, config: NodeConfig) -> None:
         """The next forkserver starts with ``config``; a worker gets the live settings with its own start."""
@@ -66,8 +58,6 @@ class ForkServerWatch:
         server = self.server
         if server is None or server.ready:
             return
-        if now_ms - self._at_ms > _SLOW_PRELOAD_MS:
-            self._say_compiling()
         if now_ms - self._at_ms > self._timing.start_timeout_s * 1000:
             server.kill()
 
@@ -86,23 +76,12 @@ class ForkServerWatch:
         if self.server is None:
             return
         for event in self.server.read_events():
-            self.kernels = event.get("kernels", self.kernels)
-            if event.get("event") == "compiling":
-                self._say_compiling()
-            elif event.get("event") == "ready":
-                self._log.info("kernels are loaded", **self.kernels, seconds=event.get("preload_s"))
+            if event.get("event") == "ready":
+                self._log.info("the forkserver is ready", seconds=event.get("preload_s"))
         if self.server.ended:
             # The forkserver's socket is closed and its pidfd follows. Polling a closed socket would return at once,
             # every time.
             self._loop.unwatch(self.server.socket.fileno())
-
-    def _say_compiling(self) -> None:
-        if not self._said_compiling:
-            self._said_compiling = True
-            where = f" into {self.kernels['folder']}" if self.kernels else ""
-            sentence = f"compiling kernels{where}, which takes {COMPILING_TAKES} and is done once after installation"
-            self._log.info(sentence)
-            self._on_news(sentence)
 
     def _ended(self) -> None:
         forkserver = self.server

@@ -63,7 +63,7 @@ class ProcessTable:
         """``roles`` come in start order. ``ports`` is shared with the caller and kept current.
 
         ``on_new_port`` is called after a change of ``ports``. ``on_news`` is called with a sentence when the start
-        takes long: because kernels are compiled, or about a worker's progress. ``was_clean`` is passed to workers: true
+        takes long: about a worker's progress. ``was_clean`` is passed to workers: true
         when no ``abort`` file existed before.
         """
         self._layout, self._config, self._control, self._log = layout, config, control, log
@@ -84,7 +84,7 @@ class ProcessTable:
         self.node_key = ""  # the public key with which the node's ports ask for keys
         self.left_out: dict[str, str] = {}  # plugins that ended the discovery process, and how it ended
         self.judging = True  # while the node starts: a death that a restart cannot cure raises StartFailed
-        self.forkserver = ForkServerWatch(layout, config, loop, log, is_judging=lambda: self.judging, on_news=on_news)
+        self.forkserver = ForkServerWatch(layout, config, loop, log, is_judging=lambda: self.judging)
         self._last_tick_ms = 0
         self._hang_floor_ms = 0
 

@@ -1,7 +1,7 @@
 """The process that starts, watches, restarts and stops all others; only it may call a store closed in order.
 
 Owns the store's ``lock`` and ``abort`` files, ``run/node.json``, the admin socket, and the epoch and restart words of
-the control block. Reads the workers' heartbeats. It must stay small: no numpy, no numba. The keeper starts it
+the control block. Reads the workers' heartbeats. It must stay small: no numpy, no kernels. The keeper starts it
 (:mod:`commitmq.supervision.supervisor_process`).
 
 Start: take ``lock``; wait until no process of a former node holds a role lock (an orphan gets five seconds, then

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from commitmq.errors import CommitMQError, ConfigError, CorruptRecordError
 from commitmq.format.compression import decompress
 from commitmq.format.constants import ELEMENT_BYTES, Property, SysFlag
-from commitmq.kernels import arrow as kernel
-from commitmq.kernels.columns import EQUALS, text_tests
+from commitmq.kernels import codes, compiled
+from commitmq.kernels.codes import EQUALS
+from commitmq.kernels.compiled import text_tests
 from commitmq.log import get_log
 from commitmq.store.queues.tag_filter import TagFilter
 
@@ -65,12 +66,12 @@ _ALL: Final = COLUMNS | STATE_COLUMNS
 OF_UNITS: Final = frozenset({"store", "topic", "queue_id", "queue_offset", "physical_offset", "total_size", "state"})
 _OPTIONAL: Final = frozenset({"store", "properties", "body_size", "total_size"})
 _NUMBERS: Final = {
-    "flag": kernel.FLAG,
-    "sys_flag": kernel.SYS_FLAG,
-    "reconsume_times": kernel.RECONSUME_TIMES,
-    "body_size": kernel.BODY_SIZE,
+    "flag": codes.FIELD_FLAG,
+    "sys_flag": codes.FIELD_SYS_FLAG,
+    "reconsume_times": codes.FIELD_RECONSUME_TIMES,
+    "body_size": codes.FIELD_BODY_SIZE,
 }
-_TIMES: Final = {"store_timestamp": kernel.STORE_TIMESTAMP, "born_timestamp": kernel.BORN_TIMESTAMP}
+_TIMES: Final = {"store_timestamp": codes.FIELD_STORE_TIMESTAMP, "born_timestamp": codes.FIELD_BORN_TIMESTAMP}
 _PROPERTIES: Final = {"tags": Property.TAGS, "keys": Property.KEYS, "unique_id": Property.UNIQUE_KEY}
 
 
@@ -107,7 +108,7 @@ class Rows:
     """Records, or messages of inner batches, ready to become columns; one entry each in all arrays.
 
     ``log`` is the memory that holds bodies and properties, ``fields`` the result of
-    :func:`commitmq.kernels.arrow.heads` for it; ``hosts_log`` is the memory that holds the store hosts, if it is
+    :func:`commitmq.kernels.compiled.heads` for it; ``hosts_log`` is the memory that holds the store hosts, if it is
     another.
     """
 
@@ -133,12 +134,12 @@ class Rows:
     @property
     def queue_offsets(self) -> Numbers:
         """The queue offsets stored in the records."""
-        return self._field(kernel.QUEUE_OFFSET)
+        return self._field(codes.FIELD_QUEUE_OFFSET)
 
     @property
     def sys_flags(self) -> Numbers:
         """Each record's sysFlag (spec 2.3)."""
-        return self._field(kernel.SYS_FLAG)
+        return self._field(codes.FIELD_SYS_FLAG)
 
     @property
     def is_inner_batch(self) -> Flags:
@@ -165,7 +166,7 @@ class Rows:
 
         Raises CorruptRecordError for a row that is no inner batch.
         """
-        log, starts, sizes = self._log, self._field(kernel.BODY), self._field(kernel.BODY_SIZE)
+        log, starts, sizes = self._log, self._field(codes.FIELD_BODY), self._field(codes.FIELD_BODY_SIZE)
         if (self.sys_flags & SysFlag.COMPRESSED).any():
             # RocketMQ's producers do not compress batches, but its consumers would inflate them.
             try:
@@ -176,21 +177,27 @@ class Rows:
             starts = np.cumsum(np.concatenate(([0], sizes[:-1])), dtype=np.int64)
             log = np.frombuffer(b"".join(bodies), np.uint8)
         starts, sizes = np.ascontiguousarray(starts), np.ascontiguousarray(sizes)
-        count = kernel.elements(log, starts, sizes, 0, np.empty((kernel.FIELDS, 0), np.int64), np.empty(0, np.int64))
+        count = compiled.elements(log, starts, sizes, 0, np.empty((codes.FIELDS, 0), np.int64), np.empty(0, np.int64))
         if count < 0:
             where = int(self.physical_offsets[-1 - count])
             raise CorruptRecordError(
                 f"the inner batch at physical offset {where} is no batch of messages", offset=where
             )
-        inside = np.empty((kernel.FIELDS, count), np.int64)
+        inside = np.empty((codes.FIELDS, count), np.int64)
         owners = np.empty(count, np.int64)
-        kernel.elements(log, starts, sizes, count, inside, owners)
+        compiled.elements(log, starts, sizes, count, inside, owners)
         fields = np.ascontiguousarray(self.fields[:, owners])
-        for field in (kernel.FLAG, kernel.BODY, kernel.BODY_SIZE, kernel.PROPERTIES, kernel.PROPERTIES_SIZE):
+        for field in (
+            codes.FIELD_FLAG,
+            codes.FIELD_BODY,
+            codes.FIELD_BODY_SIZE,
+            codes.FIELD_PROPERTIES,
+            codes.FIELD_PROPERTIES_SIZE,
+        ):
             fields[field] = inside[field]
-        fields[kernel.QUEUE_OFFSET] += inside[kernel.QUEUE_OFFSET]
-        fields[kernel.SYS_FLAG] &= ~_COMPRESSION
-        total = inside[kernel.BODY_SIZE] + inside[kernel.PROPERTIES_SIZE] + ELEMENT_BYTES
+        fields[codes.FIELD_QUEUE_OFFSET] += inside[codes.FIELD_QUEUE_OFFSET]
+        fields[codes.FIELD_SYS_FLAG] &= ~_COMPRESSION
+        total = inside[codes.FIELD_BODY_SIZE] + inside[codes.FIELD_PROPERTIES_SIZE] + ELEMENT_BYTES
         return Rows(log, fields, self.physical_offsets[owners], total, self._hosts_log), owners
 
     def columns(self, names: Sequence[str], *, inflate: bool = False) -> dict[str, pa.Array]:
@@ -214,13 +221,13 @@ class Rows:
 
     def body(self, index: int) -> bytes:
         """The body of one record, decompressed if it is stored compressed."""
-        start = int(self.fields[kernel.BODY, index])
-        body = self._log[start : start + int(self.fields[kernel.BODY_SIZE, index])].tobytes()
-        flags = int(self.fields[kernel.SYS_FLAG, index])
+        start = int(self.fields[codes.FIELD_BODY, index])
+        body = self._log[start : start + int(self.fields[codes.FIELD_BODY_SIZE, index])].tobytes()
+        flags = int(self.fields[codes.FIELD_SYS_FLAG, index])
         return decompress(body, flags) if flags & SysFlag.COMPRESSED else body
 
     def _bodies(self, inflate: bool) -> pa.Array:
-        bodies = gathered(self._log, self.fields[kernel.BODY], self.fields[kernel.BODY_SIZE], pa.binary())
+        bodies = gathered(self._log, self.fields[codes.FIELD_BODY], self.fields[codes.FIELD_BODY_SIZE], pa.binary())
         packed = np.flatnonzero(self.sys_flags & SysFlag.COMPRESSED) if inflate else ()
         if not len(packed):
             return bodies
@@ -244,10 +251,10 @@ class Rows:
         encoded = [name.encode() for name in names]
         starts = np.empty((len(names), len(self)), np.int64)
         lengths = np.empty((len(names), len(self)), np.int64)
-        kernel.property_values(
+        compiled.property_values(
             self._log,
-            self.fields[kernel.PROPERTIES],
-            self.fields[kernel.PROPERTIES_SIZE],
+            self.fields[codes.FIELD_PROPERTIES],
+            self.fields[codes.FIELD_PROPERTIES_SIZE],
             np.frombuffer(b"".join(encoded), np.uint8),
             np.cumsum([0, *map(len, encoded)], dtype=np.int64),
             starts,
@@ -269,9 +276,9 @@ class Rows:
         """Which records name this queue as their own."""
         name = np.frombuffer(topic.encode(), np.uint8)
         found = np.empty(len(self), np.bool_)
-        starts, sizes = (np.ascontiguousarray(self._field(one)) for one in (kernel.TOPIC, kernel.TOPIC_SIZE))
+        starts, sizes = (np.ascontiguousarray(self._field(one)) for one in (codes.FIELD_TOPIC, codes.FIELD_TOPIC_SIZE))
         text_tests(self._log, starts, sizes, name, np.array([0, len(name)], np.int64), EQUALS, found)
-        flags: Flags = found & (self._field(kernel.QUEUE_ID) == queue_id)
+        flags: Flags = found & (self._field(codes.FIELD_QUEUE_ID) == queue_id)
         return flags
 
     def has_tag(self, tags: TagFilter) -> Flags:
@@ -289,14 +296,14 @@ class Rows:
         return flags
 
     def _properties(self) -> pa.Array:
-        starts, sizes = self.fields[kernel.PROPERTIES], self.fields[kernel.PROPERTIES_SIZE]
+        starts, sizes = self.fields[codes.FIELD_PROPERTIES], self.fields[codes.FIELD_PROPERTIES_SIZE]
         offsets = np.empty(len(self) + 1, np.int32)
         totals = np.zeros(3, np.int64)
-        kernel.measure_properties(self._log, starts, sizes, offsets, totals)
+        compiled.measure_properties(self._log, starts, sizes, offsets, totals)
         pairs, name_bytes, value_bytes = (int(total) for total in totals)
         name_offsets, value_offsets = np.empty(pairs + 1, np.int32), np.empty(pairs + 1, np.int32)
         names, values = np.empty(name_bytes, np.uint8), np.empty(value_bytes, np.uint8)
-        kernel.take_properties(self._log, starts, sizes, name_offsets, names, value_offsets, values)
+        compiled.take_properties(self._log, starts, sizes, name_offsets, names, value_offsets, values)
         return pa.MapArray.from_arrays(
             pa.array(offsets),
             _variable(name_offsets, names, pa.string()),
@@ -304,10 +311,10 @@ class Rows:
         )
 
     def _message_ids(self) -> pa.Array:
-        hosts, host_sizes = self.fields[kernel.STORE_HOST], self.fields[kernel.STORE_HOST_SIZE]
+        hosts, host_sizes = self.fields[codes.FIELD_STORE_HOST], self.fields[codes.FIELD_STORE_HOST_SIZE]
         offsets = _offsets(host_sizes * 2 + 16)
         out = np.empty(int(offsets[-1]), np.uint8)
-        kernel.message_ids(self._hosts_log, hosts, host_sizes, self.physical_offsets, out)
+        compiled.message_ids(self._hosts_log, hosts, host_sizes, self.physical_offsets, out)
         return _variable(offsets, out, pa.string())
 
 
@@ -317,7 +324,7 @@ def rows_at(
     sizes: Numbers,
     physical_offsets: Numbers,
     *,
-    crc_from: int = kernel.UNCHECKED,
+    crc_from: int = codes.UNCHECKED,
     check_body: bool,
 ) -> tuple[Rows, Numbers]:
     """The records at ``positions`` of ``log``, and for each 0 or the reason
@@ -325,9 +332,9 @@ def rows_at(
     others. ``check_body`` compares the body's CRC. ``crc_from``: the physical offset from which on each record must
     have a ``__CRC32#``; it is compared wherever a record has it.
     """
-    fields = np.empty((kernel.FIELDS, len(sizes)), np.int64)
+    fields = np.empty((codes.FIELDS, len(sizes)), np.int64)
     why = np.empty(len(sizes), np.int64)
-    kernel.heads(log, positions, sizes, physical_offsets, crc_from, check_body, fields, why)
+    compiled.heads(log, positions, sizes, physical_offsets, crc_from, check_body, fields, why)
     return Rows(log, fields, physical_offsets, sizes), why
 
 
@@ -352,7 +359,7 @@ def gathered(
     """Ranges of the log as one array of ``kind`` (binary or string), null where ``absent``; one copy."""
     offsets = _offsets(sizes)
     out = np.empty(int(offsets[-1]), np.uint8)
-    kernel.gather(log, np.ascontiguousarray(starts), np.ascontiguousarray(sizes), out)
+    compiled.gather(log, np.ascontiguousarray(starts), np.ascontiguousarray(sizes), out)
     return _variable(offsets, out, kind, absent)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from commitmq.errors import CommitMQError
 from commitmq_plugins.spark.java import cache_folder, look
 
-_PACKAGES: Final = (("pyspark", (4, 3)), ("pyarrow", (18,)), ("numba", (0, 61)), ("isal", (1, 7)))
+_PACKAGES: Final = (("pyspark", (4, 3)), ("pyarrow", (18,)), ("isal", (1, 7)))
 _RUN_ROWS: Final = 1000
 
 

@@ -14,7 +14,7 @@ from commitmq.client.admin import Admin
 from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError
 from commitmq.format.constants import MIN_RECORD_BYTES
 from commitmq.format.units import UNIT
-from commitmq.kernels import arrow as kernel
+from commitmq.kernels import compiled
 from commitmq.protocol.channel import Channel
 from commitmq.protocol.directory import Directory
 from commitmq.store.recovery.cut_history import CutHistory, LogCut
@@ -146,7 +146,7 @@ def cuts_of(admin: Admin) -> CutHistory:
 def _split(data: Bytes) -> tuple[Bytes, Numbers, Numbers, Numbers]:
     room = len(data) // MIN_RECORD_BYTES + 1
     positions, sizes, physical = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    count = kernel.split(data, positions, sizes, physical)
+    count = compiled.split(data, positions, sizes, physical)
     if count < 0:
         raise CorruptRecordError("the answer of the node does not hold whole records")
     return data, positions[:count], sizes[:count], physical[:count]

@@ -18,7 +18,7 @@ from commitmq.config.fitting import sizes_of
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import StoreError
 from commitmq.format.constants import LMQ_PREFIX, PREBLANK_SIZE
-from commitmq.kernels.arrow import NO_CRC_NEEDED
+from commitmq.kernels.codes import NO_CRC_NEEDED
 from commitmq.store.access import require_store
 from commitmq.store.geometry import BATCH_FILE, QUEUE_FILE, SEGMENT, look
 from commitmq.store.layout import StoreLayout

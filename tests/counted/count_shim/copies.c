@@ -1,6 +1,6 @@
 /* Counts the bytes that the C library copies on behalf of a process: memcpy and memmove, and what is made of them.
  *
- * Preloaded into a node's processes and into a client. Compiled code of numba, libzmq, numpy and Python all reach these two
+ * Preloaded into a node's processes and into a client. The kernels, libzmq, numpy and Python all reach these two
  * by name, so that a further copy of a message's bytes anywhere shows here; copies that a compiler has put in place are of
  * small and fixed size. Copies below SMALL bytes are headers and the interpreter's own; they are left out.
  *

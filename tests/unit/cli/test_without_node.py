@@ -1,7 +1,7 @@
 """Goal: without the extra ``node`` the clients and the command line are whole, and what needs a node says which words are
 missing.
 
-Method: processes in which numba, llvmlite, isal and rich cannot be imported.
+Method: processes in which isal and rich cannot be imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nodes import environment
 from without_node import HIDDEN, hide_node, python
 
 COMMAND = ("-m", "commitmq.cli.main")
-WORDS = "needs numba, llvmlite and isal, which are not installed: pip install 'commitmq[node]'\n"
+WORDS = "needs isal, which is not installed: pip install 'commitmq[node]'\n"
 # Each verb that needs the node with arguments that are right.
 NODE_VERBS: dict[str, list[str]] = {
     "start": ["--store", "{new}"],
@@ -38,8 +38,6 @@ NODE_VERBS: dict[str, list[str]] = {
     "bench restart": [],
     "bench trace-points": [],
     "bench all": [],
-    "kernels warm": [],
-    "kernels where": [],
 }
 ALSO: dict[str, list[str]] = {
     "plugins": ["--all"],
@@ -213,8 +211,8 @@ def test_a_plugin_that_needs_the_node_is_left_out_with_one_sentence(variables: d
 @pytest.mark.parametrize(
     ("absent", "words"),
     [
-        (("numba",), "it needs numba, which is not installed: pip install 'commitmq[node]'"),
-        (("numba", "isal"), "it needs numba and isal, which are not installed: pip install 'commitmq[node]'"),
+        (("isal",), "it needs isal, which is not installed: pip install 'commitmq[node]'"),
+        (("isal", "rich"), "it needs isal and rich, which are not installed: pip install 'commitmq[node]'"),
     ],
 )
 def test_the_sentence_names_what_is_missing(
@@ -223,7 +221,7 @@ def test_the_sentence_names_what_is_missing(
     for name in absent:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError) as caught:
-        extras.need_node("it")
+        extras.need("it", "node", ("isal", "rich"))
     assert str(caught.value) == words
     assert caught.value.name == absent[0]
     assert isinstance(caught.value, CommitMQError)
@@ -235,7 +233,7 @@ def test_the_sentence_names_what_is_missing(
     [
         ("from commitmq_plugins.spark import session; session('local[1]')", "pyspark", "spark"),
         ("from commitmq_plugins.spark import session; session('local[1]')", "pyarrow", "spark"),
-        ("from commitmq_plugins.spark import session; session('local[1]')", "numba", "spark"),
+        ("from commitmq_plugins.spark import session; session('local[1]')", "isal", "spark"),
         ("from commitmq_plugins.spark.jobs.stats import stats", "pyarrow", "spark"),
         ("from commitmq_plugins.spark.jobs.export import export", "pyspark", "spark"),
         ("from commitmq.testing import DispatcherContract", "hypothesis", "testing"),

@@ -594,7 +594,7 @@ def test_other_sizes_after_a_restart_begin_anew(memory: Memory) -> None:
 
 
 def test_tags_codes_are_those_of_the_walk_of_the_log() -> None:
-    from commitmq.kernels.units import tags_codes
+    from commitmq.kernels.compiled import tags_codes
 
     records = [record("t", 0, b"body", tag) for tag in (None, "A", "标签🚀", "polygenelubricants")]
     ends = np.cumsum([len(one) for one in records], dtype=np.int64)

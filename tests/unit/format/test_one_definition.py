@@ -27,7 +27,6 @@ POSITIONS = {20, 28, 36, 40, 48, 56, 60, 68, 72}
 STARTS = {"at", "position", "offset", "start", "target", "source"}
 STRUCTS = {">qiq", ">qi", ">iqii"}
 ALLOWED = {
-    "node/commitmq/kernels/columns.py": {46},  # the character "."
     "plugins/commitmq_plugins/rocketmq/remoting/codes.py": {46},  # the request CHECK_CLIENT_CONFIG
 }
 

@@ -16,8 +16,7 @@ import pytest
 from commitmq.client.receiving.record_check import lacks_sector
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host
-from commitmq.kernels import raw
-from commitmq.kernels import scan as kernel
+from commitmq.kernels import codes, compiled
 from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.log.run_check import MessageIllegalError
 
@@ -64,7 +63,7 @@ def log_of(chance: random.Random, count: int) -> tuple[bytes, list[int]]:
 def scan(data: bytes) -> int:
     """End of the last record that counts as whole."""
     out = np.zeros(5, np.int64)
-    kernel.scan(np.frombuffer(data, np.uint8), 0, len(data), 0, False, out)
+    compiled.scan(np.frombuffer(data, np.uint8), 0, len(data), 0, False, out)
     return int(out[1])
 
 
@@ -97,7 +96,7 @@ def test_a_client_sees_the_same_lost_sectors() -> None:
             sectors[index // 512] = sectors.get(index // 512, False) or byte != 0
         expected = not all(sectors.values())
         assert lacks_sector(bytes(data), offset) == expected
-        assert kernel._lacks_sector(np.frombuffer(bytes(data), np.uint8), 0, len(data), offset) == expected
+        assert compiled.lacks_a_sector(np.frombuffer(bytes(data), np.uint8), 0, len(data), offset) == expected
 
 
 def test_what_cannot_be_told_from_a_lost_sector_is_refused() -> None:
@@ -117,4 +116,4 @@ def test_what_cannot_be_told_from_a_lost_sector_is_refused() -> None:
                 appender.encode(b"orders", 0, b"", properties, **arguments)  # type: ignore[arg-type]
         else:
             assert appender.encode(b"orders", 0, b"", properties, **arguments)  # type: ignore[arg-type]
-    assert raw.SECTOR_BYTES == 512
+    assert codes.SECTOR_BYTES == 512

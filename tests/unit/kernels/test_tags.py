@@ -16,7 +16,8 @@ import pytest
 from commitmq.format.constants import Host
 from commitmq.format.properties import decode_properties
 from commitmq.format.record import Record, encode_record
-from commitmq.kernels.tags import MATCH, NO_MATCH, NO_RECORD, match_tags
+from commitmq.kernels.codes import MATCH, NO_MATCH, NO_RECORD
+from commitmq.kernels.compiled import match_tags
 from commitmq.store.queues.tag_filter import TagFilter
 
 V4 = Host("127.0.0.1", 10911)

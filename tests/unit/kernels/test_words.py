@@ -13,42 +13,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from numba import njit
 
-from commitmq.kernels import raw, words
-from commitmq.kernels.run import properties_reason
+from commitmq.kernels import codes
+from commitmq.kernels.compiled import properties_reason, word_comparison, word_loads, word_searches, word_stores
 from commitmq.store.log.run_check import FORBIDDEN_PROPERTIES, forbidden_names
 
 _PAGE = mmap.PAGESIZE
 _SIZES = (*range(26), 63, 64, 65, 300)
-
-
-@njit
-def find(buf, at, end):  # type: ignore[no-untyped-def]
-    low, mark = words.until_low(buf, at, end), words.until_mark(buf, at, end)
-    return low, mark, words.until_two(buf, at, end), words.is_ascii(buf, at, end)
-
-
-@njit
-def same(left, left_at, right, right_at, size):  # type: ignore[no-untyped-def]
-    return words.same_bytes(left, left_at, right, right_at, size)
-
-
-@njit
-def numbers(buf, at):  # type: ignore[no-untyped-def]
-    return words.load2(buf, at), words.load4(buf, at), words.load8(buf, at)
-
-
-@njit
-def put(buf, at, value, other):  # type: ignore[no-untyped-def]
-    words.store8(buf, at, value)
-    words.copy_bytes(other, 0, buf, at, 8)
-
-
-@njit
-def put_low(buf, at, value):  # type: ignore[no-untyped-def]
-    words.store2(buf, at, value)
-    words.store4(buf, at + 2, value)
 
 
 @pytest.fixture
@@ -78,7 +49,7 @@ def test_ends_are_found_where_they_are(edge: np.ndarray, seed: int) -> None:
             buf[:] = np.frombuffer(data, np.uint8)
             at = chance.randint(0, size)
             end = chance.randint(at, size)
-            assert find(buf, at, end) == (
+            assert word_searches(buf, at, end) == (
                 first(data, b"\0\1\2", at, end),
                 first(data, b"\1\2", at, end),
                 first(data, b"\2", at, end),
@@ -91,12 +62,12 @@ def test_one_byte_that_differs_is_seen_anywhere(edge: np.ndarray) -> None:
         other = np.frombuffer(bytes(range(1, size + 1)), np.uint8)
         buf = edge[_PAGE - size :]
         buf[:] = other
-        assert same(buf, 0, other, 0, size)
+        assert word_comparison(buf, 0, other, 0, size)
         for place in range(size):
             buf[place] ^= 0x80
-            assert not same(buf, 0, other, 0, size), (size, place)
-            assert same(buf, 0, other, 0, place)
-            assert same(buf, place + 1, other, place + 1, size - place - 1)
+            assert not word_comparison(buf, 0, other, 0, size), (size, place)
+            assert word_comparison(buf, 0, other, 0, place)
+            assert word_comparison(buf, place + 1, other, place + 1, size - place - 1)
             buf[place] ^= 0x80
 
 
@@ -104,11 +75,12 @@ def test_numbers_are_big_endian_and_signed(edge: np.ndarray) -> None:
     for data in (b"\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8", b"\x01\x02\x03\x04\x05\x06\x07\x08"):
         edge[-8:] = np.frombuffer(data, np.uint8)
         expected = tuple(int.from_bytes(data[:size], "big", signed=True) for size in (2, 4, 8))
-        assert numbers(edge, _PAGE - 8) == expected
-        copy = np.zeros(8, np.uint8)
-        put(edge, _PAGE - 8, expected[2], copy)
-        assert edge[-8:].tobytes() == copy.tobytes() == data
-        put_low(edge, _PAGE - 6, expected[2])
+        assert word_loads(edge, _PAGE - 8) == expected
+        edge[-8:] = 0
+        word_stores(edge, _PAGE - 8, expected[2], 8)
+        assert edge[-8:].tobytes() == data
+        word_stores(edge, _PAGE - 6, expected[2], 2)
+        word_stores(edge, _PAGE - 4, expected[2], 4)
         assert edge[-8:].tobytes() == data[:2] + data[6:] + data[4:]
 
 
@@ -118,20 +90,20 @@ def reason(data: bytes) -> int:
     while at < len(data):
         name = first(data, b"\0\1\2", at, len(data))
         if name == at or data[name : name + 1] != b"\1":
-            return raw.REASON_PROPERTIES
+            return codes.REASON_PROPERTIES
         if data[at:name] in {one.encode() for one in FORBIDDEN_PROPERTIES}:
-            return raw.REASON_FORBIDDEN_PROPERTY
+            return codes.REASON_FORBIDDEN_PROPERTY
         value = first(data, b"\1\2", name + 1, len(data))
         if bytes(512) in data[name + 1 : value]:
-            return raw.REASON_ZEROS
+            return codes.REASON_ZEROS
         if value == name + 1 or data[value : value + 1] != b"\2":
-            return raw.REASON_PROPERTIES
+            return codes.REASON_PROPERTIES
         at = value + 1
     try:
         data.decode()
     except UnicodeDecodeError:
-        return raw.REASON_UTF8
-    return raw.OK
+        return codes.REASON_UTF8
+    return codes.OK
 
 
 def test_properties_are_judged_as_their_rules_say(edge: np.ndarray) -> None:
@@ -163,9 +135,15 @@ def test_properties_are_judged_as_their_rules_say(edge: np.ndarray) -> None:
         expected = reason(bytes(data))
         seen.add(expected)
         assert properties_reason(buf, 0, len(data), names, ends) == expected, bytes(data)
-    assert seen == {raw.OK, raw.REASON_PROPERTIES, raw.REASON_FORBIDDEN_PROPERTY, raw.REASON_UTF8, raw.REASON_ZEROS}
+    assert seen == {
+        codes.OK,
+        codes.REASON_PROPERTIES,
+        codes.REASON_FORBIDDEN_PROPERTY,
+        codes.REASON_UTF8,
+        codes.REASON_ZEROS,
+    }
     for name in FORBIDDEN_PROPERTIES:
         data = bytearray(name.encode() + b"\x01v\x02")
         assert properties_reason(np.frombuffer(bytes(data), np.uint8), 0, len(data), names, ends) == (
-            raw.REASON_FORBIDDEN_PROPERTY
+            codes.REASON_FORBIDDEN_PROPERTY
         )

@@ -210,6 +210,6 @@ def test_names_of_sizes_are_the_configurations() -> None:
 
 def test_looking_at_a_store_loads_nothing_heavy() -> None:
     """The supervisor and `commitmq start` look, and both must stay small."""
-    heavy = ("numpy", "numba", "zmq", "click")
+    heavy = ("numpy", "isal", "zmq", "click")
     code = f"import sys, commitmq.config.fitting; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -23,7 +23,7 @@ _MASK: Final = 0x7FFFFFFF
 _PREFIX: Final = np.frombuffer(CRC_PROPERTY_PREFIX, np.uint8)
 _DIGITS: Final = slice(len(CRC_PROPERTY_PREFIX), CRC_PROPERTY_BYTES - 1)
 _ALIKE: Final = 8
-_SECTOR_BYTES: Final = 512  # as in kernels.raw, which a client does not load
+_SECTOR_BYTES: Final = 512  # as in kernels.codes, which a client does not load
 _POWERS: Final = 10 ** np.arange(10, dtype=np.int64)
 
 

@@ -41,8 +41,8 @@ from commitmq.format.index_header import (
     header_of,
     host_order,
 )
-from commitmq.kernels import index_insertion as kernel
-from commitmq.kernels.index_chains import check_chains, find_strays, items_below, undo
+from commitmq.kernels import codes, compiled
+from commitmq.kernels.compiled import check_chains, find_strays, items_below, undo
 
 _ALLOCATE_BYTES: Final = 4 << 20
 
@@ -84,25 +84,25 @@ class IndexFile:
         """Store the header fields of ``state``; the word that counts the items comes last."""
         if failpoints.ACTIVE:
             failpoints.hit("index.before_header")
-        self._put(0, int(state[kernel.STATE_BEGIN_TIMESTAMP]))
-        self._put(1, int(state[kernel.STATE_END_TIMESTAMP]))
-        self._put(2, int(state[kernel.STATE_BEGIN_OFFSET]))
-        self._put(3, int(state[kernel.STATE_END_OFFSET]))
+        self._put(0, int(state[codes.STATE_BEGIN_TIMESTAMP]))
+        self._put(1, int(state[codes.STATE_END_TIMESTAMP]))
+        self._put(2, int(state[codes.STATE_BEGIN_OFFSET]))
+        self._put(3, int(state[codes.STATE_END_OFFSET]))
         if failpoints.ACTIVE:
             failpoints.hit("index.inside_header")
-        self._put_count(int(state[kernel.STATE_SLOTS]), int(state[kernel.STATE_COUNT]))
+        self._put_count(int(state[codes.STATE_SLOTS]), int(state[codes.STATE_COUNT]))
         if failpoints.ACTIVE:
             failpoints.hit("index.after_header")
 
     def load(self, state: State) -> None:
         """Copy the header into ``state``; its fields about the newest record do not change."""
         header = self.header
-        state[kernel.STATE_COUNT] = header.count
-        state[kernel.STATE_SLOTS] = header.slots_used
-        state[kernel.STATE_BEGIN_TIMESTAMP] = header.begin_timestamp
-        state[kernel.STATE_END_TIMESTAMP] = header.end_timestamp
-        state[kernel.STATE_BEGIN_OFFSET] = header.begin_offset
-        state[kernel.STATE_END_OFFSET] = header.end_offset
+        state[codes.STATE_COUNT] = header.count
+        state[codes.STATE_SLOTS] = header.slots_used
+        state[codes.STATE_BEGIN_TIMESTAMP] = header.begin_timestamp
+        state[codes.STATE_END_TIMESTAMP] = header.end_timestamp
+        state[codes.STATE_BEGIN_OFFSET] = header.begin_offset
+        state[codes.STATE_END_OFFSET] = header.end_offset
 
     def _put(self, index: int, value: int) -> None:
         self._header[index] = host_order(value)
@@ -120,17 +120,17 @@ class IndexFile:
         committing everything that was inserted: the same rows may be given again.
         """
         while True:
-            count = int(state[kernel.STATE_COUNT])
+            count = int(state[codes.STATE_COUNT])
             if count >= self._allocated and count < self.shape.max_items:
                 self._allocate(count)
-            result = kernel.insert(
+            result = compiled.insert(
                 self.words, self.shape.hash_slots, self.shape.max_items, self._allocated, log, base, rows, state
             )
-            if int(state[kernel.STATE_COUNT]) != count:
+            if int(state[codes.STATE_COUNT]) != count:
                 self.commit(state)
-            if result == kernel.INSERT_DONE:
+            if result == codes.INSERT_DONE:
                 return True
-            if result == kernel.INSERT_FULL:
+            if result == codes.INSERT_FULL:
                 return False
 
     def item_offset(self, number: int) -> int:
@@ -286,9 +286,9 @@ def create(path: Path, temporary: Path, shape: IndexShape, predecessor: IndexHea
 
 def new_state() -> State:
     """An empty insertion state (see the kernel)."""
-    state = np.zeros(kernel.STATE_WORDS, np.int64)
-    state[kernel.STATE_LAST_OFFSET] = -1
-    state[kernel.STATE_COUNT] = 1
+    state = np.zeros(codes.STATE_WORDS, np.int64)
+    state[codes.STATE_LAST_OFFSET] = -1
+    state[codes.STATE_COUNT] = 1
     return state
 
 

@@ -26,7 +26,7 @@ from commitmq.errors import StoreError
 from commitmq.files import disk
 from commitmq.files.disk import sync_folder
 from commitmq.format.index_header import IndexHeader, IndexShape, list_index_files
-from commitmq.kernels.index_insertion import STATE_LAST_ITEMS, STATE_LAST_OFFSET, STATE_ROW
+from commitmq.kernels.codes import STATE_LAST_ITEMS, STATE_LAST_OFFSET, STATE_ROW
 from commitmq.log import Log
 from commitmq.store.index.index_file import IndexFile, create, file_name, is_whole, new_state, store_error
 from commitmq.store.index.index_listing import IndexListing

@@ -39,8 +39,8 @@ from commitmq.format.index_header import (
     list_index_files,
 )
 from commitmq.format.java import java_string_hash
-from commitmq.kernels import key_match as kernel
-from commitmq.kernels.index_chains import walk_chain
+from commitmq.kernels import codes, compiled
+from commitmq.kernels.compiled import walk_key_chain
 from commitmq.store.index.index_chain import IndexChain
 from commitmq.store.log.commit_log import CommitLog
 
@@ -55,9 +55,9 @@ _RETRIES: Final = 5
 class KeyKind(IntEnum):
     """The record property that a query compares."""
 
-    KEY = kernel.BY_KEY
-    UNIQUE = kernel.BY_UNIQUE_KEY
-    TAG = kernel.BY_TAG
+    KEY = codes.BY_KEY
+    UNIQUE = codes.BY_UNIQUE_KEY
+    TAG = codes.BY_TAG
 
 
 class Cursor(NamedTuple):
@@ -275,7 +275,7 @@ class _Search:
         shape, query, out = self.reader.shape, self.query, self.out
         tries = 0
         while True:
-            walk_chain(
+            walk_key_chain(
                 mapped.words, shape.hash_slots, shape.max_items, self.hashed, item, self.before, self.floor,
                 query.begin, query.end, begin_timestamp, min(_SLICE_ITEMS, self.items_left), self.offsets, self.items, out,
             )  # fmt: skip
@@ -312,7 +312,7 @@ class _Search:
         sizes, verdicts = self._judge(count)
         found = self.found
         for index in range(count):
-            if verdicts[index] == kernel.MATCH:
+            if verdicts[index] == codes.MATCH:
                 size = int(sizes[index])
                 if found.offsets and size > self.bytes_left:
                     return index
@@ -322,7 +322,7 @@ class _Search:
                 self.before = int(self.offsets[index])
                 if len(found.offsets) >= self.max_messages:
                     return index + 1
-            elif verdicts[index] == kernel.NO_RECORD:
+            elif verdicts[index] == codes.NO_RECORD:
                 found.is_whole = False
         self.before = int(self.offsets[count - 1])
         return None
@@ -330,7 +330,7 @@ class _Search:
     def _judge(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
         """Compare the candidates with their records, one kernel call for each segment."""
         offsets = self.offsets[:count]
-        sizes, verdicts = np.zeros(count, np.int64), np.full(count, kernel.NO_RECORD, np.uint8)
+        sizes, verdicts = np.zeros(count, np.int64), np.full(count, codes.NO_RECORD, np.uint8)
         segment_bytes = self.reader.commit_log.segment_bytes
         first = 0
         while first < count:
@@ -343,7 +343,7 @@ class _Search:
             except OffsetOutOfRangeError:
                 log = None  # expired since the item was read
             if log is not None:
-                kernel.match_keys(
+                compiled.match_keys(
                     log, base, min(segment_bytes, self.bound - base), offsets[first:stop], self.topic, self.key,
                     int(self.query.kind), self.query.begin, self.query.end, sizes[first:stop], verdicts[first:stop],
                 )  # fmt: skip

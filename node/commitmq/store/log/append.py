@@ -28,7 +28,7 @@ from isal import isal_zlib
 
 from commitmq.errors import StoreError
 from commitmq.format.constants import CRC_PROPERTY_BYTES, MAGIC_FILLER, QUEUE_OFFSET_OFFSET, STORE_TIMESTAMP_OFFSET
-from commitmq.kernels.run import store_run
+from commitmq.kernels.compiled import store_run
 from commitmq.store.log.run_check import CheckedRun, RunCheck
 from commitmq.store.log.run_pieces import FILLER_BYTES, Part, Piece, split_run, too_long
 

@@ -20,11 +20,11 @@ import orjson
 
 from commitmq.errors import CommitMQError, CorruptRecordError
 from commitmq.format.constants import MIN_RECORD_BYTES
-from commitmq.kernels import walk as kernel
+from commitmq.kernels import codes, compiled
 from commitmq.semantics.delay import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 from commitmq.store.log.commit_log import CommitLog
 
-ROW = kernel.ROW
+ROW = codes.ROW
 TRANSACTION_PREPARED = 0x4
 _UNKNOWN_LEVEL_MS = 1000
 
@@ -111,12 +111,12 @@ class LogWalker:
         topics = np.zeros((most, 2), np.int64)
         table = np.full(1 << (2 * most - 1).bit_length(), -1, np.int32)
         segment = self._segment_array(base)
-        result = kernel.walk(segment, start - base, stop, base, rows, topics, table, self._out)
+        result = compiled.walk(segment, start - base, stop, base, rows, topics, table, self._out)
         count, known, reached, reason = (int(value) for value in self._out)
         end = base + reached
-        if result == kernel.WALK_BLANK:
+        if result == codes.WALK_BLANK:
             end = base + segment_bytes
-        elif result == kernel.WALK_BAD and count == 0:
+        elif result == codes.WALK_BAD and count == 0:
             if stop < min(limit - base, segment_bytes):
                 return self._wider(start, limit)  # the record is merely larger than this batch may be
             raise CorruptRecordError(

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from commitmq.kernels import raw
-from commitmq.kernels.run import check_batch
+from commitmq.kernels import codes
+from commitmq.kernels.compiled import check_batch
 from commitmq.store.log.run_check import MessageIllegalError, forbidden_names, sentence_of
 from commitmq.store.queues.batch_consume_queue import MAX_INNER_MESSAGES
 
@@ -26,7 +26,7 @@ def count_messages(data: Any) -> int:
     out = np.zeros(2, np.int64)
     reason = check_batch(np.frombuffer(data, np.uint8), _names, _name_ends, out)
     count, position = (int(value) for value in out)
-    if reason != raw.OK:
+    if reason != codes.OK:
         raise MessageIllegalError(f"message {count} of the batch, at byte {position}: {sentence_of(reason)}")
     if count > MAX_INNER_MESSAGES:
         raise MessageIllegalError(f"the batch holds {count} messages, at most {MAX_INNER_MESSAGES} fit one record")

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.errors import StoreError
-from commitmq.kernels.scan import find_record
+from commitmq.kernels.compiled import find_record
 
 PIECE_BYTES: Final = 64 << 20
 NO_START: Final = -1

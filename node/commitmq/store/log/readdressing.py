@@ -1,4 +1,4 @@
-"""Makes runs for another topic and queue from records: the arrays around :mod:`commitmq.kernels.readdress`."""
+"""Makes runs for another topic and queue from records: the arrays around the kernel ``readdress``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.format.constants import MAX_PROPERTIES_BYTES
-from commitmq.kernels import raw
-from commitmq.kernels import readdress as kernel
-from commitmq.kernels.columns import find_properties
+from commitmq.kernels import codes, compiled
+from commitmq.kernels.compiled import find_properties
 from commitmq.store.log.run_check import CheckedRun, MessageIllegalError, sentence_of
 
 _SENTENCES: Final = {
-    kernel.REASON_TOO_MANY_PAIRS: f"it has more than {kernel.MAX_PAIRS} properties",
-    kernel.REASON_PROPERTIES_SIZE: f"its properties would have more than {MAX_PROPERTIES_BYTES} bytes",
+    codes.REASON_TOO_MANY_PAIRS: f"it has more than {codes.MAX_PAIRS} properties",
+    codes.REASON_PROPERTIES_SIZE: f"its properties would have more than {MAX_PROPERTIES_BYTES} bytes",
 }
 _ROOM = 64  # for what a new record has more than its source, beside topic and properties: hosts, slot, length bytes
 
@@ -48,7 +47,7 @@ def readdress(
     out: NDArray[np.uint8] = np.empty(total, np.uint8)
     new_ends: NDArray[np.int64] = np.empty(len(starts), np.int64)
     result: NDArray[np.int64] = np.zeros(2, np.int64)
-    reason = kernel.readdress(
+    reason = compiled.readdress(
         data,
         starts,
         np.frombuffer(target.topic, np.uint8),
@@ -62,10 +61,10 @@ def readdress(
         new_ends,
         result,
     )
-    if reason != raw.OK:
+    if reason != codes.OK:
         raise MessageIllegalError(
             f"record {int(result[0])}: {_SENTENCES.get(reason) or sentence_of(reason)}",
-            code="PROPERTIES_SIZE_EXCEEDED" if reason == kernel.REASON_PROPERTIES_SIZE else "MESSAGE_ILLEGAL",
+            code="PROPERTIES_SIZE_EXCEEDED" if reason == codes.REASON_PROPERTIES_SIZE else "MESSAGE_ILLEGAL",
         )
     return CheckedRun(out[: int(result[1])], new_ends, len(starts))
 
@@ -94,7 +93,7 @@ class Found:
         """``(numbers, firsts)``: records whose values are all equal have the same number; the first record of each."""
         numbers: NDArray[np.int64] = np.empty(self.starts.shape[1], np.int64)
         firsts: NDArray[np.int64] = np.empty(self.starts.shape[1], np.int64)
-        count = kernel.number_alike(self.data, self.starts, self.lengths, numbers, firsts)
+        count = compiled.number_alike(self.data, self.starts, self.lengths, numbers, firsts)
         return numbers, firsts[:count].tolist()
 
 

@@ -18,8 +18,8 @@ from commitmq.format.constants import (
     BORN_TIMESTAMP_OFFSET,
     MAX_PROPERTIES_BYTES,
 )
-from commitmq.kernels import raw
-from commitmq.kernels.client_batch import encode_batch, measure_batch
+from commitmq.kernels import codes
+from commitmq.kernels.compiled import encode_batch, measure_batch
 from commitmq.store.log.run_check import CRC_SLOT, MessageIllegalError, RunCheck, sentence_of
 
 _HEAD: Final = struct.Struct(">iiiiiqqiq")  # totalSize … bornTimestamp
@@ -113,7 +113,7 @@ class RecordForm:
         buffer = np.frombuffer(data, np.uint8)
         out = np.zeros(3, np.int64)
         reason = measure_batch(buffer, self._check.max_message_bytes, self._room, self._empty, out)
-        if reason != raw.OK:
+        if reason != codes.OK:
             if not buffer.size:
                 raise MessageIllegalError("the batch is empty")
             raise MessageIllegalError(f"message {out[0]} of the batch, at byte {out[1]}: {sentence_of(reason)}")

@@ -26,8 +26,9 @@ from commitmq.format.constants import (
     V1_TOPIC_UNITS,
     SysFlag,
 )
-from commitmq.kernels import raw
-from commitmq.kernels.run import CLIENT_SYS_FLAGS, check_run, properties_reason
+from commitmq.kernels import codes
+from commitmq.kernels.codes import CLIENT_SYS_FLAGS
+from commitmq.kernels.compiled import check_run, properties_reason
 
 CRC_SLOT = CRC_PROPERTY_PREFIX + b"0" * 10 + b"\x02"
 assert len(CRC_SLOT) == CRC_PROPERTY_BYTES
@@ -62,23 +63,23 @@ SPECIAL_PROPERTIES = (
 )
 
 _SENTENCES = {
-    raw.REASON_SHORT: "its size or the sizes inside point past the end",
-    raw.REASON_MAGIC: "its magic is not that of a record",
-    raw.REASON_LENGTHS: "the sizes of its parts do not add up to its size",
-    raw.REASON_BODY_CRC: "its bodyCRC does not match its body",
-    raw.REASON_PROPERTIES: "its properties are not name 0x01 value 0x02 pairs with non-empty names and values",
-    raw.REASON_TOPIC: "it names another topic than the request",
-    raw.REASON_QUEUE: "it names another queue than the request",
-    raw.REASON_SYS_FLAG: "its sysFlag has bits that a plain send must not set, or another host layout than hello said",
-    raw.REASON_RESERVED_FIELD: "a field that the node fills in is not zero",
-    raw.REASON_RECORD_SIZE: "it is larger than commit_log.max_message_bytes + 65536",
-    raw.REASON_BODY_SIZE: "its body is larger than commit_log.max_message_bytes",
-    raw.REASON_FORBIDDEN_PROPERTY: "it carries a property that only the node may set",
-    raw.REASON_CRC_SLOT: "its properties do not end with the 20-byte __CRC32# slot that hello asked for",
-    raw.REASON_UTF8: "its properties are not UTF-8",
-    raw.REASON_ZEROS: "a property's value holds 512 zero bytes in a row, as a sector does that never reached the disk",
-    raw.REASON_SEQUENCE: "its last property is not the __PSEQ__ that the request's producer and sequence make",
-    raw.REASON_PROPERTIES_SIZE: f"its properties are longer than {MAX_PROPERTIES_BYTES} bytes",
+    codes.REASON_SHORT: "its size or the sizes inside point past the end",
+    codes.REASON_MAGIC: "its magic is not that of a record",
+    codes.REASON_LENGTHS: "the sizes of its parts do not add up to its size",
+    codes.REASON_BODY_CRC: "its bodyCRC does not match its body",
+    codes.REASON_PROPERTIES: "its properties are not name 0x01 value 0x02 pairs with non-empty names and values",
+    codes.REASON_TOPIC: "it names another topic than the request",
+    codes.REASON_QUEUE: "it names another queue than the request",
+    codes.REASON_SYS_FLAG: "its sysFlag has bits that a plain send must not set, or another host layout than hello said",
+    codes.REASON_RESERVED_FIELD: "a field that the node fills in is not zero",
+    codes.REASON_RECORD_SIZE: "it is larger than commit_log.max_message_bytes + 65536",
+    codes.REASON_BODY_SIZE: "its body is larger than commit_log.max_message_bytes",
+    codes.REASON_FORBIDDEN_PROPERTY: "it carries a property that only the node may set",
+    codes.REASON_CRC_SLOT: "its properties do not end with the 20-byte __CRC32# slot that hello asked for",
+    codes.REASON_UTF8: "its properties are not UTF-8",
+    codes.REASON_ZEROS: "a property's value holds 512 zero bytes in a row, as a sector does that never reached the disk",
+    codes.REASON_SEQUENCE: "its last property is not the __PSEQ__ that the request's producer and sequence make",
+    codes.REASON_PROPERTIES_SIZE: f"its properties are longer than {MAX_PROPERTIES_BYTES} bytes",
 }
 
 _INNER_BATCH = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
@@ -196,7 +197,7 @@ class RunCheck:
             self._out,
         )
         count = int(self._out[0])
-        if reason != raw.OK:
+        if reason != codes.OK:
             raise MessageIllegalError(f"record {count} of the run, at byte {int(self._out[1])}: {sentence_of(reason)}")
         return CheckedRun(buffer, self._ends[:count], count, int(self._out[2]), moved or forwarded)
 
@@ -238,7 +239,7 @@ class RunCheck:
             reason = properties_reason(
                 np.frombuffer(properties, np.uint8), 0, len(properties), self._names, self._name_ends
             )
-            if reason != raw.OK:
+            if reason != codes.OK:
                 raise MessageIllegalError("the message: " + _SENTENCES[reason].replace("its ", "", 1))
         properties += mark
         if self.properties_crc:

@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError
-from commitmq.kernels.marks import EPOCH, FOLLOWS, ID_SIZE, ID_START, SEQUENCE, find_marks
+from commitmq.kernels.codes import MARK_EPOCH, MARK_FOLLOWS, MARK_ID_SIZE, MARK_ID_START, MARK_SEQUENCE
+from commitmq.kernels.compiled import find_marks
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.store.producers.producer_table import Place, ProducerTable
@@ -24,7 +25,7 @@ _WALK_ROWS: Final = 16_384
 
 
 def marks_of(batch: DispatchBatch) -> tuple[_Marks, memoryview] | None:
-    """The marks of ``batch``'s records, a row each (see kernels.marks), and the segment they point into; None if none."""
+    """The marks of ``batch``'s records, a row each (MARK_*), and the segment they point into; None if none."""
     rows = batch.rows
     if not len(rows) or batch.log is None:
         return None
@@ -50,14 +51,14 @@ def replay(table: ProducerTable, batch: DispatchBatch, deleted: Mapping[str, int
     marks, segment = found
     rows = batch.rows
     offsets, sizes = rows["physical_offset"], rows["size"].astype(np.int64)
-    joined = marks[:, FOLLOWS] == 1
+    joined = marks[:, MARK_FOLLOWS] == 1
     joined[1:] &= (
         (rows["topic"][1:] == rows["topic"][:-1])
         & (rows["queue_id"][1:] == rows["queue_id"][:-1])
         & (rows["queue_offset"][1:] == rows["queue_offset"][:-1] + 1)
         & (offsets[1:] == offsets[:-1] + sizes[:-1])
     )
-    starts = np.flatnonzero((marks[:, SEQUENCE] >= 0) & ~joined)
+    starts = np.flatnonzero((marks[:, MARK_SEQUENCE] >= 0) & ~joined)
     # A stretch continues as long as each record joins the one before.
     breaks = np.append(np.flatnonzero(~joined), len(rows))
     stops = breaks[np.searchsorted(breaks, starts, side="right")]
@@ -66,9 +67,9 @@ def replay(table: ProducerTable, batch: DispatchBatch, deleted: Mapping[str, int
         topic = batch.topics[int(row["topic"])]
         if int(row["physical_offset"]) < deleted.get(topic, 0):
             continue
-        at, size = int(marks[start, ID_START]), int(marks[start, ID_SIZE])
+        at, size = int(marks[start, MARK_ID_START]), int(marks[start, MARK_ID_SIZE])
         place = Place(
-            int(marks[start, SEQUENCE]),
+            int(marks[start, MARK_SEQUENCE]),
             stop - start,
             int(row["queue_offset"]),
             int(row["physical_offset"]),
@@ -76,7 +77,7 @@ def replay(table: ProducerTable, batch: DispatchBatch, deleted: Mapping[str, int
         )
         name = bytes(segment[at : at + size]).decode("utf-8", "replace")
         stamp = int(last["store_timestamp"])
-        table.replay(name, int(marks[start, EPOCH]), topic, int(row["queue_id"]), place, stamp)
+        table.replay(name, int(marks[start, MARK_EPOCH]), topic, int(row["queue_id"]), place, stamp)
 
 
 def find_stored(
@@ -101,13 +102,17 @@ def find_stored(
                 if found is None:
                     break
                 marks, segment = found
-                wanted = (marks[:, SEQUENCE] >= first) & (marks[:, SEQUENCE] < stop) & (marks[:, EPOCH] == epoch)
+                wanted = (
+                    (marks[:, MARK_SEQUENCE] >= first)
+                    & (marks[:, MARK_SEQUENCE] < stop)
+                    & (marks[:, MARK_EPOCH] == epoch)
+                )
                 for index in np.flatnonzero(wanted).tolist():
-                    start, size = int(marks[index, ID_START]), int(marks[index, ID_SIZE])
+                    start, size = int(marks[index, MARK_ID_START]), int(marks[index, MARK_ID_SIZE])
                     if bytes(segment[start : start + size]) != name:
                         continue
                     row = batch.rows[index]
-                    stored[int(marks[index, SEQUENCE]) - sequence] = (
+                    stored[int(marks[index, MARK_SEQUENCE]) - sequence] = (
                         int(row["queue_offset"]),
                         int(row["physical_offset"]),
                         int(row["store_timestamp"]),

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from commitmq.kernels import columns as kernel
+from commitmq.kernels import codes, compiled
 
 Flags = NDArray[np.bool_]
 INTEGER_RANGE: Final = (-(1 << 31), (1 << 31) - 1)
@@ -53,24 +53,24 @@ class PropertyColumn:
 
     def equals_any(self, texts: Iterable[str]) -> Flags:
         """Where the value is one of ``texts``."""
-        return self._test(texts, kernel.EQUALS)
+        return self._test(texts, codes.EQUALS)
 
     def contains(self, text: str) -> Flags:
         """Where the value contains ``text``, which must not be empty."""
-        return self._test([text], kernel.CONTAINS)
+        return self._test([text], codes.CONTAINS)
 
     def starts_with(self, text: str) -> Flags:
         """Where the value begins with ``text``, which must not be empty."""
-        return self._test([text], kernel.STARTS_WITH)
+        return self._test([text], codes.STARTS_WITH)
 
     def ends_with(self, text: str) -> Flags:
         """Where the value ends with ``text``, which must not be empty."""
-        return self._test([text], kernel.ENDS_WITH)
+        return self._test([text], codes.ENDS_WITH)
 
     def equals(self, other: PropertyColumn) -> Flags:
         """Where both columns have a value, and the values are equal."""
         found = np.empty(len(self), np.bool_)
-        kernel.same_text(self._data, self.starts, self.lengths, other.starts, other.lengths, found)
+        compiled.same_text(self._data, self.starts, self.lengths, other.starts, other.lengths, found)
         return found
 
     def _test(self, texts: Iterable[str], how: int) -> Flags:
@@ -78,7 +78,7 @@ class PropertyColumn:
         needles = np.frombuffer(b"".join(encoded), np.uint8)
         bounds = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
         found = np.empty(len(self), np.bool_)
-        kernel.text_tests(self._data, self.starts, self.lengths, needles, bounds, how, found)
+        compiled.text_tests(self._data, self.starts, self.lengths, needles, bounds, how, found)
         return found
 
     def whole_numbers(self, limits: tuple[int, int] = LONG_RANGE) -> tuple[NDArray[np.int64], Flags]:
@@ -88,9 +88,9 @@ class PropertyColumn:
         """
         values = np.empty(len(self), np.int64)
         states = np.empty(len(self), np.uint8)
-        kernel.whole_numbers(self._data, self.starts, self.lengths, limits[0], limits[1], values, states)
-        valid: Flags = states == kernel.NUMBER
-        for index in np.flatnonzero(states == kernel.UNDECIDED).tolist():
+        compiled.whole_numbers(self._data, self.starts, self.lengths, limits[0], limits[1], values, states)
+        valid: Flags = states == codes.NUMBER
+        for index in np.flatnonzero(states == codes.UNDECIDED).tolist():
             number = java_integer(self.value(index) or "", limits)
             if number is not None:
                 values[index], valid[index] = number, True
@@ -100,9 +100,9 @@ class PropertyColumn:
         """``(values, valid)``: the values parsed as floating point numbers, as Java's ``Double.valueOf`` does."""
         values = np.empty(len(self), np.float64)
         states = np.empty(len(self), np.uint8)
-        kernel.decimal_numbers(self._data, self.starts, self.lengths, values, states)
-        valid: Flags = states == kernel.NUMBER
-        for index in np.flatnonzero(states == kernel.UNDECIDED).tolist():
+        compiled.decimal_numbers(self._data, self.starts, self.lengths, values, states)
+        valid: Flags = states == codes.NUMBER
+        for index in np.flatnonzero(states == codes.UNDECIDED).tolist():
             number = java_double(self.value(index) or "")
             if number is not None:
                 values[index], valid[index] = number, True
@@ -154,7 +154,7 @@ class FilterBatch:
         starts = np.empty((len(names), len(positions)), np.int64)
         lengths = np.empty((len(names), len(positions)), np.int64)
         self.whole: Flags = np.empty(len(positions), np.bool_)
-        kernel.find_properties(
+        compiled.find_properties(
             data,
             positions,
             sizes,

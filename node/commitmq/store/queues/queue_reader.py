@@ -18,7 +18,7 @@ from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import PREBLANK_SIZE
 from commitmq.format.units import UNIT
-from commitmq.kernels.tags import MATCH, NO_RECORD
+from commitmq.kernels.codes import MATCH, NO_RECORD
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.consume_queue_ext import ExtensionReader
 from commitmq.store.queues.pull_result import NO_UNITS, PullResult, PullStatus, Units

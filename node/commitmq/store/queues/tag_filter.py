@@ -112,7 +112,7 @@ class TagFilter:
         verdicts: NDArray[np.uint8],
     ) -> None:
         """Set ``verdicts`` to MATCH, NO_MATCH or NO_RECORD, by the tags in the records themselves."""
-        # Imported late: consumers parse tag expressions too, and must not wait for numba.
-        from commitmq.kernels.tags import match_tags
+        # Imported late: consumers parse tag expressions too, and do not need the extra ``node``.
+        from commitmq.kernels.compiled import match_tags
 
         match_tags(data, positions, sizes, *self.texts, verdicts)

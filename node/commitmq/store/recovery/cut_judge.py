@@ -30,7 +30,7 @@ from commitmq.errors import CutRefusedError
 from commitmq.files import disk
 from commitmq.files.holes import nonzero_chunks
 from commitmq.format.file_names import segment_name
-from commitmq.kernels.scan import find_record, scan
+from commitmq.kernels.compiled import find_record, scan
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery.recovery_start import Begin

@@ -33,8 +33,8 @@ from commitmq.files import disk
 from commitmq.files.disk import sync_folder
 from commitmq.files.write_all import write_all
 from commitmq.format.file_names import segment_name
-from commitmq.kernels.scan import scan
-from commitmq.kernels.walk import WALK_BLANK
+from commitmq.kernels.codes import WALK_BLANK
+from commitmq.kernels.compiled import scan
 from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log import transient_pool

@@ -29,8 +29,8 @@ import numpy as np
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.file_names import segment_name
-from commitmq.kernels.scan import scan
-from commitmq.kernels.walk import ROW, WALK_BAD, WALK_LIMIT, walk
+from commitmq.kernels.codes import ROW, WALK_BAD, WALK_LIMIT
+from commitmq.kernels.compiled import scan, walk
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog

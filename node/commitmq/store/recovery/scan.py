@@ -14,9 +14,8 @@ from commitmq.errors import CorruptRecordError
 from commitmq.files import disk
 from commitmq.files.holes import data_extents, nonzero_chunks
 from commitmq.format.file_names import segment_name
-from commitmq.kernels import raw
-from commitmq.kernels import scan as kernel
-from commitmq.kernels.walk import WALK_BLANK, WALK_LIMIT
+from commitmq.kernels import codes, compiled
+from commitmq.kernels.codes import WALK_BLANK, WALK_LIMIT
 from commitmq.store.log.commit_log import CommitLog
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -24,14 +23,14 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 _SCAN_BYTES = 16 << 20  # checked between two reports
 REASONS = {
-    raw.REASON_SHORT: "a record ends behind the segment, or is cut",
-    raw.REASON_MAGIC: "no record's magic",
-    raw.REASON_LENGTHS: "the sizes of its parts do not add up",
-    raw.REASON_BODY_CRC: "the body does not match its CRC",
-    raw.REASON_RECORD_CRC_MISSING: "the record has no __CRC32#, and every record here has one",
-    raw.REASON_RECORD_CRC: "the record does not match its __CRC32#",
-    raw.REASON_PHYSICAL_OFFSET: "a record that belongs elsewhere",
-    raw.REASON_PROPERTIES: "the topic, or a whole sector of the properties, holds zeros: it never reached the disk",
+    codes.REASON_SHORT: "a record ends behind the segment, or is cut",
+    codes.REASON_MAGIC: "no record's magic",
+    codes.REASON_LENGTHS: "the sizes of its parts do not add up",
+    codes.REASON_BODY_CRC: "the body does not match its CRC",
+    codes.REASON_RECORD_CRC_MISSING: "the record has no __CRC32#, and every record here has one",
+    codes.REASON_RECORD_CRC: "the record does not match its __CRC32#",
+    codes.REASON_PHYSICAL_OFFSET: "a record that belongs elsewhere",
+    codes.REASON_PROPERTIES: "the topic, or a whole sector of the properties, holds zeros: it never reached the disk",
 }
 
 
@@ -110,20 +109,20 @@ def _scan_segment(
     checked: Callable[[int], None],
 ) -> tuple[int, int, int, int, int]:
     """``(how it ended, records, end of the last good one, its time, reason)`` of the records from ``first`` on; see
-    :func:`commitmq.kernels.scan.scan`. Scans piece by piece, and tells ``checked`` the position behind each.
+    :func:`commitmq.kernels.compiled.scan`. Scans piece by piece, and tells ``checked`` the position behind each.
     """
     out = np.zeros(5, np.int64)
     at, records, stamp, piece = first, 0, 0, _SCAN_BYTES
     while True:
         stop = min(at + piece, segment.size)
-        result = kernel.scan(segment, at, stop, base, must_have_crc, out)
+        result = compiled.scan(segment, at, stop, base, must_have_crc, out)
         found, good_end, _last, last_stamp, reason = (int(value) for value in out)
         records += found
         stamp = max(stamp, last_stamp)
         checked(good_end)
         if failpoints.ACTIVE:
             failpoints.hit("recovery.inside_scan")
-        goes_on = result == WALK_LIMIT or reason == raw.REASON_SHORT
+        goes_on = result == WALK_LIMIT or reason == codes.REASON_SHORT
         if result == WALK_BLANK or stop == segment.size or not goes_on:
             return result, records, good_end, stamp, reason
         if good_end == at:

@@ -13,8 +13,8 @@ from commitmq.files import disk
 from commitmq.files.holes import nonzero_chunks
 from commitmq.files.write_all import write_all
 from commitmq.format.file_names import segment_name
-from commitmq.kernels import scan as kernel
-from commitmq.kernels.walk import WALK_BLANK
+from commitmq.kernels import compiled
+from commitmq.kernels.codes import WALK_BLANK
 from commitmq.store.log.commit_log import CommitLog
 
 
@@ -32,7 +32,7 @@ def writer_tail(commit_log: CommitLog, segment_bytes: int, *, start: int, publis
         if base not in commit_log.segments():
             break
         segment = np.frombuffer(commit_log.read(base, segment_bytes), np.uint8)
-        result = kernel.scan(segment, position - base, segment.size, base, False, out)
+        result = compiled.scan(segment, position - base, segment.size, base, False, out)
         position = base + int(out[1])
         stamp = max(stamp, int(out[3]))
         if result != WALK_BLANK:

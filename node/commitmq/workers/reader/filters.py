@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.errors import FilterError, ProtocolError
-from commitmq.kernels.tags import MATCH, NO_MATCH, NO_RECORD
+from commitmq.kernels.codes import MATCH, NO_MATCH, NO_RECORD
 from commitmq.plugin.hookspecs import CompiledFilter
 from commitmq.plugin.loading import resolve
 from commitmq.store.queues.message_filter import FilterBatch, Flags

@@ -32,7 +32,7 @@ from commitmq.format.timer_log import (
     last_unit_offset,
 )
 from commitmq.format.timer_wheel import NO_POSITION
-from commitmq.kernels.timer_chain import walk_chain
+from commitmq.kernels.compiled import walk_timer_chain
 
 Integers = NDArray[np.int64]
 Units = NDArray[np.void]
@@ -141,7 +141,7 @@ class UnitLog:
                     break
                 raise self._damaged(position)
             base = position - position % self.file_bytes
-            wrong = walk_chain(data, base, position, max(stop, 0), slot_ms, buffer)
+            wrong = walk_timer_chain(data, base, position, max(stop, 0), slot_ms, buffer)
             if wrong:
                 raise self._damaged(int(buffer[1]))
             found.append(buffer[2 : 2 + buffer[0]].copy())

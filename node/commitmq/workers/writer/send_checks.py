@@ -11,7 +11,7 @@ from commitmq.control import DiskFlag, DispatcherWord, Word
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import LMQ_PREFIX
 from commitmq.format.unique_ids import UniqueIds
-from commitmq.kernels.raw import SECTOR_BYTES
+from commitmq.kernels.codes import SECTOR_BYTES
 from commitmq.store.log.run_check import FORBIDDEN_PROPERTIES
 from commitmq.store.metadata.topic_name import is_nodes_own, is_send_forbidden, validate_topic
 from commitmq.workers.runtime.context import WorkerContext

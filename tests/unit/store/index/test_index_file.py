@@ -22,7 +22,7 @@ from commitmq.errors import DiskFullError
 from commitmq.format.index_header import IndexShape, list_index_files
 from commitmq.format.java import java_string_hash
 from commitmq.format.record import Record
-from commitmq.kernels.java_hash import hash_on
+from commitmq.kernels.compiled import hash_on
 from commitmq.store.index.index_file import IndexFile, file_name, new_state
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
@@ -148,7 +148,7 @@ def test_truncate_leaves_what_was_there_before(records: list[Record], items: int
 @given(texts)
 def test_the_hash_is_javas(text: str) -> None:
     data = np.frombuffer(f"T#{text}".encode(), np.uint8)
-    assert np.int32(np.uint32(hash_on(data, 0, len(data), np.uint32(0)))) == java_string_hash(f"T#{text}")
+    assert np.int32(np.uint32(hash_on(data, 0, len(data), 0))) == java_string_hash(f"T#{text}")
 
 
 def test_a_key_whose_hash_has_no_absolute_value_is_filed_under_zero(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from commitmq.errors import StoreError
 from commitmq.format.file_names import segment_name
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host, Record, decode_record, encode_record
-from commitmq.kernels.run import store_run
+from commitmq.kernels.compiled import store_run
 from commitmq.store.log.append import Appended, BrokenTailError, CommitLogAppender, SegmentUnavailableError
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.run_check import MessageIllegalError
@@ -215,7 +215,7 @@ def test_what_was_stored_of_a_run_that_fails_is_zeroed(
     append(log, a_record(b"before"))
     position, calls = log.appender.position, itertools.count(1)
 
-    def store(*arguments: object) -> None:
+    def store(*arguments: Any) -> None:
         store_run(*arguments)
         if next(calls) == failing:
             raise MemoryError

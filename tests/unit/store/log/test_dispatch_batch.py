@@ -15,7 +15,7 @@ import pytest
 from commitmq.config import load
 from commitmq.errors import CorruptRecordError
 from commitmq.format.java import java_string_hash
-from commitmq.kernels.java_hash import string_hash
+from commitmq.kernels.compiled import string_hash
 from commitmq.log import get_log
 from commitmq.plugin.hookspecs import DispatcherView
 from commitmq.store.layout import StoreLayout

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitmq.errors import StoreError
-from commitmq.kernels.scan import find_record, scan
-from commitmq.kernels.walk import WALK_BLANK
+from commitmq.kernels.codes import WALK_BLANK
+from commitmq.kernels.compiled import find_record, scan
 from commitmq.offline.extents import Stretch, walk_extents
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.log_split import NO_START, Job, find_start, find_stop, pieces_of, prove

@@ -290,7 +290,7 @@ def test_both_encoders_make_marks_that_the_node_checks_and_finds(
     ],
 )
 def test_what_only_looks_like_a_mark_is_none(tmp_path: Path, value: bytes) -> None:
-    from commitmq.kernels.marks import find_marks
+    from commitmq.kernels.compiled import find_marks
 
     log = np.frombuffer(b"\x02\x02" + value + b"\x02\x02\x02", np.uint8)
     marks = np.zeros((1, 5), np.int64)

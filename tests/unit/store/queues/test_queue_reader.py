@@ -23,7 +23,7 @@ from commitmq.format.constants import PREBLANK_SIZE
 from commitmq.format.file_names import segment_name
 from commitmq.format.record import Record, decode_record
 from commitmq.format.units import UNIT
-from commitmq.kernels.tags import MATCH, NO_MATCH
+from commitmq.kernels.codes import MATCH, NO_MATCH
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues import queue_reader
 from commitmq.store.queues.consume_queue import ConsumeQueue
