@@ -101,6 +101,10 @@ class Sidecar:
             return False
         if previous is not None and (previous == NO_TOKEN or previous not in (self.owner, self.owner_before)):
             return False
+        return self.has_seen(checkpoint)
+
+    def has_seen(self, checkpoint: Path) -> bool:
+        """Whether the checkpoint is one that a node wrote with this file."""
         return file_crc(checkpoint) in (self.checkpoint_before, self.checkpoint_after)
 
     def save_with(self, path: Path, checkpoint: Checkpoint, checkpoint_path: Path) -> None:

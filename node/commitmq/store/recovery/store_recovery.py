@@ -55,6 +55,7 @@ from commitmq.store.recovery.log_sync import drop_page_cache, start_sync, sync_s
 from commitmq.store.recovery.pool_recovery import take_over
 from commitmq.store.recovery.recovery_start import Begin, where_to_begin
 from commitmq.store.recovery.scan import Progress, ScanEnd, no_progress, scan_to_end
+from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.store.recovery.tail_cut import cut_tail
 
 _FEW_QUEUES = 64
@@ -261,7 +262,13 @@ def _make_folders(layout: StoreLayout) -> None:
 
 
 def refuse_orphaned_queues(layout: StoreLayout) -> None:
-    """Raise StoreError when there are ConsumeQueues, for a store whose log has no segment."""
+    """Raise StoreError when there are ConsumeQueues, for a store whose log has no segment.
+
+    A log of which nothing was flushed may have lost everything by a power cut; a stop then removes its unused segments.
+    """
+    sidecar = Sidecar.load(layout.sidecar)
+    if sidecar is not None and not sidecar.flushed and sidecar.has_seen(layout.checkpoint):
+        return
     for queues in (layout.consume_queue, layout.batch_consume_queue):
         if any(True for _ in list_queues(queues)):
             raise StoreError(

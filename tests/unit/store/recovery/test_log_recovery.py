@@ -154,6 +154,23 @@ def test_a_log_that_is_shorter_than_what_was_flushed_is_refused(store: Store) ->
     assert store.recover().end == store.end
 
 
+def test_a_log_that_lost_everything_may_have_no_segment(store: Store) -> None:
+    """A power cut took all, before anything was flushed; the queues have units, and a stop removed the unused segments."""
+    queue = store.layout.consume_queue / "orders" / "0" / segment_name(0)
+    queue.parent.mkdir(parents=True)
+    queue.write_bytes(bytes(1_000))
+    for path in store.layout.commit_log.iterdir():
+        path.unlink()
+    with pytest.raises(StoreError, match="no CommitLog"):
+        store.recover(clean=True)
+    store.sidecar.flushed = store.sidecar.queues_durable = 0
+    store.save()
+    assert store.recover(clean=True).end == 0
+    Checkpoint(9, 9, 9).save(store.layout.checkpoint)
+    with pytest.raises(StoreError, match="no CommitLog"):
+        store.recover(clean=True)
+
+
 @pytest.mark.parametrize("other", ["older", "diverged"])
 def test_a_log_of_another_moment_is_refused_and_not_cut(store: Store, other: str) -> None:
     store.sidecar.flushed = store.records[25].physical_offset + (7 if other == "diverged" else 0)
