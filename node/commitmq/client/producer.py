@@ -78,7 +78,7 @@ class Producer(BatchProducer, TransactionProducer, RequestProducer, CancellingPr
 
     ``delivery=ExactlyOnce()`` makes an idempotent producer. It numbers each message, and the node stores each number once.
     After the death of the node or the end of the connection the producer sends such a message again, until its ``timeout_s``
-    is over; set that to more than a restart of the node takes. A message whose time is over is still of unknown fate. The
+    is over; set that to more than a restart of the node takes. After that the outcome of the message is unknown. The
     node remembers a producer for ``producers.expiry_ms``. Memory topics, BatchCQ topics and ``multi_dispatch`` take no
     idempotent sends. With a ``producer_id`` a program can repeat itself after its own death; see :class:`ExactlyOnce`.
 
@@ -88,9 +88,9 @@ class Producer(BatchProducer, TransactionProducer, RequestProducer, CancellingPr
     called in threads of the producer, two at most.
 
     ``node`` may name several nodes, with commas between or as a list: each message goes to one of them. A node that is slow,
-    refuses or does not answer is avoided (``fault_strategy``). A message that is certainly not stored goes to another node,
-    ``retries`` times after a refusal; with ``retry_may_store_twice=True`` also one of unknown fate. Messages with a queue or
-    a sharding key, transactions, requests and idempotent messages stay at a node. Each node has ``max_pending``.
+    refuses or does not answer is avoided (``fault_strategy``). A message that is not stored goes to another node,
+    ``retries`` times after a refusal; with ``retry_may_store_twice=True`` also one whose outcome is unknown. Messages with a
+    queue or a sharding key, transactions, requests and idempotent messages stay at a node. Each node has ``max_pending``.
     """
 
     def __init__(

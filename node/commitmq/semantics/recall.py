@@ -74,7 +74,8 @@ def recall_record(
     """
     left_ms = handle.deliver_ms - now_ms
     if not 0 < left_ms < (rules or TimerRules()).max_delay_s * 1000:
-        raise TimerRefusedError("ILLEGAL_OPERATION", f"the message is due in {left_ms} ms and cannot be recalled")
+        why = f"its time came {-left_ms} ms ago" if left_ms <= 0 else f"it is due in {left_ms} ms (timer.max_delay_ms)"
+        raise TimerRefusedError("ILLEGAL_OPERATION", f"the message cannot be cancelled: {why}")
     properties = {
         Property.TAGS: RECALL_TAG,
         Property.TIMER_DELETE_KEY: delete_key(handle.topic, handle.unique_key, with_topic=with_topic),

@@ -1,6 +1,6 @@
 """Delivery policies: they decide about a run that the node refuses, or that gets no answer.
 
-:class:`AtMostOnce` fails such a run, as not stored or as of unknown fate. It sends the messages again that a busy node
+:class:`AtMostOnce` fails such a run, as not stored or with an unknown outcome. It sends the messages again that a busy node
 refused (:mod:`commitmq.client.sending.busy`).
 
 :class:`Numbered` is idempotent sending: each message gets the next sequence of its queue
@@ -292,7 +292,7 @@ class Numbered(AtMostOnce):
         insort(self._again, run, key=lambda one: one.order)
 
     def _too_late(self, run: Run) -> MakeError:
-        """The error of a run whose time is over: of unknown fate, or refused by a busy node all the time."""
+        """The error of a run whose time is over: its outcome is unknown, or a busy node refused it all the time."""
         error = self._busy_error
         return no_answer if run.in_doubt or error is None else lambda: error
 

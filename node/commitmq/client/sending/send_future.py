@@ -65,7 +65,7 @@ class _Watch:
 class SendFuture(Future[SendResult]):
     """Result of a pending send. States: pending (may be cancelled), running (handed to the connection), finished.
 
-    Cancelling works only while the message was not handed to the connection; then it is certainly not stored.
+    Cancelling works only while the message was not handed to the connection; then it is not stored.
     """
 
     __slots__ = (
