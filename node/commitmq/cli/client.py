@@ -35,7 +35,7 @@ def client() -> None:
 def list_(topic: str | None, group: str | None, user: str | None, as_json: bool, node: str) -> None:
     """List RocketMQ's clients, consumers and producers, and the members of groups that speak the node's own protocol.
 
-    Producers of the node's own protocol are not known to the node. A client that came is listed a second later.
+    Producers of the node's own protocol are not known to the node. A new client is listed after a second.
 
     \b
     Example: commitmq client list --group kitchen

@@ -47,7 +47,7 @@ def dlq() -> None:
 @dlq.command(name="list")
 @click.argument("group", required=False)
 @_filter_options
-@click.option("--after", metavar="GROUP", help="Without GROUP: only groups behind this one.")
+@click.option("--after", metavar="GROUP", help="Without GROUP: only groups after this one.")
 @click.option("--all", "all_states", is_flag=True, help="Also those that were resent or purged.")
 @click.option(
     "--max",
@@ -158,7 +158,7 @@ def resend(
 ) -> None:
     """Send the dead letters of GROUP to their original topics again, each once.
 
-    An interrupted resend can be repeated: what was resent is left out.
+    An interrupted resend can be repeated: what was resent is skipped.
     """
     from commitmq.client.admin import Admin
 
@@ -193,7 +193,7 @@ def resend(
 @json_option
 @node_option
 def purge(group: str, until: str | None, dry_run: bool, yes: bool, as_json: bool, node: str) -> None:
-    """Give up the dead letters of GROUP: a later resend begins behind them. Without --until it asks.
+    """Give up the dead letters of GROUP: a later resend begins after them. Without --until it asks.
 
     The messages stay in the log until they expire, as all messages do.
 

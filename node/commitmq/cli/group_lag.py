@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def lag(name: str, least: int, every_s: float | None, as_json: bool, node: str) -> None:
     """Show how far group NAME is behind in every queue that it has consumed.
 
-    The sum counts all queues, also those that --min leaves out. Watched output that is not a terminal gets one page after the
+    The sum counts all queues, also those that --min hides. Watched output that is not a terminal gets one page after the
     other; --json a line for each look.
 
     \b

@@ -22,7 +22,7 @@ from commitmq.cli.times import parse_position
     metavar="earliest|latest|TIME|OFFSET",
     help="Where the group continues: TIME is ISO 8601 (UTC without an offset), OFFSET a queue offset.",
 )
-@click.option("--shift", type=int, metavar="±N", help="So many messages ahead, or with a minus back, in each queue.")
+@click.option("--shift", type=int, metavar="±N", help="N messages ahead in each queue, or with a minus back.")
 @click.option("--copy-from", "other", metavar="GROUP", help="Where this group is, also back.")
 @click.option(
     "--file",

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     help="lines: each line is a body. jsonl: each line is an object with body (or body_base64) and optionally tags, "
     "key, keys, properties, sharding_key, flag, or tombstone: true and no body; `consume --json` writes such lines.",
 )
-@click.option("--batch", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages a batch.")
+@click.option("--batch", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages per batch.")
 @click.option("--tags", help="Tag of every message (format lines).")
 @click.option("--keys", help="Key of every message, several with spaces between (format lines).")
 @click.option("--key", help="Key of every message: it finds the message and chooses the queue (format lines).")
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     metavar="ID",
     help="Idempotent under this name: the same input sent again, with the same queue, stores only the missing messages.",
 )
-@click.option("--timeout", type=seconds(0.001), default=10.0, show_default=True, help="Seconds a batch.")
+@click.option("--timeout", type=seconds(0.001), default=10.0, show_default=True, help="Seconds per batch.")
 @json_option
 @node_option
 def produce(
@@ -78,7 +78,7 @@ def produce(
 ) -> None:
     """Send lines or JSON lines to TOPIC.
 
-    Empty lines are left out. A line waits at most 50 ms for others to be sent with. A line that is no message ends the
+    Empty lines are skipped. A line waits at most 50 ms for others to be sent with. A line that is no message ends the
     command with its number, after all lines before it were stored; a failed send ends it too, with the number of stored
     messages. Ctrl-C and SIGTERM end it when all lines read so far are stored; a second one ends it at once.
     """

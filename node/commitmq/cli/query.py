@@ -38,7 +38,7 @@ _BODY_CHARACTERS = 60
     help="Messages to show; the newest by key.",
 )
 @click.option(
-    "--continue", "continue_from", metavar="WHERE", help="Continue where a former query of the same kind stopped."
+    "--continue", "continue_from", metavar="WHERE", help="Continue where a previous query of the same kind stopped."
 )
 @json_option
 @node_option

@@ -23,7 +23,7 @@ def rebuild(
 ) -> None:
     """Rebuild the ConsumeQueues and the index of the store in DIR from its CommitLog alone.
 
-    The node must be stopped. The old files are kept beside the new ones. File sizes are the store's own; for the index
+    The node must be stopped. The old files are kept too. File sizes are the store's own; for the index
     others can be given with --set. Afterwards the store is compared as `store verify` does it, and the exit code is 65
     when something is not right: a log may hold records that no queue can show.
     """

@@ -42,7 +42,7 @@ def list_(group: str | None, as_json: bool, node: str) -> None:
 @json_option
 @node_option
 def resolve(transaction_id: str, decision: str, yes: bool, as_json: bool, node: str) -> None:
-    """Commit or roll back the open transaction TRANSACTION_ID, whatever its producers would say. A rollback asks.
+    """Commit or roll back the open transaction TRANSACTION_ID, without asking its producers. A rollback asks for confirmation.
 
     \b
     Example: commitmq transaction resolve 7F0000010001ABCD0000000000000001 commit
