@@ -74,7 +74,9 @@ class Recalls:
             raise Refusal(error.code, str(error)) from error
         slot_ms = handle.deliver_ms - 1
         if timed is None or slot_ms - now_ms < CANCEL_MARGIN_MS:
-            raise Refusal("ILLEGAL_OPERATION", "the message cannot be cancelled: it is due in less than 0.5 s, or was due")
+            raise Refusal(
+                "ILLEGAL_OPERATION", "the message cannot be cancelled: it is due in less than 0.5 s, or was due"
+            )
         data = np.frombuffer(
             encode_record(replace(timed, store_host=self._host), buckets=None, empty_values=True), np.uint8
         )
