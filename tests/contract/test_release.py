@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import venv
 import zipfile
 from pathlib import Path
@@ -99,6 +100,25 @@ def test_the_administrator_s_files_are_in_the_environment(environment: BareEnvir
     shipped = {str(path.relative_to(share / "deploy")) for path in (share / "deploy").rglob("*") if path.is_file()}
     ours = [name.removeprefix("deploy/") for name in release.project_files() if name.startswith("deploy/")]
     assert shipped == set(ours)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("compiler", [True, False], ids=["with a compiler", "without one"])
+def test_a_clone_is_installed_by_pip(compiler: bool, tmp_path: Path) -> None:
+    """Needs a package index; where there is no compiler pip fetches one of 100 MB for the build."""
+    venv.create(tmp_path / "environment", with_pip=True)
+    python = str(tmp_path / "environment" / "bin" / "python")
+    environment = {"HOME": str(tmp_path), "PATH": os.defpath if compiler else str(tmp_path / "nothing")}
+    environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "HTTP"))}
+    project = release.copied(tmp_path / "project")
+    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", str(project)]
+    subprocess.run(command, env=environment, check=True, timeout=500)
+    program = "import numpy; from commitmq.kernels import compiled; print(compiled.__file__)"
+    modules = os.pathsep.join([sysconfig.get_path("purelib", vars={"base": tmp_path / "environment"}), *sys.path[1:]])
+    done = subprocess.run(
+        [python, "-c", program], env={"PYTHONPATH": modules}, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert Path(done.stdout.strip()).is_relative_to(tmp_path / "environment")
 
 
 # ---------------------------------------------------------------- the bill of materials

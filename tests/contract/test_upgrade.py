@@ -25,8 +25,8 @@ from commitmq.supervision.exit_codes import CliExit
 from environments import Environment, EnvironmentNode
 
 PROJECT = Path(__file__).resolve().parents[2]
-# The state before packages were made. A release puts its predecessor here.
-FORMER = "a736359b8d6dc5f5e0d467da5b026c2be2f41eff"
+# The first state whose kernels need no compiler at run time. A release puts its predecessor here.
+FORMER = "6ce4a8ae98a21299634112a0a5281e1fc5cb3b89"
 PROGRAM = str(Path(__file__).with_name("upgrade_program.py"))
 BUILT_FROM = (
     "pyproject.toml",
