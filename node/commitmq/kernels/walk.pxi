@@ -2,7 +2,8 @@
 
 cdef uint32_t hash_from(const uint8_t *buf, int64_t at, int64_t end, uint32_t value) noexcept nogil:
     """Java's string hash continued from ``value`` over the UTF-16 units of the UTF-8 in ``buf[at:end]`` (spec 0.1)."""
-    cdef uint32_t first, point
+    cdef uint32_t first
+    cdef int64_t point
     while at < end:
         first = buf[at]
         if first < 0x80:
@@ -19,8 +20,8 @@ cdef uint32_t hash_from(const uint8_t *buf, int64_t at, int64_t end, uint32_t va
                 ((first & 0x07) << 18) | ((buf[at + 1] & 0x3F) << 12) | ((buf[at + 2] & 0x3F) << 6) | (buf[at + 3] & 0x3F)
             )
             point -= 0x10000
-            value = value * 31 + 0xD800 + (point >> 10)
-            value = value * 31 + 0xDC00 + (point & 0x3FF)
+            value = value * 31 + <uint32_t>(0xD800 + (point >> 10))
+            value = value * 31 + <uint32_t>(0xDC00 + (point & 0x3FF))
             at += 4
         else:
             # An incomplete sequence: Java decodes it to the replacement character.

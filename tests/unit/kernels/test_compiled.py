@@ -126,3 +126,11 @@ def test_a_compiler_is_asked_for_only_where_none_is_found(monkeypatch: pytest.Mo
     assert [one.split(">")[0] for one in hatch_build.requirements()] == ["Cython", "ziglang"]
     (tmp_path / "cc").touch(0o755)
     assert [one.split(">")[0] for one in hatch_build.requirements()] == ["Cython"]
+
+
+def test_the_hash_of_what_is_no_utf8_stays_what_index_files_have() -> None:
+    """Four bytes for a character below 0x10000: the surrogates are computed in more than 32 bits, and then cut."""
+    point = -0x10000
+    expected = ((0xD800 + (point >> 10)) * 31 + 0xDC00 + (point & 0x3FF)) & 0xFFFFFFFF
+    found = compiled.hash_on(np.frombuffer(b"\xf0\x80\x80\x80", np.uint8), 0, 4, 0)
+    assert found == expected
