@@ -285,6 +285,19 @@ def with_places(code: str, places: dict[str, str], inside: Set[str] = frozenset(
         module = module.visit(NameRewriter(rewriter.renamed, rewriter.modules))
         if left := words(module.code) & bare:
             raise Refused(f"{sorted(left)}: a module is used as a value, or its name has a second meaning")
+        names = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in rewriter.modules
+        }
+        if hidden := names & {
+            node.arg if isinstance(node, ast.arg) else node.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        }:
+            raise Refused(f"{sorted(hidden)}: a variable of that name hides it")
     return module.code
 
 

@@ -19,8 +19,8 @@ import pytest
 from commitmq import Admin, Consumer, Producer
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import LanguageCode, RequestCode
-from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
+from commitmq_plugins.rocketmq.remoting.frame import Command
 from dashboard_client import Visitor, texts
 from nodes import Node, eventually, free_port, free_ports, start_node
 from rocketmq_client import ask, served

@@ -24,7 +24,7 @@ from commitmq.protocol.profile import Profile
 from commitmq.security.signature import ACCESS_KEY, SIGNATURE, sign
 from commitmq.supervision.exit_codes import CliExit
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
 from keyed_node import KeyedNode, keyed
 from nodes import Node, eventually, free_port, start_node
 from nodes import commitmq as command

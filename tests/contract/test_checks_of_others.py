@@ -17,7 +17,7 @@ from commitmq import HalfMessage, TransactionState
 from commitmq.format.record import decode_record
 from commitmq.format.unique_ids import UniqueIds
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
-from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.frame import Command
 from nodes import eventually
 from robbed import Robbed, robbed_node
 from rocketmq_peer import Peer, connected, heartbeat, send

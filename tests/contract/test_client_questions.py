@@ -15,8 +15,8 @@ import pytest
 
 from commitmq import Admin, Consumer, Producer
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
+from commitmq_plugins.rocketmq.remoting.frame import Command
 from nodes import Node, start_node
 from rocketmq_client import served
 from rocketmq_peer import connected, heartbeat, served_node

@@ -20,7 +20,7 @@ from commitmq.protocol.channel import Channel
 from commitmq.protocol.profile import load_profile
 from commitmq.semantics.recall import RecallHandle
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
 from nodes import eventually
 from robbed import Robbed, robbed_node
 from rocketmq_peer import connected, heartbeat, is_pulled, pull, records, send

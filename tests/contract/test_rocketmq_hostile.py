@@ -24,9 +24,8 @@ import pytest
 
 from commitmq import Admin, Producer
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
-from commitmq_plugins.rocketmq.remoting.frame import encode
+from commitmq_plugins.rocketmq.remoting.frame import Command, encode, request
 from nodes import Node, environment, eventually, halted
 from rocketmq_peer import LostError, connected, heartbeat, is_pulled, pull, send, served_node
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from commitmq import Admin
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
-from commitmq_plugins.rocketmq.remoting.command import request
 from commitmq_plugins.rocketmq.remoting.fastjson import load_object
+from commitmq_plugins.rocketmq.remoting.frame import request
 from pop_answers import EXPECTED, ends_at, pop, pop_answers
 from rocketmq_peer import connected, has_code, records, send, served_node
 

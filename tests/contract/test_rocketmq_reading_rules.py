@@ -13,8 +13,8 @@ import pytest
 
 from commitmq import Producer
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
 from expiring import AGE_SETTING, SETTINGS, make_old, segments, wait_for_first_segment, wait_until_durable
 from pop_answers import pop
 from rocketmq_peer import (

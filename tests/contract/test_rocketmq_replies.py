@@ -15,7 +15,7 @@ import pytest
 from commitmq import Consumer, Message
 from commitmq.format.properties import decode_properties
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
-from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.frame import Command
 from nodes import Node
 from rocketmq_peer import connected, heartbeat, send, served_node
 

@@ -15,8 +15,7 @@ import pytest
 
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode
+from commitmq_plugins.rocketmq.remoting.frame import Command, FrameParser, encode
 from nodes import Node, free_ports
 
 _TO_CLIENTS: Final = {39, 40, 220, 221, 326}

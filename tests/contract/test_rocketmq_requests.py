@@ -22,9 +22,8 @@ from commitmq.semantics.recall import RecallHandle
 from commitmq.testing.node_process import eventually, run_commitmq
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
-from commitmq_plugins.rocketmq.remoting.errors import PeerGoneError
 from commitmq_plugins.rocketmq.remoting.fastjson import load_object
+from commitmq_plugins.rocketmq.remoting.frame import Command, PeerGoneError, request
 from nodes import Node, free_port
 from rocketmq_client import PULL, SEND, ask, send, served
 from rocketmq_peer import records

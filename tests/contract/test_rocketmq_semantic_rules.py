@@ -16,8 +16,8 @@ from commitmq import Admin
 from commitmq.format.record import Record
 from commitmq.testing.node_process import eventually
 from commitmq_plugins.rocketmq.remoting.codes import V3_4_9, RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
 from nodes import Node
 from pop_answers import pop
 from rocketmq_peer import (

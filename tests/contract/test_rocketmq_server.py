@@ -26,15 +26,16 @@ from commitmq.format.record import decode_record
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.testing.node_process import eventually
-from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
-from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody
-from commitmq_plugins.rocketmq.remoting.bodies.topic_config import TopicConfig, TopicConfigSerializeWrapper
+from commitmq_plugins.rocketmq.remoting.bodies import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+)
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
-from commitmq_plugins.rocketmq.remoting.errors import PeerSilentError
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
-from commitmq_plugins.rocketmq.remoting.frame import encode
+from commitmq_plugins.rocketmq.remoting.frame import Command, PeerSilentError, encode, request
 from nodes import Node, free_port, free_ports, start_node
 from rocketmq_client import PULL, SEND, ask, send, served
 

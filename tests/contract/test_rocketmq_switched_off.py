@@ -13,8 +13,8 @@ import pytest
 
 from commitmq_plugins.rocketmq.broker.broker_config import parse_properties
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
 from pop_answers import pop
 from rocketmq_peer import (
     SEND,

@@ -23,7 +23,7 @@ from commitmq.protocol.channel import Channel
 from commitmq.protocol.profile import load_profile
 from commitmq.security.signature import ACCESS_KEY, SIGNATURE, sign
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
 from keyed_node import KeyedNode, keyed
 from nodes import eventually, free_port
 from rocketmq_peer import connected, pull, send

@@ -17,8 +17,8 @@ from commitmq.protocol.channel import Channel
 from commitmq.protocol.profile import load_profile
 from commitmq.security.signature import ACCESS_KEY, SIGNATURE
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
 from nodes import eventually
 from robbed import Robbed, robbed_node
 from rocketmq_peer import connected, heartbeat

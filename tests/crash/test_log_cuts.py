@@ -18,7 +18,7 @@ from commitmq.format.file_names import segment_name
 from commitmq.store.layout import StoreLayout
 from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
 from nodes import Node, commitmq, start_node, wait_until_dispatched
 from rocketmq_client import served
 from rocketmq_peer import asked, make_group, pull, served_node

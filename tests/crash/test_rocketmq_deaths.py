@@ -21,8 +21,8 @@ import pytest
 from commitmq import Admin
 from commitmq.semantics.pop import ReceiptHandle, parse_info
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
 from delays import everything
 from nodes import Node, eventually
 from rocketmq_peer import Peer, has_code, heartbeat, is_pulled, pull, records, send, served_node

@@ -20,9 +20,8 @@ from broker import Broker, ClusterTool
 
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
-from commitmq_plugins.rocketmq.remoting.command import request
-from commitmq_plugins.rocketmq.remoting.errors import RemotingError
 from commitmq_plugins.rocketmq.remoting.fastjson import loads
+from commitmq_plugins.rocketmq.remoting.frame import RemotingError, request
 from nodes import Node, eventually, free_ports, started
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(300)]

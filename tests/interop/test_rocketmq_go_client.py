@@ -20,8 +20,7 @@ from broker import Broker
 from bench.systems import golang
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
-from commitmq_plugins.rocketmq.remoting.command import request
-from commitmq_plugins.rocketmq.remoting.errors import RemotingError
+from commitmq_plugins.rocketmq.remoting.frame import RemotingError, request
 from nodes import eventually, free_ports, start_node
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(600)]

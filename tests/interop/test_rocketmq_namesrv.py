@@ -18,17 +18,18 @@ import pytest
 from broker import Broker
 
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.namesrv.config import NamesrvConfig
-from commitmq_plugins.rocketmq.namesrv.kv_config import KVConfig
-from commitmq_plugins.rocketmq.namesrv.requests import NamesrvRequests
+from commitmq_plugins.rocketmq.namesrv.requests import KVConfig, NamesrvConfig, NamesrvRequests
 from commitmq_plugins.rocketmq.namesrv.route_table import RouteTable
-from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
-from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody, crc32
-from commitmq_plugins.rocketmq.remoting.bodies.topic_config import TopicConfig, TopicConfigSerializeWrapper
+from commitmq_plugins.rocketmq.remoting.bodies import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    crc32,
+)
 from commitmq_plugins.rocketmq.remoting.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ, RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, loads
-from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode
+from commitmq_plugins.rocketmq.remoting.frame import Command, FrameParser, encode
 from commitmq_plugins.rocketmq.remoting.server import RemotingServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]

@@ -23,10 +23,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from commitmq_plugins.rocketmq.remoting.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ, RequestCode
-from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.errors import FrameError
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
-from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode
+from commitmq_plugins.rocketmq.remoting.frame import Command, FrameError, FrameParser, encode
 
 TOPIC, GROUP, CLIENT = "mutated", "mutants", "mutant@1"
 CHUNK = 50

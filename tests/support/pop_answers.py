@@ -10,8 +10,8 @@ from typing import Any
 
 from commitmq.semantics.pop import parse_info
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.fastjson import load_object
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
 from rocketmq_peer import Peer, connected, has_code, records, send
 
 TOPIC = {"defaultTopic": "TBW102", "perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import commitmq
 from commitmq.security.user import Secret
 from commitmq_plugins.rocketmq.doctor.peer import Keys
-from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.frame import Command
 from keyed_node import KeyedNode, keyed
 from nodes import free_port
 from rocketmq_client import served

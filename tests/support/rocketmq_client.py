@@ -9,8 +9,7 @@ from typing import Any
 from commitmq.testing.node_process import eventually
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
-from commitmq_plugins.rocketmq.remoting.errors import RemotingError
+from commitmq_plugins.rocketmq.remoting.frame import Command, RemotingError, request
 from commitmq_plugins.rocketmq.remoting.tls import anybody
 
 SEND = {

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from commitmq.format.record import Record, decode_record
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
-from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode
+from commitmq_plugins.rocketmq.remoting.frame import Command, FrameParser, encode, request
 from nodes import Node, free_port, start_node
 
 PATIENCE_S = 60.0

@@ -12,17 +12,18 @@ from typing import Any, Final
 from commitmq.format.constants import Host
 from commitmq.format.record import Record, encode_record
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.namesrv.config import NamesrvConfig
-from commitmq_plugins.rocketmq.namesrv.kv_config import KVConfig
-from commitmq_plugins.rocketmq.namesrv.registration import BrokerKey, Registration
-from commitmq_plugins.rocketmq.namesrv.requests import NamesrvRequests
-from commitmq_plugins.rocketmq.namesrv.route_table import RouteTable
-from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
-from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody
-from commitmq_plugins.rocketmq.remoting.bodies.routes import QueueData, kv_table
-from commitmq_plugins.rocketmq.remoting.bodies.topic_config import TopicConfig, TopicConfigSerializeWrapper
+from commitmq_plugins.rocketmq.namesrv.requests import KVConfig, NamesrvConfig, NamesrvRequests
+from commitmq_plugins.rocketmq.namesrv.route_table import BrokerKey, Registration, RouteTable
+from commitmq_plugins.rocketmq.remoting.bodies import (
+    DataVersion,
+    QueueData,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    kv_table,
+)
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.frame import Command
 from commitmq_plugins.rocketmq.remoting.server import Connection, RemotingServer
 
 NAME: Final = "stub"

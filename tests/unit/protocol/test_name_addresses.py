@@ -25,8 +25,7 @@ from commitmq.protocol.directory import Directory
 from commitmq.protocol.name_addresses import NameAddresses
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
-from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode
+from commitmq_plugins.rocketmq.remoting.frame import Command, FrameParser, encode, request
 
 Names = dict[str, list[str]]
 

@@ -12,7 +12,7 @@ from typing import Final
 from commitmq.config import NodeConfig
 from commitmq.semantics.delay import DELAY_LEVELS_MS
 from commitmq.semantics.trace import TRACE_TOPIC
-from commitmq_plugins.rocketmq.broker.send_refusal import REGION
+from commitmq_plugins.rocketmq.broker.codes import REGION
 
 LOCKED: Final = frozenset({"configBlackList", "brokerConfigPath", "rocketmqHome"})
 _FREE: Final = {

@@ -20,14 +20,12 @@ from typing import Final
 
 from commitmq.files import atomic_file
 from commitmq.log import Log
-from commitmq_plugins.rocketmq.remoting.bodies.routes import ClusterInfo, TopicRouteData
-from commitmq_plugins.rocketmq.remoting.bodies.topic_config import PERM_READ
+from commitmq_plugins.rocketmq.remoting.bodies import PERM_READ, ClusterInfo, TopicRouteData
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
-from commitmq_plugins.rocketmq.remoting.errors import PeerSilentError, RemotingError
 from commitmq_plugins.rocketmq.remoting.fastjson import MessageQueue, as_list, as_text, dumps, load_object, loads
-from commitmq_plugins.rocketmq.remoting.headers.topics import TopicRequestHeader
+from commitmq_plugins.rocketmq.remoting.frame import Command, PeerSilentError, RemotingError, request
+from commitmq_plugins.rocketmq.remoting.headers import TopicRequestHeader
 
 _MASTER_ID: Final = 0
 _PERIOD_S: Final = 3.0

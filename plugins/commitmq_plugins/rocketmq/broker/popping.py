@@ -3,30 +3,345 @@
 The process ``pop`` of the node hands out messages and lets requests wait. This server passes requests on, each client's over
 one of some lines, because that process limits what one peer may have. Messages for a client that has gone meanwhile are given
 back at once.
+
+The body and the texts of an answer to POP_MESSAGE (remoting 5.3).
+
+A plain record goes out as it is stored; the client makes its receipt handle from the texts. A record of a retry topic is made
+anew: with the topic that was asked for and with its handle as the property POP_CK. So is a record of a queue from which one
+pop got several check points, because the texts have one of each queue.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
 import time
 from collections import Counter
-from typing import Any, Final
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
-from commitmq.errors import ProtocolError
+from commitmq.errors import InvalidMessageError, ProtocolError
+from commitmq.format.constants import QUEUE_OFFSET_OFFSET
+from commitmq.format.record import decode_record, encode_record
 from commitmq.log import Log
-from commitmq.semantics.pop import topic_of_flag
+from commitmq.semantics.pop import (
+    Delivered,
+    ReceiptHandle,
+    message_offset_info,
+    order_count_info,
+    start_offset_info,
+    topic_of_flag,
+)
+from commitmq.semantics.retry import popped_topic
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import filter_refusal, refusal_of
+from commitmq_plugins.rocketmq.broker.codes import FAQ, filter_refusal, refusal_of
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
-from commitmq_plugins.rocketmq.broker.popped import Popped
-from commitmq_plugins.rocketmq.broker.send_refusal import FAQ
 from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.remoting.bodies import BatchAck, decode_batch_acks
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.headers.pop import PollingInfoRequestHeader, PopMessageRequestHeader
+from commitmq_plugins.rocketmq.remoting.frame import Command
+from commitmq_plugins.rocketmq.remoting.headers import (
+    AckMessageRequestHeader,
+    ChangeInvisibleTimeRequestHeader,
+    ChangeInvisibleTimeResponseHeader,
+    PollingInfoRequestHeader,
+    PopMessageRequestHeader,
+)
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+
+Body = list["bytes | bytearray | memoryview"]
+
+_HANDLE: Final = "POP_CK"
+_CRC: Final = "__CRC32#"
+
+
+class Part(NamedTuple):
+    """What came from one queue; ``size`` in bytes. ``flag``: of which topic (:func:`commitmq.semantics.pop.topic_of_flag`)."""
+
+    flag: int
+    messages: int
+    size: int
+
+
+class Popped:
+    """The messages of one answer of the process ``pop``, or of a look without receipt handles."""
+
+    def __init__(self, answer: dict[str, Any], frames: list[bytes]) -> None:
+        self.body: Body = []
+        self.parts: list[Part] = []
+        self.handles: list[tuple[str, str]] = []
+        """Topic and receipt handle of each message, as an ack names it."""
+        self._answer = answer
+        self._queues: dict[tuple[int, int], Delivered] = {}
+        self._counts: list[str] = []
+        at = 0
+        for part in answer["parts"]:
+            self._add(part, frames[at : at + part["frames"]])
+            at += part["frames"]
+
+    def texts(self) -> dict[str, str]:
+        """The fields that say which messages the body has."""
+        queues = list(self._queues.values())
+        fields = {"startOffsetInfo": start_offset_info(queues), "msgOffsetInfo": message_offset_info(queues)}
+        if self._counts:
+            fields["orderCountInfo"] = ";".join(self._counts)
+        return fields
+
+    def _add(self, part: dict[str, Any], frames: list[bytes]) -> None:
+        flag, queue, start = int(part["flag"]), int(part["queue"]), int(part["start_offset"])
+        known = self._queues.get((flag, queue))
+        made_anew = flag or known is not None
+        handle = ReceiptHandle(
+            start,
+            self._answer["pop_time"],
+            self._answer["invisible_ms"],
+            self._answer["revive_queue"],
+            flag,
+            self._answer["broker"],
+            queue,
+        )
+        offsets = []
+        for record in (one for frame in frames for one in records_of(frame)):
+            offset = queue_offset(record)
+            offsets.append(offset)
+            text = str(handle._replace(queue_offset=offset))
+            self.handles.append((part["topic"], text))
+            self.body.append(_with_handle(record, part["topic"], text) if made_anew else record)
+        self.parts.append(Part(flag, len(offsets), sum(map(len, frames))))
+        before = () if known is None else known.offsets
+        first = start if known is None else known.start_offset
+        self._queues[flag, queue] = Delivered(flag, queue, first, (*before, *offsets))
+        if "counts" in part:
+            counts = [(int(offset), int(times)) for offset, times in part["counts"]]
+            self._counts.append(order_count_info(flag, queue, counts, len(offsets)))
+
+
+def records_of(frame: bytes) -> Iterator[memoryview]:
+    """The records of a frame."""
+    view, at = memoryview(frame), 0
+    while at < len(view):
+        size = int.from_bytes(view[at : at + 4], "big")
+        yield view[at : at + size]
+        at += size
+
+
+def queue_offset(record: bytes | memoryview) -> int:
+    """The queue offset of a record."""
+    return int.from_bytes(record[QUEUE_OFFSET_OFFSET : QUEUE_OFFSET_OFFSET + 8], "big")
+
+
+def _with_handle(record: memoryview, topic: str, handle: str) -> bytes:
+    decoded = decode_record(bytes(record), check_crc=False)
+    properties = {name: value for name, value in decoded.properties.items() if name != _CRC}
+    properties.setdefault(_HANDLE, handle)
+    return encode_record(replace(decoded, topic=topic, properties=properties), buckets=None)
+
+
+_MOST_BITS: Final = 4_096
+_PARTS: Final = 8
+_MOST_BITS_A_REQUEST: Final = 65_536
+_Key = tuple[str, bool]
+"""A group, and whether the messages were popped in order."""
+
+
+class Receipts:
+    """Acknowledgements of popped messages, and changes of their invisible time (remoting 5.5).
+
+    Acks of one turn of the loop go to the process ``pop`` as one request for each group.
+    """
+
+    def __init__(self, node: Node, topics: Topics, offsets: Offsets, loop: asyncio.AbstractEventLoop, log: Log,
+                 counting: Counting) -> None:  # fmt: skip
+        self._node, self._topics, self._offsets, self._loop, self._log = node, topics, offsets, loop, log
+        self._counting = counting
+        self._limits = node.config.pop
+        self._broker = node.config.network.broker_name
+        self._noted: dict[_Key, list[tuple[list[str], asyncio.Future[bool]]]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+        self.handlers: dict[RequestCode, Handler] = {
+            RequestCode.ACK_MESSAGE: self.ack,
+            RequestCode.BATCH_ACK_MESSAGE: self.ack_many,
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self.change,
+        }
+
+    # ------------------------------------------------------------ acks
+
+    async def ack(self, connection: Connection, command: Command) -> Command:
+        """Request 200051."""
+        header = AckMessageRequestHeader.decode(command.ext_fields)
+        refused = self._wrong(command, connection, header.topic, header.queue_id)
+        if refused is not None:
+            return refused
+        handle = self._handle(header.extra_info, header.offset)
+        acked = await self._acked(header.consumer_group, self._pair(header.topic, header.consumer_group, handle))
+        if not acked:
+            least, end, _ = await self._offsets.bounds(header.topic, header.queue_id)
+            if not least <= header.offset <= end:
+                key = f"{header.topic}@{header.queue_id}"
+                remark = f"offset is illegal, key:{key}, commit:{header.offset}, store:{least}~{end}"
+                return command.answer(ResponseCode.NO_MESSAGE, remark)
+        if not handle.is_ordered:  # as in RocketMQ, which counts late ones too
+            self._counting.acked(header.consumer_group, header.topic)
+        return command.answer()  # also for one that came too late (remoting 5.5)
+
+    async def ack_many(self, connection: Connection, command: Command) -> Command:
+        """Request 200151."""
+        acks = decode_batch_acks(command.body)
+        if not acks:
+            return command.answer(ResponseCode.NO_MESSAGE)
+        bits = sum(min(6 * len(one.bits), _MOST_BITS) for one in acks)
+        if bits > _MOST_BITS_A_REQUEST:
+            remark = f"the acks have up to {bits} messages, at most {_MOST_BITS_A_REQUEST} are allowed in one request"
+            return command.answer(ResponseCode.MESSAGE_ILLEGAL, remark)
+        waiting = []
+        for one in acks:
+            if self._topics.get(one.topic) is None:
+                continue
+            handles = list(self._handles(one))
+            for handle in handles:
+                pair = [one.topic, str(handle)]
+                waiting.append(self._note((one.consumer_group, handle.is_ordered), pair))
+            if handles and not handles[0].is_ordered:
+                name = topic_of_flag(one.topic, one.consumer_group, handles[0].flag)
+                self._counting.acked(one.consumer_group, name, len(handles))
+        for done in await asyncio.gather(*waiting, return_exceptions=True):
+            if isinstance(done, ProtocolError) and done.code == "SERVICE_NOT_AVAILABLE":
+                raise done
+        return command.answer()
+
+    def _handles(self, ack: BatchAck) -> Iterator[ReceiptHandle]:
+        """The receipt handles of a batch's bits."""
+        try:
+            bits = base64.b64decode(ack.bits, validate=True)[: _MOST_BITS // 8]
+        except binascii.Error:
+            return
+        flag = int(ack.retry) if ack.retry in ("0", "1", "2") else 0
+        for index in range(len(bits) * 8):
+            if bits[index // 8] >> (index % 8) & 1:
+                yield ReceiptHandle(
+                    ack.start_offset,
+                    ack.pop_time,
+                    ack.invisible_time,
+                    ack.revive_queue_id,
+                    flag,
+                    self._broker,
+                    ack.queue_id,
+                    ack.start_offset + index,
+                )
+
+    async def _acked(self, group: str, pair: tuple[list[str], bool]) -> bool:
+        return await self._note((group, pair[1]), pair[0])
+
+    def _note(self, key: _Key, pair: list[str]) -> asyncio.Future[bool]:
+        """Acknowledge with the others of this turn. The future says whether it came in time."""
+        if not self._noted:
+            self._loop.call_soon(self._flush)
+        future: asyncio.Future[bool] = self._loop.create_future()
+        self._noted.setdefault(key, []).append((pair, future))
+        return future
+
+    def _flush(self) -> None:
+        noted, self._noted = self._noted, {}
+        most = self._limits.max_acks
+        for (group, _), acks in noted.items():
+            for at in range(0, len(acks), most):
+                task = self._loop.create_task(self._send(group, acks[at : at + most]))
+                self._sending.add(task)
+                task.add_done_callback(self._sending.discard)
+
+    async def _send(self, group: str, acks: list[tuple[list[str], asyncio.Future[bool]]]) -> None:
+        try:
+            answer, _ = await self._node.mover("pop", "ack", group=group, receipts=[pair for pair, _ in acks])
+        except ProtocolError as error:
+            if error.code == "INVALID_PARAMETER" and len(acks) > 1:
+                await asyncio.gather(*(self._send(group, [one]) for one in acks))  # one of them is wrong
+                return
+            self._log.debug("acks are refused", group=group, code=error.code, error=error.message)
+            for _, future in acks:
+                if error.code == "INVALID_PARAMETER":
+                    _settle(future, False)
+                elif not future.done():
+                    future.set_exception(error)
+            return
+        late = set(answer["late"])
+        for index, (_, future) in enumerate(acks):
+            _settle(future, index not in late)
+
+    # ------------------------------------------------------------ changes
+
+    async def change(self, connection: Connection, command: Command) -> Command:
+        """Request 200053."""
+        header = ChangeInvisibleTimeRequestHeader.decode(command.ext_fields)
+        refused = self._wrong(command, connection, header.topic, header.queue_id)
+        if refused is not None:
+            return refused
+        limits = self._limits
+        invisible_ms = max(limits.min_invisible_ms, min(header.invisible_time, limits.max_invisible_ms))
+        try:
+            handle = self._handle(header.extra_info, header.offset)
+            pair, is_ordered = self._pair(header.topic, header.consumer_group, handle)
+            fields: dict[str, Any] = {"group": header.consumer_group, "invisible_ms": invisible_ms, "receipts": [pair]}
+            answer, _ = await self._node.mover("pop", "extend", **fields)
+        except ProtocolError as error:
+            code, remark = refusal_of(error)
+            return command.answer(ResponseCode.NO_MESSAGE if error.code == "INVALID_PARAMETER" else code, remark)
+        text = answer["handles"][0]
+        if text is None:  # it is done, or has come back
+            if is_ordered:
+                return command.answer(ext_fields=ChangeInvisibleTimeResponseHeader(0, 0, 0).encode())
+            now_ms = time.time_ns() // 1_000_000
+            if handle.expires_ms > now_ms:
+                return command.answer(ResponseCode.NO_MESSAGE)
+            # Its time was over, so it has come back. RocketMQ takes a late change, and an ack with the new handle.
+            late = ChangeInvisibleTimeResponseHeader(now_ms, invisible_ms, handle.revive_queue)
+            return command.answer(ext_fields=late.encode())
+        if not is_ordered:
+            self._counting.acked(header.consumer_group, header.topic)
+            self._counting.popped(header.consumer_group, header.topic)
+        new = ReceiptHandle.parse(text)
+        changed = ChangeInvisibleTimeResponseHeader(new.pop_time, new.invisible_ms, new.revive_queue)
+        return command.answer(ext_fields=changed.encode())
+
+    # ------------------------------------------------------------ what they have in common
+
+    def _wrong(self, command: Command, connection: Connection, name: str, queue: int) -> Command | None:
+        """The refusal of a request for a queue that is not there."""
+        topic = self._topics.get(name)
+        if topic is None:
+            return command.answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
+        if 0 <= queue < topic.read_queues:
+            return None
+        remark = (
+            f"queueId[{queue}] is illegal, topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}]"
+            f" consumer:[{connection.name}]"
+        )
+        return command.answer(ResponseCode.MESSAGE_ILLEGAL, remark)
+
+    def _handle(self, text: str, offset: int) -> ReceiptHandle:
+        """The handle of the message at ``offset``. Raises ProtocolError.
+
+        RocketMQ's proxy puts the message's place in the log behind it.
+        """
+        try:
+            return ReceiptHandle.parse(" ".join(text.split(" ", _PARTS)[:_PARTS]))._replace(queue_offset=offset)
+        except InvalidMessageError as error:
+            raise ProtocolError("MESSAGE_ILLEGAL", str(error)) from error
+
+    @staticmethod
+    def _pair(topic: str, group: str, handle: ReceiptHandle) -> tuple[list[str], bool]:
+        """The receipt as the process ``pop`` takes it: with the topic that was asked for."""
+        return [popped_topic(topic, group) if handle.flag else topic, str(handle)], handle.is_ordered
+
+
+def _settle(future: asyncio.Future[bool], acked: bool) -> None:
+    if not future.done():
+        future.set_result(acked)
+
 
 MOST_MESSAGES: Final = 32
 _LANES: Final = 16

@@ -4,6 +4,19 @@ Owns ``config/messageRequestMode.json``, and in its folder ``neighbours.json`` a
 (:mod:`.remoting.self_signed`); reads the mapped log; asks the node's processes. A death loses nothing that a client was told:
 messages are stored by the writer, offsets by the coordinator. Clients connect again, and their heartbeats bring the registry
 back.
+
+Which part of the broker server answers which request.
+
+Failpoints of a request: ``rocketmq.read.SEND_MESSAGE_V2`` (it was read), ``rocketmq.ask.append:before`` and ``:after`` (a
+question to a process of the node, here of its operation append), ``rocketmq.asked.append`` (the answer came),
+``rocketmq.done.LOCK_BATCH_MQ`` (what it asks for is done, and its answer is made), ``remoting.answer:before`` and ``:after``
+(the answer to the client).
+
+Another broker under this broker's name: each registration takes the name from the other, and clients reach one by turns.
+
+Two nodes are given one ``network.broker_name`` when a configuration is copied, or a store. No name server refuses the second
+one, because a broker may come back at another address. But a broker that has registered, and finds the name with another
+address again and again, is not alone.
 """
 
 from __future__ import annotations
@@ -12,59 +25,174 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from commitmq.errors import ProtocolError
-from commitmq.log import LimitedLog
-from commitmq.plugin import WorkerContext, run_async
+from commitmq.errors import CommitMQError, ProtocolError
+from commitmq.log import LimitedLog, Log
+from commitmq.plugin import WorkerContext, failpoints, run_async
 from commitmq.security.access_file import AccessFile
 from commitmq.security.live_access import LiveAccess
 from commitmq.semantics.trace import TRACE_TOPIC
-from commitmq_plugins.rocketmq.broker.access import Access
-from commitmq_plugins.rocketmq.broker.admin_broker import AdminBroker
-from commitmq_plugins.rocketmq.broker.admin_clients import AdminClients
-from commitmq_plugins.rocketmq.broker.admin_groups import AdminGroups
-from commitmq_plugins.rocketmq.broker.admin_offsets import AdminOffsets
-from commitmq_plugins.rocketmq.broker.admin_queues import Queues
-from commitmq_plugins.rocketmq.broker.admin_topics import AdminTopics
-from commitmq_plugins.rocketmq.broker.admin_users import AdminUsers
-from commitmq_plugins.rocketmq.broker.allowances import Allowances
-from commitmq_plugins.rocketmq.broker.auditing import Auditing
+from commitmq_plugins.rocketmq.broker.admin_server import AdminBroker, AdminClients, AdminUsers
+from commitmq_plugins.rocketmq.broker.admin_store import AdminGroups, AdminOffsets, AdminTopics, Queues
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.counting import Counting
-from commitmq_plugins.rocketmq.broker.dispatch import Dispatch, Part
-from commitmq_plugins.rocketmq.broker.group_reads import GroupReads
-from commitmq_plugins.rocketmq.broker.lock_requests import LockRequests
-from commitmq_plugins.rocketmq.broker.locks import QueueLocks
-from commitmq_plugins.rocketmq.broker.looking import Looks
+from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.counting import Counting, ServerCounts
+from commitmq_plugins.rocketmq.broker.locks import LockRequests, QueueLocks
 from commitmq_plugins.rocketmq.broker.neighbours import Neighbours
 from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, Node
-from commitmq_plugins.rocketmq.broker.offsets import Offsets
-from commitmq_plugins.rocketmq.broker.popping import Pops
+from commitmq_plugins.rocketmq.broker.offsets import GroupReads, Offsets
+from commitmq_plugins.rocketmq.broker.popping import Pops, Receipts
 from commitmq_plugins.rocketmq.broker.pulling import Pulls
-from commitmq_plugins.rocketmq.broker.queries import Queries
-from commitmq_plugins.rocketmq.broker.recalls import Recalls
-from commitmq_plugins.rocketmq.broker.receipts import Receipts
+from commitmq_plugins.rocketmq.broker.queries import Looks, Queries
 from commitmq_plugins.rocketmq.broker.registration import Registration
-from commitmq_plugins.rocketmq.broker.replies import Replies
+from commitmq_plugins.rocketmq.broker.replies import Replies, StoredReplies
 from commitmq_plugins.rocketmq.broker.request_modes import RequestModes
-from commitmq_plugins.rocketmq.broker.retries import Retries
 from commitmq_plugins.rocketmq.broker.returning import Returning
-from commitmq_plugins.rocketmq.broker.rival import Rival
-from commitmq_plugins.rocketmq.broker.sending import Sends
-from commitmq_plugins.rocketmq.broker.server_counts import ServerCounts
-from commitmq_plugins.rocketmq.broker.stored_replies import StoredReplies
+from commitmq_plugins.rocketmq.broker.rights import CHANGES, Access, Allowances, Auditing, UserLimits
+from commitmq_plugins.rocketmq.broker.sending import Recalls, Retries, Sends
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.broker.transactions import Transactions
-from commitmq_plugins.rocketmq.broker.user_limits import UserLimits
-from commitmq_plugins.rocketmq.limits import limits_of, tls_of
-from commitmq_plugins.rocketmq.remoting.server import RemotingServer
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.connection import Turn
+from commitmq_plugins.rocketmq.remoting.frame import Command, RemotingError
+from commitmq_plugins.rocketmq.remoting.limits import limits_of, tls_of
+from commitmq_plugins.rocketmq.remoting.server import Connection, Handler, RemotingServer
 from commitmq_plugins.rocketmq.remoting.tls import ENFORCING
-from commitmq_plugins.rocketmq.remoting.turn import Turn
 from commitmq_plugins.rocketmq.settings import RocketMQSettings
+
+
+class Part(Protocol):
+    """A part of the server: the requests that it answers."""
+
+    @property
+    def handlers(self) -> Mapping[RequestCode, Handler]: ...
+
+
+class Dispatch:
+    """All parts. Raises ValueError when two of them answer one request."""
+
+    def __init__(
+        self,
+        parts: Iterable[Part],
+        access: Access,
+        log: Log,
+        counts: ServerCounts | None = None,
+        auditing: Auditing | None = None,
+    ) -> None:
+        self._access, self._log, self._counts = access, log, counts
+        self._handlers: dict[int, Handler] = {}
+        for part in parts:
+            for code, handler in part.handlers.items():
+                if code in self._handlers:
+                    raise ValueError(f"two parts answer request {code}")
+                written = auditing is not None and code in CHANGES
+                self._handlers[int(code)] = auditing.of_change(handler) if written and auditing else handler
+
+    def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
+        """The answer to one request, or what will give it."""
+        if self._counts is None:
+            return self._handled(connection, command)
+        began_ns = self._counts.began()
+        found = self._handled(connection, command)
+        if found is None or isinstance(found, Command):
+            self._counts.answered(began_ns, command, found)
+            return found
+        return self._counted(self._counts, began_ns, command, found)
+
+    @staticmethod
+    async def _counted(
+        counts: ServerCounts, began_ns: int, command: Command, found: Awaitable[Command | None]
+    ) -> Command | None:
+        answer = await found
+        counts.answered(began_ns, command, answer)
+        return answer
+
+    def _handled(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
+        try:
+            refusal = self._access.refusal(connection, command)
+            if refusal is not None:
+                return refusal
+            handler = self._handlers.get(command.code)
+            if handler is None:
+                return command.not_supported()
+            if failpoints.ACTIVE:
+                failpoints.hit(f"rocketmq.read.{RequestCode(command.code).name}")
+            found = handler(connection, command)
+        except Exception as error:
+            return self._failed(command, error)
+        if found is None or isinstance(found, Command):
+            return self._done(command, found)
+        return self._later(command, found)
+
+    async def _later(self, command: Command, found: Awaitable[Command | None]) -> Command | None:
+        try:
+            return self._done(command, await found)
+        except Exception as error:
+            return self._failed(command, error)
+
+    @staticmethod
+    def _done(command: Command, answer: Command | None) -> Command | None:
+        """The answer. (A send answers by itself: ``rocketmq.asked.append`` is where it is done.)"""
+        if failpoints.ACTIVE and answer is not None:
+            failpoints.hit(f"rocketmq.done.{RequestCode(command.code).name}")
+        return answer
+
+    def _failed(self, command: Command, error: Exception) -> Command:
+        """The answer to an exception: the code that RocketMQ has for what the node refused, else what RocketMQ answers, the
+        exception's class and its message (remoting 1.1).
+        """
+        if isinstance(error, ProtocolError):
+            return command.answer(*refusal_of(error))
+        if not isinstance(error, CommitMQError):
+            self._log.exception("a request failed", code=command.code, error=repr(error))
+        elif isinstance(error, RemotingError):
+            self._log.debug("a request is wrong", code=command.code, error=str(error))
+        return command.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}, {error}")
+
+
+_SIGHTINGS: Final = 2
+"""The answer to the first look may be older than the registration."""
+_REMEMBER_S: Final = 90.0
+"""Each registers every 30 s, and has the name for that long."""
+
+
+class Rival:
+    """``address``: of the other broker; "" while none is known. ``tell`` is told when that changes."""
+
+    def __init__(self, own_name: str, own_address: str, tell: Callable[[str], None], log: Log) -> None:
+        self.address = ""
+        self._name, self._own, self._tell, self._log = own_name, own_address, tell, log
+        self._sightings, self._seen_s = 0, 0.0
+
+    def look(self, found: str | None, now_s: float, *, is_registered: bool) -> None:
+        """Take note of the address that a name server has for the name. ``is_registered``: it has heard of this broker."""
+        if not is_registered or found in (None, self._own):
+            self._sightings = 0
+            if self.address and now_s - self._seen_s > _REMEMBER_S:
+                self._log.info("no other broker has this broker's name any more", name=self._name, address=self.address)
+                self._set("")
+            return
+        self._sightings += 1
+        if self._sightings < _SIGHTINGS:
+            return
+        self._seen_s = now_s
+        if self.address != found:
+            self._log.error(
+                "another broker registers under this broker's name: clients reach one of both, by turns; give each its own"
+                " network.broker_name",
+                name=self._name,
+                address=found,
+            )
+            self._set(str(found))
+
+    def _set(self, address: str) -> None:
+        self.address = address
+        self._tell(address)
+
 
 ROLE = "rocketmq-broker"
 _PATIENCE_S: Final = 60.0

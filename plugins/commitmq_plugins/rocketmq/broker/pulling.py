@@ -13,20 +13,17 @@ from commitmq.errors import ProtocolError, StoreError
 from commitmq.format.units import UNIT, UNIT_STRUCT
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
 from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import filter_refusal, refusal_of, response_code
+from commitmq_plugins.rocketmq.broker.codes import FAQ, filter_refusal, refusal_of, response_code
 from commitmq_plugins.rocketmq.broker.counting import Counting
-from commitmq_plugins.rocketmq.broker.group_reads import GroupReads
-from commitmq_plugins.rocketmq.broker.node import Node
-from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError
-from commitmq_plugins.rocketmq.broker.offsets import Offsets
+from commitmq_plugins.rocketmq.broker.node import Answer, LineLostError, Node
+from commitmq_plugins.rocketmq.broker.offsets import GroupReads, Offsets
 from commitmq_plugins.rocketmq.broker.registry import BROADCASTING
 from commitmq_plugins.rocketmq.broker.returning import Returning
-from commitmq_plugins.rocketmq.broker.send_refusal import FAQ
 from commitmq_plugins.rocketmq.broker.topics import Topics
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.fastjson import MAX_NAME_CHARACTERS
-from commitmq_plugins.rocketmq.remoting.headers.reading import PullMessageRequestHeader
+from commitmq_plugins.rocketmq.remoting.frame import Command
+from commitmq_plugins.rocketmq.remoting.headers import PullMessageRequestHeader
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 _COMMIT: Final = 1

@@ -18,14 +18,17 @@ from commitmq.semantics.reply import reply_topic
 from commitmq.store.metadata.topic_config import TopicConfig as NodeTopic
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.topics import DEFAULT_TOPIC, Topics
-from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
-from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody, crc32
-from commitmq_plugins.rocketmq.remoting.bodies.topic_config import TopicConfig, TopicConfigSerializeWrapper
+from commitmq_plugins.rocketmq.remoting.bodies import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    crc32,
+)
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
-from commitmq_plugins.rocketmq.remoting.command import request
-from commitmq_plugins.rocketmq.remoting.errors import RemotingError
-from commitmq_plugins.rocketmq.remoting.headers.namesrv import BrokerRequestHeader, RegisterBrokerRequestHeader
+from commitmq_plugins.rocketmq.remoting.frame import RemotingError, request
+from commitmq_plugins.rocketmq.remoting.headers import BrokerRequestHeader, RegisterBrokerRequestHeader
 from commitmq_plugins.rocketmq.remoting.tls import anybody
 
 _PERIOD_S: Final = 30.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from commitmq_plugins.rocketmq.remoting.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
+from commitmq_plugins.rocketmq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from commitmq_plugins.rocketmq.remoting.codes import LanguageCode
 
 BROADCASTING: Final = "BROADCASTING"

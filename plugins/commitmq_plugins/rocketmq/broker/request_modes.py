@@ -18,14 +18,14 @@ from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.registry import BROADCASTING
 from commitmq_plugins.rocketmq.broker.topics import Topics
-from commitmq_plugins.rocketmq.remoting.bodies.pop import (
+from commitmq_plugins.rocketmq.remoting.bodies import (
     QueryAssignmentRequestBody,
     SetMessageRequestModeRequestBody,
     assignments,
 )
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.fastjson import MessageQueue, as_map, dumps, load_object
+from commitmq_plugins.rocketmq.remoting.frame import Command
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
 POP: Final = "POP"

@@ -2,30 +2,386 @@
 
 A run that the writer refuses because of one message is stored once more in parts, one for each request, so that no client's
 message is refused because of another one's.
+
+Where the records of a run lie, and how many messages a client's batch has.
+
+Where a send goes: its topic, queue and what its records have in common; found once for each kind of send of a connection.
+
+Most fields of a producer's sends are the same each time. They are checked at the first of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import accumulate
+from operator import itemgetter
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from commitmq.config import NodeConfig
-from commitmq.format.message_id import offset_message_id
+from commitmq.format.constants import Host, Property, SysFlag
+from commitmq.format.java import hash_map_order
+from commitmq.format.message_id import offset_message_id, pack_host
+from commitmq.format.properties import BROKER_BUCKETS
 from commitmq.semantics.recall import RecallHandle
-from commitmq_plugins.rocketmq.broker.append_lanes import AppendLanes
-from commitmq_plugins.rocketmq.broker.codes import response_code
+from commitmq.store.log.record_form import RecordForm
+from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RunCheck
+from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE, TopicConfig
+from commitmq_plugins.rocketmq.broker.codes import Refusal, response_code
 from commitmq_plugins.rocketmq.broker.counting import Counting
-from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError
-from commitmq_plugins.rocketmq.broker.places import Places
-from commitmq_plugins.rocketmq.broker.send_targets import RunKey
-from commitmq_plugins.rocketmq.remoting.answer_form import AnswerForm
-from commitmq_plugins.rocketmq.remoting.codes import ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.broker.node import Answer, Done, LineLostError, LocalLine, Node
+from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.frame import AnswerForm, Command
+from commitmq_plugins.rocketmq.remoting.headers import SendMessageRequestHeader
 from commitmq_plugins.rocketmq.remoting.server import Connection
+
+_TIMEOUT_S: Final = 15.0
+
+
+class AppendLanes:
+    """The two ways of a run to the writer: its local socket for a lone message, ZeroMQ for everything else.
+
+    A sender that waits for each answer is lone: nothing else is under way, and last time it was so too. Its message is sent at
+    once and by the quick way. With several senders a turn's messages are collected, which makes fewer and larger runs.
+
+    Runs reach the writer in the order in which they are handed over: while one is on the local socket, others wait for its
+    answer, and while any is with ZeroMQ, none takes the local socket.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._local: LocalLine = node.local_line()
+        self._under_way = self._most = 0
+        self._was_lone = self._is_local_busy = False
+        self._held: list[tuple[str, str, dict[str, Any], Any, Done]] = []
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether the next message is to be handed over at once."""
+        return self._was_lone and not self._under_way
+
+    def on_behalf_of(self, op: str, user: str) -> dict[str, Any]:
+        """What a run of a client of ``user`` carries, see :meth:`Node.on_behalf_of`."""
+        return self._node.on_behalf_of(op, user)
+
+    def hand_over(self, role: str, op: str, fields: dict[str, Any], run: Any, messages: int, done: Done) -> None:
+        """Send a run with so many clients' messages to ``role``, the process of the topic; ``done`` gets its answer.
+
+        ``op`` is append, or batch for a batch that is one record.
+        """
+        was_idle = not self._under_way
+        self._under_way += messages
+        self._most = max(self._most, self._under_way)
+
+        def ended(answer: Answer | LineLostError) -> None:
+            self._ended(messages)
+            done(answer)
+
+        if self._is_local_busy:
+            self._held.append((role, op, fields, run, ended))
+            return
+        if was_idle and self._was_lone and messages == 1 and role == "writer" and op == "append":
+            self._is_local_busy = self._local.call(op, fields, self._local_ended(ended), run, timeout_s=_TIMEOUT_S)
+            if self._is_local_busy:
+                return
+        self._node.line(role).call(op, fields, ended, (run,), timeout_s=_TIMEOUT_S)
+
+    def _local_ended(self, ended: Done) -> Done:
+        def go_on(answer: Answer | LineLostError) -> None:
+            self._is_local_busy = False
+            held, self._held = self._held, []
+            for role, op, fields, run, done in held:
+                self._node.line(role).call(op, fields, done, (run,), timeout_s=_TIMEOUT_S)
+            ended(answer)
+
+        return go_on
+
+    def _ended(self, messages: int) -> None:
+        self._under_way -= messages
+        if not self._under_way:
+            self._was_lone, self._most = self._most == 1, 0
+
+
+_PAIRS: Final = re.compile("(?:[^\x01\x02]+\x01[^\x01\x02]+\x02)+")
+_MAX_FORMS: Final = 1_024
+_MAX_NAMES_LENGTH: Final = 2_048
+_WAIT: Final = "WAIT"
+WAITED: Final = ("TRAN_MSG", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY",
+                 "INNER_NUM", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "__PSEQ__")  # fmt: skip
+"""What a message has that waited somewhere, or was stored in a special way. A consumer sends it back with all of that."""
+DROPPED: Final = ("POP_CK", Property.CRC32)
+"""What the broker takes away from a single message."""
+_NOT_PLAIN: Final = frozenset({*SPECIAL_PROPERTIES, *WAITED, *DROPPED, Property.REPLY_TO_CLIENT})
+
+
+class Completed(NamedTuple):
+    """``encoded``: as the record has them. ``waits``: the sender does not forbid to wait for the flush."""
+
+    encoded: bytes
+    unique: str
+    waits: bool
+
+
+class _Form(NamedTuple):
+    """``pick`` takes the values of ``template`` from the list of names and values; places in that list."""
+
+    template: str
+    pick: Any
+    unique: int
+    wait: int
+
+
+class PlainProperties:
+    """The properties of a plain message with what a broker adds to them (spec 5.4), without a dictionary for each message.
+
+    A broker writes properties in the order of a Java HashMap (spec 2.5), which depends on their names alone. So the order is
+    found once for each set of names, and kept as a template.
+
+    ``marks`` are the properties that are added to each message.
+    """
+
+    def __init__(self, marks: Mapping[str, str]) -> None:
+        self._marks = dict(marks)
+        self._forms: dict[tuple[str, ...], _Form | None] = {}
+
+    def completed(self, text: str) -> Completed | None:
+        """The properties ``text`` of a send with those that are added. None for a message that is not plain: it waits
+        or waited somewhere, its sender waits for a reply, it has no unique key, or its properties are not as clients write
+        them.
+        """
+        if _PAIRS.fullmatch(text) is None:
+            return None
+        flat = text[:-1].replace("\x02", "\x01").split("\x01")
+        names = tuple(flat[::2])
+        try:
+            form = self._forms[names]
+        except KeyError:
+            form = self._new_form(names)
+        if form is None:
+            return None
+        encoded = (form.template % form.pick(flat)).encode("utf-8", "replace")
+        return Completed(encoded, flat[form.unique], form.wait < 0 or flat[form.wait] != "false")
+
+    def _new_form(self, names: tuple[str, ...]) -> _Form | None:
+        if sum(map(len, names)) > _MAX_NAMES_LENGTH:
+            return None
+        form = self._form(names)
+        if len(self._forms) >= _MAX_FORMS:
+            self._forms.clear()
+        self._forms[names] = form
+        return form
+
+    def _form(self, names: tuple[str, ...]) -> _Form | None:
+        known = set(names)
+        if (
+            len(known) != len(names)
+            or Property.UNIQUE_KEY not in known
+            or not known.isdisjoint(_NOT_PLAIN)
+            or not known.isdisjoint(self._marks)
+        ):
+            return None
+        template, places = "", []
+        for name in hash_map_order([*names, *self._marks], BROKER_BUCKETS):
+            if name in known:
+                template += f"{name.replace('%', '%%')}\x01%s\x02"
+                places.append(2 * names.index(name) + 1)
+            else:
+                template += f"{name}\x01{self._marks[name].replace('%', '%%')}\x02"
+        wait = 2 * names.index(_WAIT) + 1 if _WAIT in known else -1
+        return _Form(template, itemgetter(*places), 2 * names.index(Property.UNIQUE_KEY) + 1, wait)
+
+
+class Places:
+    """The physical offset of each record of a run, from the parts of an answer."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self._parts = [list(part) for part in answer.get("parts", ())] or [
+            [1 << 62, int(answer.get("physical_offset", 0))]
+        ]
+
+    def next(self, size: int) -> int:
+        """The place of the next record, which has ``size`` bytes."""
+        part = self._parts[0]
+        at = int(part[1])
+        part[0] -= 1
+        part[1] += size
+        if part[0] == 0 and len(self._parts) > 1:
+            del self._parts[0]
+        return at
+
+    def next_of(self, sizes: list[int]) -> list[int]:
+        """The places of the next records, which have ``sizes`` bytes."""
+        part = self._parts[0]
+        if len(self._parts) > 1 and int(part[0]) <= len(sizes):
+            return [self.next(size) for size in sizes]
+        *found, end = accumulate(sizes, initial=int(part[1]))
+        part[0] -= len(sizes)
+        part[1] = end
+        return found
+
+
+def count_of(body: Any) -> int:
+    """Messages of a client batch; what is wrong in it, the writer says."""
+    view, at, count = memoryview(body), 0, 0
+    while at + 4 <= len(view):
+        size = int.from_bytes(view[at : at + 4], "big", signed=True)
+        if size < 22:
+            break
+        at += size
+        count += 1
+    return count
+
+
+_COMPRESSION: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
+_TRANSACTION: Final = 0xC
+CLIENTS: Final = 1
+USERS: Final = 2
+_MAX_KNOWN: Final = 256  # of a connection
+_MAX_NAME_LENGTH: Final = 1_024
+_MAX_RUN_KEYS: Final = 100_000
+_MAX_LONG: Final = (1 << 63) - 1
+# Of the short names, those whose values are the same in each send, as far as storing depends on them. Born time and
+# properties (g and i) are not among them.
+_CONSTANT: Final = itemgetter("a", "b", "c", "d", "e", "f", "h", "j", "k")
+
+
+class RunKey:
+    """What all records of a run have in common. Two keys are never equal. ``client`` is the sender, where senders have rates,
+    and ``user`` the user, where users have; otherwise they are empty.
+    """
+
+    __slots__ = ("ack", "client", "queue", "role", "topic", "user", "v6")
+
+    def __init__(self, role: str, topic: str, queue: int, ack: str, v6: bool, client: str = "", user: str = "") -> None:
+        self.role, self.topic, self.queue, self.ack, self.v6 = role, topic, queue, ack, v6
+        self.client, self.user = client, user
+
+
+class Target(NamedTuple):
+    """``flushed`` and ``memory``: the run of a message whose sender waits for the flush, and of one that does not.
+
+    ``version``: of the topics, when it was made. ``rates``: who had rates then, of CLIENTS and USERS.
+    """
+
+    topic: str
+    queue: int
+    flushed: RunKey
+    memory: RunKey
+    form: RecordForm
+    is_batch: bool
+    is_inner: bool
+    version: int
+    rates: int
+
+
+class Known(NamedTuple):
+    """A send whose fields were checked before."""
+
+    target: Target
+    born_ms: int
+    properties: str
+
+
+class SendTargets:
+    """All targets. Raises :class:`Refusal` for a send that no queue takes."""
+
+    def __init__(self, check: RunCheck, *, is_sync: bool, rates: Callable[[], int]) -> None:
+        """``is_sync``: the node flushes before it answers, unless a message does not wait. ``rates``: who has rates now, a sum
+        of CLIENTS and USERS: their messages are several runs then.
+        """
+        self._check, self._is_sync, self._rates = check, is_sync, rates
+        self._keys: dict[tuple[str, str, int, str, bool, str, str], RunKey] = {}
+
+    def known(self, connection: Connection, command: Command, version: int) -> Known | None:
+        """The target of a send like an earlier one of the connection; None for another send."""
+        fields = command.ext_fields
+        try:
+            target = connection.memo[self._name(command)]
+            born_ms = int(fields["g"])
+        except (KeyError, ValueError):
+            return None
+        text = fields.get("i", "")
+        is_as_then = target.version == version and target.rates == self._rates()
+        if not is_as_then or not 0 <= born_ms <= _MAX_LONG or Property.PRIORITY in text:
+            return None
+        return Known(target, born_ms, text)
+
+    def remember(self, connection: Connection, command: Command, target: Target) -> None:
+        """The connection's next sends with these fields have this target."""
+        if len(connection.memo) >= _MAX_KNOWN:
+            connection.memo.clear()
+        try:
+            name = self._name(command)
+        except KeyError:
+            return  # with long names, which old clients send
+        if sum(len(part) for part in name if isinstance(part, str)) <= _MAX_NAME_LENGTH:
+            connection.memo[name] = target
+
+    @staticmethod
+    def _name(command: Command) -> tuple[Any, ...]:
+        fields = command.ext_fields
+        return (command.code, fields.get("l"), fields.get("m"), *_CONSTANT(fields))
+
+    def find(
+        self, connection: Connection, code: int, header: SendMessageRequestHeader, topic: TopicConfig, queue: int, version: int
+    ) -> Target:  # fmt: skip
+        """The target of a send to ``queue`` of ``topic``. Raises Refusal."""
+        batch = is_batch(code, header)
+        if batch and header.sys_flag & _TRANSACTION:
+            raise Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction")
+        born_host = _born_host(*connection.peer)
+        try:
+            form = RecordForm(
+                self._check,
+                header.topic.encode(),
+                queue,
+                sys_flag=header.sys_flag & _COMPRESSION if header.sys_flag & SysFlag.COMPRESSED else 0,
+                flag=header.flag,
+                born_host=born_host,
+                reconsume_times=max(0, header.reconsume_times or 0),
+            )
+        except MessageIllegalError as error:
+            raise Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        role = "memory" if topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY else "writer"
+        v6 = len(born_host) == 20
+        rates = self._rates()
+        sender = connection.name if rates & CLIENTS else "", connection.user if rates & USERS else ""
+        memory = self._key(role, header.topic, queue, "memory", v6, *sender)
+        return Target(
+            header.topic,
+            queue,
+            self._key(role, header.topic, queue, "flushed", v6, *sender) if self._is_sync else memory,
+            memory,
+            form,
+            batch,
+            batch and topic.attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH,
+            version,
+            rates,
+        )
+
+    def _key(self, *parts: Any) -> RunKey:
+        key = self._keys.get(parts)
+        if key is None:
+            if len(self._keys) >= _MAX_RUN_KEYS:
+                self._keys.clear()
+            key = self._keys[parts] = RunKey(*parts)
+        return key
+
+
+def is_batch(code: int, header: SendMessageRequestHeader) -> bool:
+    """Whether a send has a batch of messages in its body."""
+    return bool(header.batch) or code == RequestCode.SEND_BATCH_MESSAGE
+
+
+@lru_cache(maxsize=4_096)
+def _born_host(ip: str, port: int) -> bytes:
+    return pack_host(Host(ip, port))
+
 
 _RETRY: Final = "%RETRY%"
 

@@ -3,6 +3,8 @@
 All messages that were read from the sockets in one turn of the loop, and belong to the same queue, go to the writer as one
 run. A message that waits somewhere first (a delay, a timer, a half message) is a run of its own, because it may have a
 place of its own.
+
+The record that a request names by its place in the log.
 """
 
 from __future__ import annotations
@@ -10,36 +12,246 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.format.constants import Host, Property
 from commitmq.format.message_id import pack_host
 from commitmq.format.properties import decode_properties, encode_properties
+from commitmq.format.record import Record, decode_record
+from commitmq.format.unique_ids import UniqueIds
+from commitmq.security.needs import SUB
+from commitmq.semantics.delay import MAX_LEVEL
 from commitmq.semantics.priority import counts, priority_of, queue_of
+from commitmq.semantics.recall import RECALL_BODY, RecallHandle
+from commitmq.semantics.retry import TO_DEAD_LETTERS, is_last_try
+from commitmq.semantics.stored_topics import topics_of
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RunCheck
 from commitmq.store.metadata.topic_config import TopicConfig
-from commitmq_plugins.rocketmq.broker.allowances import Allowances
-from commitmq_plugins.rocketmq.broker.append_lanes import AppendLanes
-from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.clients import Clients
+from commitmq_plugins.rocketmq.broker.codes import FAQ, SEND_FIELDS, Refusal, check_name, refusal_of, topic_text
 from commitmq_plugins.rocketmq.broker.counting import Counting, counted_topics
+from commitmq_plugins.rocketmq.broker.locks import QueueLocks
 from commitmq_plugins.rocketmq.broker.node import Node
-from commitmq_plugins.rocketmq.broker.places import count_of
-from commitmq_plugins.rocketmq.broker.plain_properties import DROPPED, WAITED, Completed, PlainProperties
-from commitmq_plugins.rocketmq.broker.retries import Retries
-from commitmq_plugins.rocketmq.broker.runs import Runs, Waiting
-from commitmq_plugins.rocketmq.broker.send_refusal import FAQ, SEND_FIELDS, Refusal, check_name, topic_text
-from commitmq_plugins.rocketmq.broker.send_targets import CLIENTS, USERS, RunKey, SendTargets, Target, is_batch
+from commitmq_plugins.rocketmq.broker.rights import Access, Allowances
+from commitmq_plugins.rocketmq.broker.runs import (
+    CLIENTS,
+    DROPPED,
+    USERS,
+    WAITED,
+    AppendLanes,
+    Completed,
+    PlainProperties,
+    RunKey,
+    Runs,
+    SendTargets,
+    Target,
+    Waiting,
+    count_of,
+    is_batch,
+)
 from commitmq_plugins.rocketmq.broker.topics import Topics
-from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.headers.sending import SendMessageRequestHeader, decode_send
+from commitmq_plugins.rocketmq.remoting.codes import V3_4_9, RequestCode, ResponseCode
+from commitmq_plugins.rocketmq.remoting.fastjson import MAX_NAME_CHARACTERS
+from commitmq_plugins.rocketmq.remoting.frame import Command
+from commitmq_plugins.rocketmq.remoting.headers import (
+    ConsumerSendMsgBackRequestHeader,
+    RecallMessageRequestHeader,
+    SendMessageRequestHeader,
+    decode_send,
+)
 from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
 
-_SPECIAL: Final = frozenset(SPECIAL_PROPERTIES)
+
+async def stored_record(node: Node, physical_offset: int) -> Record | None:
+    """The record at ``physical_offset``, or None. Raises ProtocolError when it cannot be read now."""
+    try:
+        _, frames = await node.exchange(node.line("reader-0"), "view", {"physical_offset": physical_offset})
+    except ProtocolError as error:
+        if error.code in ("INVALID_PARAMETER", "TOPIC_NOT_EXIST"):
+            return None
+        raise
+    return decode_record(b"".join(frames), check_crc=False)
+
+
 _RETRY: Final = "%RETRY%"
+_DEAD: Final = "%DLQ%"
+_SETTINGS_S: Final = 5.0
+_MOST_TRIES: Final = 1 << 30  # of a request to the writer; consumers in order send 2^31 - 1
+
+
+class Retries:
+    """Failed messages of RocketMQ's consumers: CONSUMER_SEND_MSG_BACK, and plain sends to retry topics (remoting 3.6, 3.7).
+
+    Settings of groups are asked for every few seconds.
+    """
+
+    def __init__(
+        self, node: Node, topics: Topics, clients: Clients, locks: QueueLocks, counting: Counting, access: Access
+    ) -> None:
+        self._node, self._topics, self._clients, self._locks, self._counting = node, topics, clients, locks, counting
+        self._access = access
+        self._ids = UniqueIds()
+        self._settings: dict[str, tuple[float, dict[str, Any]]] = {}
+        self.handlers: dict[RequestCode, Handler] = {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def unique_id(self) -> str:
+        """The unique key of a message whose client gave it none."""
+        return self._ids.next()
+
+    def forget(self, group: str) -> None:
+        """The settings of ``group`` changed."""
+        self._settings.pop(group, None)
+
+    async def settings(self, group: str) -> dict[str, Any]:
+        """The settings of ``group`` under RocketMQ's names. Raises ProtocolError."""
+        now = time.monotonic()
+        at, known = self._settings.get(group, (0.0, {}))
+        if now - at > _SETTINGS_S or not known:
+            if len(self._settings) > 10_000:
+                self._settings.clear()
+            answer = await self._node.ask("coordinator", "group.config", group=group)
+            known = {name: value for name, value in answer.items() if name not in ("v", "id", "ok")}
+            self._settings[group] = now, known.get("config", known)
+            known = self._settings[group][1]
+        return known
+
+    async def place(self, connection: Connection, header: SendMessageRequestHeader, version: int) -> TopicConfig:
+        """The topic for a consumer's own send to its retry topic; changes ``header`` for a dead letter.
+
+        Raises ProtocolError.
+        """
+        group = header.topic.removeprefix(_RETRY)
+        self._clients.charge(connection, group)
+        await self._topics.retry_topics(group, user=connection.user)
+        most = int((await self.settings(group)).get("retryMaxTimes", 16))
+        if header.max_reconsume_times is not None and version >= V3_4_9:
+            most = header.max_reconsume_times
+        is_ordered = self._locks.is_held(group, time.monotonic_ns() // 1_000_000)
+        if (header.reconsume_times or 0) > most or is_ordered:
+            await self._topics.retry_topics(group, dead=True)
+            header.topic, header.queue_id = _DEAD + group, 0
+            header.properties = f"{header.properties or ''}\x02DELAY\x01-1\x02"
+        return self._topics.must_get(header.topic)
+
+    async def send_back(self, connection: Connection, command: Command) -> Command:
+        """Request 36: a consumer could not handle a message.
+
+        As in RocketMQ a level above the last is the last, each one below 0 ends the tries, and so does a limit below 0.
+        """
+        header = ConsumerSendMsgBackRequestHeader.decode(command.ext_fields)
+        try:
+            self._clients.charge(connection, header.group)
+            await self._topics.retry_topics(header.group, user=connection.user)
+            settings = await self.settings(header.group)
+            if int(settings.get("retryQueueNums", 1)) <= 0:  # it was more when its retry topic was made (spec 12.4)
+                return command.answer()
+            record = await stored_record(self._node, header.offset)
+            if header.max_reconsume_times is not None and command.version >= V3_4_9:
+                most = header.max_reconsume_times
+            else:
+                most = int(settings.get("retryMaxTimes", 16))
+            if record is None:
+                return command.answer(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+            topics = topics_of(record.topic, record.properties)
+            if (refused := self._access.lacks(connection, command, topics, SUB)) is not None:
+                return refused
+            if is_last_try(record, header.delay_level, most):
+                await self._topics.retry_topics(header.group, dead=True)
+            fields = {
+                "group": header.group,
+                "topic": record.topic,
+                "queue": record.queue_id,
+                "queue_offset": record.queue_offset,
+                "physical_offset": header.offset,
+                "delay_level": max(TO_DEAD_LETTERS, min(header.delay_level, MAX_LEVEL)),
+                "max_retries": max(0, min(most, _MOST_TRIES)),
+            }
+            try:
+                answer, _ = await self._node.exchange(self._node.line("writer"), "send_back", fields, (b"",))
+            except ProtocolError as error:
+                if error.code != "TOPIC_NOT_EXIST":
+                    raise
+                # A message that has no room for another try becomes a dead letter before its last one.
+                await self._topics.retry_topics(header.group, dead=True)
+                answer, _ = await self._node.exchange(self._node.line("writer"), "send_back", fields, (b"",))
+            topic = record.properties.get(Property.RETRY_TOPIC, record.topic)
+            dead_of = (header.origin_topic or "null")[:MAX_NAME_CHARACTERS] if answer.get("dead") else None
+            self._counting.sent_back(header.group, topic, record.total_size, dead_of)
+        except ProtocolError as error:
+            if error.code == "NO_PERMISSION" and await self._keeps_none(header.group):
+                return command.answer()
+            raise
+        return command.answer()
+
+    async def _keeps_none(self, group: str) -> bool:
+        """Whether the group keeps no failed messages. Any other refusal must reach the client: it would drop the message."""
+        try:
+            answer = await self._node.ask("coordinator", "group.config", group=group)  # the present ones
+            return int(answer["config"].get("retryQueueNums", 1)) <= 0
+        except ProtocolError:
+            return False
+
+
+_TIMEOUT_S: Final = 10.0
+_REGION: Final = {"MSG_REGION": "DefaultRegion"}
+_ILLEGAL: Final = ResponseCode.ILLEGAL_OPERATION
+
+
+class Recalls:
+    """RECALL_MESSAGE: a message that waits for its time shall not come (remoting 3.8).
+
+    ``enable`` is RocketMQ's ``recallMessageEnable``.
+    """
+
+    def __init__(self, node: Node, topics: Topics, *, enable: bool) -> None:
+        self._node, self._topics, self._enable = node, topics, enable
+        self._most_ms = node.config.timer.max_delay_ms
+        self.handlers: dict[RequestCode, Handler] = {RequestCode.RECALL_MESSAGE: self.recall}
+
+    async def recall(self, connection: Connection, command: Command) -> Command:
+        """Request 370."""
+        header = RecallMessageRequestHeader.decode(command.ext_fields)
+        code, remark, unique = await self._recall(header)
+        fields = dict(_REGION)
+        if unique:
+            fields["msgId"] = unique
+        return command.answer(code, remark, ext_fields=fields)
+
+    async def _recall(self, header: RecallMessageRequestHeader) -> tuple[int, str | None, str]:
+        """Code and remark, and with SUCCESS the unique key of the message. In RocketMQ's order."""
+        if not self._enable:
+            return ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden", ""
+        if self._topics.get(header.topic) is None:
+            return ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist", ""
+        try:
+            handle = RecallHandle.decode(header.recall_handle)
+        except InvalidMessageError:
+            return _ILLEGAL, "recall handle is invalid", ""
+        if handle.topic != header.topic:
+            return _ILLEGAL, "recall failed, topic not match", ""
+        if handle.broker_name != self._node.config.network.broker_name:
+            return _ILLEGAL, "recall failed, broker service not available", ""
+        left_ms = handle.deliver_ms - time.time_ns() // 1_000_000
+        if not 0 < left_ms < self._most_ms:
+            return _ILLEGAL, "recall failed, timestamp invalid", ""
+        fields = {"topic": header.topic, "handle": header.recall_handle}
+        if header.producer_group:
+            fields["group"] = header.producer_group
+        line = self._node.line("writer")
+        try:
+            await self._node.exchange(line, "recall", fields, (RECALL_BODY,), timeout_s=_TIMEOUT_S)
+        except ProtocolError as error:
+            if error.code == "ILLEGAL_OPERATION":  # too late for the timer to see it in time
+                return _ILLEGAL, "recall failed, timestamp invalid", ""
+            return *refusal_of(error), ""
+        return ResponseCode.SUCCESS, None, handle.unique_key
+
+
+_SPECIAL: Final = frozenset(SPECIAL_PROPERTIES)
 _PRIORITY: Final = re.compile(f"(?:^|(?<=\x02)){Property.PRIORITY}\x01[^\x02]*(?:\x02|$)")
 
 

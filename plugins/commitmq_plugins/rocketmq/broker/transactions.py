@@ -20,15 +20,15 @@ from commitmq.format.record import decode_record
 from commitmq.log import Log
 from commitmq.security.needs import PUB
 from commitmq.semantics.transaction import HALF_TOPIC
-from commitmq_plugins.rocketmq.broker.access import Access
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import response_code
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, Node
-from commitmq_plugins.rocketmq.broker.stored_record import stored_record
+from commitmq_plugins.rocketmq.broker.rights import Access
+from commitmq_plugins.rocketmq.broker.sending import stored_record
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
-from commitmq_plugins.rocketmq.remoting.headers.sending import (
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
+from commitmq_plugins.rocketmq.remoting.headers import (
     CheckTransactionStateRequestHeader,
     EndTransactionRequestHeader,
 )

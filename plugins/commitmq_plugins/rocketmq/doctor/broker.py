@@ -7,17 +7,22 @@ import re
 import time
 from typing import Final
 
-from commitmq_plugins.rocketmq.doctor import addresses
-from commitmq_plugins.rocketmq.doctor.addresses import AddressError
-from commitmq_plugins.rocketmq.doctor.finding import Finding, Report, State
-from commitmq_plugins.rocketmq.doctor.peer import Peer, PeerRefusedError, Terms
-from commitmq_plugins.rocketmq.doctor.tls import examine_tls
-from commitmq_plugins.rocketmq.doctor.versions import version_text
+from commitmq_plugins.rocketmq.doctor import peer as addresses
+from commitmq_plugins.rocketmq.doctor.peer import (
+    AddressError,
+    Finding,
+    Peer,
+    PeerRefusedError,
+    Report,
+    State,
+    Terms,
+    examine_tls,
+    version_text,
+)
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.errors import RemotingError
 from commitmq_plugins.rocketmq.remoting.fastjson import as_object, loads
-from commitmq_plugins.rocketmq.remoting.headers.pop import PollingInfoRequestHeader
+from commitmq_plugins.rocketmq.remoting.frame import Command, RemotingError
+from commitmq_plugins.rocketmq.remoting.headers import PollingInfoRequestHeader
 
 CLOCK_S: Final = 5.0
 """A greater difference between two clocks is reported: delays, timers and POP go by the broker's."""

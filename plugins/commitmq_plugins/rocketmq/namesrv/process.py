@@ -13,12 +13,9 @@ from typing import Final
 
 from commitmq.log import LimitedLog
 from commitmq.plugin import WorkerContext, run_async
-from commitmq_plugins.rocketmq.limits import limits_of, tls_of
-from commitmq_plugins.rocketmq.namesrv.config import NamesrvConfig
-from commitmq_plugins.rocketmq.namesrv.kv_config import KVConfig
-from commitmq_plugins.rocketmq.namesrv.registration import RouteLimits
-from commitmq_plugins.rocketmq.namesrv.requests import NamesrvRequests
-from commitmq_plugins.rocketmq.namesrv.route_table import RouteTable
+from commitmq_plugins.rocketmq.namesrv.requests import KVConfig, NamesrvConfig, NamesrvRequests
+from commitmq_plugins.rocketmq.namesrv.route_table import RouteLimits, RouteTable
+from commitmq_plugins.rocketmq.remoting.limits import limits_of, tls_of
 from commitmq_plugins.rocketmq.remoting.server import Connection, RemotingServer
 from commitmq_plugins.rocketmq.settings import RocketMQSettings
 

@@ -1,28 +1,162 @@
-"""The requests of a name server and their answers (remoting 7). Pure but for the file of the stored texts."""
+"""The requests of a name server and their answers (remoting 7). Pure but for the file of the stored texts.
+
+The name server's own settings under RocketMQ's names, which tools read and change (requests 318 and 319).
+
+What a tool changes lasts until the process ends; the plugin's section of the node's configuration is what stays.
+
+Texts that tools store in a name server, by namespace and key: ``kvConfig.json`` (remoting 7.3).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Final
 
 from commitmq.errors import CommitMQError
+from commitmq.files import atomic_file
 from commitmq.log import Log
 from commitmq.plugin import failpoints
-from commitmq_plugins.rocketmq.namesrv.config import BlackListError, NamesrvConfig
-from commitmq_plugins.rocketmq.namesrv.kv_config import ORDER_TOPIC_CONFIG, KVConfig
-from commitmq_plugins.rocketmq.namesrv.registration import DEFAULT_EXPIRY_MS, BrokerKey, Registration, RouteError
-from commitmq_plugins.rocketmq.namesrv.route_table import RouteTable
-from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
-from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody, crc32
-from commitmq_plugins.rocketmq.remoting.bodies.routes import TopicRouteData, kv_table, topic_list
+from commitmq_plugins.rocketmq.namesrv.route_table import (
+    DEFAULT_EXPIRY_MS,
+    BrokerKey,
+    Registration,
+    RouteError,
+    RouteTable,
+)
+from commitmq_plugins.rocketmq.remoting import headers
+from commitmq_plugins.rocketmq.remoting.bodies import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicRouteData,
+    crc32,
+    kv_table,
+    topic_list,
+)
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.fastjson import dumps, loads
-from commitmq_plugins.rocketmq.remoting.headers import namesrv as headers
-from commitmq_plugins.rocketmq.remoting.headers.topics import TopicRequestHeader
+from commitmq_plugins.rocketmq.remoting.fastjson import as_map, as_text, dumps, load_object, loads
+from commitmq_plugins.rocketmq.remoting.frame import Command, RemotingError
+from commitmq_plugins.rocketmq.remoting.headers import TopicRequestHeader
 from commitmq_plugins.rocketmq.remoting.steps import Steps, begin, beside_others
+
+BLACK_LIST: Final = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
+
+
+class BlackListError(RemotingError):
+    """A setting that no tool may change."""
+
+
+@dataclass(slots=True)
+class NamesrvConfig:
+    """The settings that change what this name server does. The others of RocketMQ's have their values there."""
+
+    order_message_enable: bool = False
+    return_order_topic_config_to_broker: bool = True
+    enable_all_topic_list: bool = True
+    enable_topic_list: bool = True
+    scan_not_active_broker_interval: int = 5_000
+    listen_port: int = 9876
+    kv_config_path: str = ""
+
+    def to_text(self) -> str:
+        """Lines ``key=value``, in the order of their keys."""
+        values = {_java_name(one.name): getattr(self, one.name) for one in fields(self)}
+        values |= {
+            "clusterTest": False,
+            "configBlackList": "configBlackList;configStorePath;kvConfigPath",
+            "deleteTopicWithBrokerRegistration": False,
+            "needWaitForService": False,
+            "notifyMinBrokerIdChanged": False,
+            "productEnvName": "center",
+            "supportActingMaster": False,
+        }
+        texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in values.items()}
+        return "".join(f"{key}={texts[key]}\n" for key in sorted(texts))
+
+    def update(self, text: str) -> None:
+        """Take the switches among the lines ``key=value``; unknown keys are ignored. Raises BlackListError."""
+        values = dict(parse_properties(text))
+        if not BLACK_LIST.isdisjoint(values):
+            raise BlackListError("Can not update config in black list.")
+        for one in fields(self):
+            value = values.get(_java_name(one.name))
+            if value is not None and isinstance(getattr(self, one.name), bool):
+                setattr(self, one.name, value.lower() == "true")
+
+
+def parse_properties(text: str) -> list[tuple[str, str]]:
+    """The pairs in a text of Java's properties: ``key=value`` or ``key: value``, comments after ``#`` or ``!``."""
+    pairs = []
+    for line in text.splitlines():
+        line = line.strip()
+        if not line or line[0] in "#!":
+            continue
+        at = min((found for mark in "=:" if (found := line.find(mark)) >= 0), default=len(line))
+        pairs.append((line[:at].strip(), line[at + 1 :].strip()))
+    return pairs
+
+
+def _java_name(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(other.capitalize() for other in others)
+
+
+ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
+MAX_BYTES: Final = 1 << 20
+
+
+class KVConfigFullError(RemotingError):
+    """The texts together would have more bytes than allowed."""
+
+
+class KVConfig:
+    """All texts. A change is on the device when its call returns; a file that cannot be written raises OSError."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        """Reads the file. Raises BodyError if it has another content, OSError if it cannot be read."""
+        self._path, self._max_bytes = path, max_bytes
+        self._table: dict[str, dict[str, str]] = {}
+        if path.exists():
+            members = load_object(path.read_bytes())
+            self._table = as_map(
+                members.get("configTable"),
+                "configTable",
+                lambda one: as_map(one, "a namespace", lambda text: as_text(text, "a value")),
+            )
+
+    def get(self, namespace: str, key: str) -> str | None:
+        return self._table.get(namespace, {}).get(key)
+
+    def namespace(self, namespace: str) -> dict[str, str] | None:
+        """All texts of a namespace, None if there never was one."""
+        found = self._table.get(namespace)
+        return None if found is None else dict(found)
+
+    def put(self, namespace: str, key: str, value: str) -> None:
+        """Raises KVConfigFullError."""
+        table = {name: dict(texts) for name, texts in self._table.items()}
+        table.setdefault(namespace, {})[key] = value
+        self._store(table)
+
+    def delete(self, namespace: str, key: str) -> None:
+        """Nothing happens for a key that is not there."""
+        if key in self._table.get(namespace, {}):
+            table = {name: dict(texts) for name, texts in self._table.items()}
+            del table[namespace][key]
+            self._store(table)
+
+    def _store(self, table: dict[str, dict[str, str]]) -> None:
+        data = dumps({"configTable": table})
+        if len(data) > self._max_bytes:
+            raise KVConfigFullError(
+                f"the stored texts would take {len(data)} bytes, at most {self._max_bytes} are allowed"
+            )
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_file.replace(self._path, data, "namesrv.kv_config")
+        self._table = table
+
 
 _ZONE: Final = "__ZONE_NAME"
 _FAQ: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."

@@ -4,32 +4,152 @@ Pure: no socket, no clock. A broker lives as long as it registers within its exp
 which it registered last. An address belongs to one name, and a name to one cluster: the newest registration is right, and
 takes the place of others. The number of addresses and of topics, and their bytes, are limited; what is beyond is refused,
 and the rest stays.
+
+Encoded routes. Clients ask for them all the time, so they are kept until they change, as far as there is room.
+
+What a broker says when it registers with a name server, what it hears, and what is too much (spec 14; remoting 7).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from commitmq_plugins.rocketmq.namesrv.registration import (
-    MASTER_ID,
-    MAX_MAPPINGS_BYTES,
-    BrokerKey,
-    Mapping,
-    Registered,
-    Registration,
-    RouteError,
-    RouteLimits,
-    check_names,
-    checked_mappings,
+import orjson
+
+from commitmq_plugins.rocketmq.remoting.bodies import (
+    PERM_READ,
+    PERM_WRITE,
+    BrokerData,
+    ClusterInfo,
+    DataVersion,
+    QueueData,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicRouteData,
 )
-from commitmq_plugins.rocketmq.namesrv.route_cache import RouteCache
-from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
-from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody
-from commitmq_plugins.rocketmq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
-from commitmq_plugins.rocketmq.remoting.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
+from commitmq_plugins.rocketmq.remoting.fastjson import dumps
+from commitmq_plugins.rocketmq.remoting.frame import BodyError, RemotingError
 from commitmq_plugins.rocketmq.remoting.steps import Steps, finish, in_steps
+
+
+class RouteCache:
+    """Bodies by topic, of ``max_bytes`` at most: when there is no room for one more, all are forgotten."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._bodies: dict[str, bytes] = {}
+
+    def get(self, topic: str) -> bytes | None:
+        return self._bodies.get(topic)
+
+    def put(self, topic: str, body: bytes) -> None:
+        """A body that alone has more than ``max_bytes`` is not kept."""
+        self.drop(topic)
+        if self._bytes + len(body) > self._max_bytes:
+            self.clear()
+        if len(body) <= self._max_bytes:
+            self._bodies[topic] = body
+            self._bytes += len(body)
+
+    def drop(self, topic: str) -> None:
+        """The route of ``topic`` has changed."""
+        self._bytes -= len(self._bodies.pop(topic, b""))
+
+    def clear(self) -> None:
+        """Any route may have changed."""
+        self._bodies.clear()
+        self._bytes = 0
+
+
+MASTER_ID: Final = 0
+DEFAULT_EXPIRY_MS: Final = 120_000
+_MAX_MAPPING_BYTES: Final = 65_536
+MAX_MAPPINGS_BYTES: Final = 1 << 20
+"""Of one topic at all brokers: its route must stay readable for clients."""
+_MAX_NAME: Final = 1_024
+
+
+class RouteError(RemotingError):
+    """A registration that the name server does not take."""
+
+
+class BrokerKey(NamedTuple):
+    """One process of a broker."""
+
+    cluster: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What one REGISTER_BROKER says beside its topics. ``acting_master`` is None for a broker below 5.0.
+
+    ``is_whole``: the topics are all that the broker has, so others of it are gone. RocketMQ's brokers do not say it.
+    """
+
+    key: BrokerKey
+    name: str
+    broker_id: int
+    ha_address: str = ""
+    zone: str | None = None
+    expiry_ms: int = DEFAULT_EXPIRY_MS
+    acting_master: bool | None = None
+    is_whole: bool = False
+
+
+class Registered(NamedTuple):
+    """For a slave: where its master is. ``replaced``: the address that had the same name and id until now."""
+
+    master_address: str | None = None
+    ha_address: str | None = None
+    replaced: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLimits:
+    """Most addresses of brokers; most entries of topics, one for each topic of each broker; and the memory of these entries
+    with the mappings of static topics, a quarter of which encoded routes may take besides.
+    """
+
+    max_brokers: int = 1_000
+    max_topics: int = 200_000
+    max_bytes: int = 128 << 20
+
+
+class Mapping(NamedTuple):
+    """Of a static topic at one broker: which of the topic's queues it has, as JSON. ``size``: in bytes."""
+
+    info: orjson.Fragment
+    size: int
+
+
+def check_names(*names: str) -> None:
+    """Raises RouteError for one that is too long."""
+    for name in names:
+        if len(name) > _MAX_NAME:
+            raise RouteError(f"a name of {len(name)} characters is too long, at most {_MAX_NAME} are allowed")
+
+
+def checked_mappings(infos: dict[str, Any], configs: dict[str, TopicConfig]) -> dict[str, Mapping]:
+    """The mappings of the topics in ``configs``. Raises RouteError.
+
+    They are a part of the routes of their topics, which every client gets.
+    """
+    found = {}
+    for topic, info in infos.items():
+        if topic not in configs:
+            continue
+        try:
+            encoded = dumps(info)
+        except BodyError as error:
+            raise RouteError(f"the mapping of topic {topic!r:.100}: {error}") from error
+        if len(encoded) > _MAX_MAPPING_BYTES:
+            raise RouteError(f"the mapping of topic {topic!r:.100} has {len(encoded)} bytes of {_MAX_MAPPING_BYTES}")
+        found[topic] = Mapping(orjson.Fragment(encoded), len(encoded))
+    return found
+
 
 _ENTRY_BYTES: Final = 256
 """Of memory for a topic of a broker, beside its name and its mapping."""

@@ -7,9 +7,7 @@ import contextlib
 import ssl
 from typing import Final
 
-from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.errors import PeerGoneError, PeerSilentError
-from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode
+from commitmq_plugins.rocketmq.remoting.frame import Command, FrameParser, PeerGoneError, PeerSilentError, encode
 
 _READ_BYTES: Final = 65_536
 _CONNECT_S: Final = 3.0

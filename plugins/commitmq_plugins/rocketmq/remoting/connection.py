@@ -1,22 +1,312 @@
-"""One connection of a server: requests of the peer, their answers, and requests to the peer."""
+"""One connection of a server: requests of the peer, their answers, and requests to the peer.
+
+What a connection needs of the server that accepted it.
+
+Requests of a server to one of its peers, which wait for the peer's answers.
+
+From where a client comes: what limits for one address count as one address.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
+import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
 
+from commitmq.log import Log
 from commitmq.plugin import failpoints
-from commitmq_plugins.rocketmq.remoting.asked import Asked
-from commitmq_plugins.rocketmq.remoting.channel import Buffer, Channel
 from commitmq_plugins.rocketmq.remoting.codes import ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.errors import PeerGoneError
-from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode_head
-from commitmq_plugins.rocketmq.remoting.owner import Owner
+from commitmq_plugins.rocketmq.remoting.frame import Command, FrameParser, PeerGoneError, PeerSilentError, encode_head
+from commitmq_plugins.rocketmq.remoting.limits import ServerLimits
 from commitmq_plugins.rocketmq.remoting.tls import FIRST_BYTE, Tls, TlsUnavailableError
+
+READ_BYTES: Final = 256 * 1024
+_LEAST_READ_BYTES: Final = 16 * 1024
+_MOST_BUFFERS: Final = 512
+_COPIED_BYTES: Final = 2_048
+_TLS_CHUNK_BYTES: Final = 16 * 1024
+_AGAIN: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Channel:
+    """The bytes of one connection: a socket that does not block, with TLS or without, and what waits to be sent.
+
+    Buffers are sent from where they lie, many in one system call; only TLS copies them.
+
+    All methods raise OSError when the connection is over.
+    """
+
+    __slots__ = ("_is_repeated", "_out", "_read_bytes", "sock", "unsent_bytes")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.unsent_bytes = 0
+        self._out: deque[Buffer] = deque()
+        self._read_bytes = _LEAST_READ_BYTES
+        self._is_repeated = False
+
+    @property
+    def is_tls(self) -> bool:
+        return isinstance(self.sock, ssl.SSLSocket)
+
+    def first_byte(self) -> int | None:
+        """The first byte that the peer sent, without taking it; None before there is one."""
+        try:
+            data = self.sock.recv(1, socket.MSG_PEEK)
+        except _AGAIN:
+            return None
+        if not data:
+            raise ConnectionResetError("the peer closed the connection")
+        return data[0]
+
+    def begin_tls(self, context: ssl.SSLContext) -> None:
+        """From now on the bytes are those inside TLS. :meth:`shake_hands` comes next."""
+        self.sock = context.wrap_socket(self.sock, server_side=True, do_handshake_on_connect=False)
+
+    def shake_hands(self) -> bool | None:
+        """Whether the handshake is done; None if it waits until something can be written."""
+        assert isinstance(self.sock, ssl.SSLSocket)
+        try:
+            self.sock.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLWantWriteError:
+            return None
+        return True
+
+    def receive(self) -> bytes | None:
+        """What the peer sent, at most READ_BYTES; None for nothing, empty at its end."""
+        room = self._read_bytes
+        try:
+            data = self.sock.recv(room)
+        except _AGAIN:
+            return None
+        # A small buffer is cheap to get, a large one takes a large frame in few reads.
+        if len(data) == room:
+            self._read_bytes = min(4 * room, READ_BYTES)
+        elif room > _LEAST_READ_BYTES and 16 * len(data) < room:
+            self._read_bytes = room // 4
+        return data
+
+    @property
+    def has_more(self) -> bool:
+        """Whether bytes were received already that the socket itself does not show any more."""
+        return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
+
+    def put(self, buffers: Iterable[Buffer]) -> None:
+        """Let ``buffers`` be sent after those before them. They must not change until they are."""
+        for buffer in buffers:
+            if type(buffer) is bytes:
+                if buffer:
+                    self._out.append(buffer)
+                    self.unsent_bytes += len(buffer)
+                continue
+            view = memoryview(buffer)
+            if view.nbytes:
+                self._out.append(view if view.format == "B" else view.cast("B"))
+                self.unsent_bytes += view.nbytes
+
+    def flush(self) -> int:
+        """Send as much as the socket takes. The number of bytes that it took."""
+        before = self.unsent_bytes
+        while self._out:
+            try:
+                sent = self._send_tls() if self.is_tls else self._send()
+            except _AGAIN:
+                break
+            self._forget(sent)
+        return before - self.unsent_bytes
+
+    def _send(self) -> int:
+        out = self._out
+        if len(out) == 1:
+            return self.sock.send(out[0])
+        few = list(out) if len(out) <= _MOST_BUFFERS else [out[at] for at in range(_MOST_BUFFERS)]
+        if self.unsent_bytes <= _COPIED_BYTES * len(few):
+            return self.sock.send(b"".join(few))  # to copy small ones costs less than to hand over each
+        return self.sock.sendmsg(few)
+
+    def _send_tls(self) -> int:
+        """One record of TLS. A repeated send must have the same bytes."""
+        out = self._out
+        if not self._is_repeated and len(out) > 1 and len(out[0]) < _TLS_CHUNK_BYTES:
+            pieces, size = [], 0
+            while out and size < _TLS_CHUNK_BYTES:
+                pieces.append(out.popleft())
+                size += len(pieces[-1])
+            out.appendleft(b"".join(pieces))
+        self._is_repeated = True
+        sent = self.sock.send(out[0])
+        self._is_repeated = False
+        return sent
+
+    def _forget(self, sent: int) -> None:
+        self.unsent_bytes -= sent
+        out = self._out
+        if not self.unsent_bytes:
+            out.clear()
+            return
+        while sent:
+            first = out[0]
+            size = len(first)
+            if size > sent:
+                out[0] = memoryview(first)[sent:]
+                return
+            sent -= size
+            out.popleft()
+
+    def close(self) -> None:
+        """What is unsent is lost."""
+        self._out.clear()
+        self.unsent_bytes = 0
+        self.sock.close()
+
+
+class Sender(Protocol):
+    """A connection with something to send."""
+
+    def flush(self) -> None: ...
+
+
+class Turn:
+    """What one event of the loop causes to be sent goes out together, at the end of the event.
+
+    A reader of requests, or of the node's answers, calls :meth:`Turn.begin` before and :meth:`Turn.end` behind them. What is
+    sent at other times goes out with the next round of the loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._due: list[Sender] = []
+        self._is_inside = self._is_scheduled = False
+
+    def begin(self) -> None:
+        """An event begins; :meth:`end` follows in any case."""
+        self._is_inside = True
+
+    def end(self) -> None:
+        """Send everything that the event caused."""
+        self._is_inside = False
+        if self._due:
+            self._flush()
+
+    def add(self, sender: Sender) -> None:
+        """``sender`` has something to send. It is not added again before its flush."""
+        self._due.append(sender)
+        if not self._is_inside and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._later)
+
+    def _later(self) -> None:
+        self._is_scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        due, self._due = self._due, []
+        for sender in due:
+            try:
+                sender.flush()
+            except Exception as error:  # an error of one connection is no error of the others
+                self._loop.call_exception_handler({"message": "a connection was not flushed", "exception": error})
+
+
+class Owner:
+    """What a connection needs of its server."""
+
+    limits: ServerLimits
+    log: Log
+    tls: Tls | None
+    turn: Turn
+    handler: Callable[[Any, Command], Command | Awaitable[Command | None] | None]
+
+    def remove(self, connection: Any, pending_bytes: int) -> None:
+        raise NotImplementedError
+
+    def spawn(self, awaitable: Awaitable[None]) -> None:
+        raise NotImplementedError
+
+    def note_pending(self, change: int) -> None:
+        raise NotImplementedError
+
+    def note_behind(self, change: int) -> None:
+        raise NotImplementedError
+
+    def note_requests(self, change: int) -> None:
+        raise NotImplementedError
+
+    @property
+    def is_full(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def slice_s(self) -> float:
+        raise NotImplementedError
+
+
+_MOST: Final = 1_024
+
+
+class Asked:
+    """By their ``opaque``. An answer that nobody waits for is ignored."""
+
+    __slots__ = ("_futures", "_opaque")
+
+    def __init__(self) -> None:
+        self._opaque = 0
+        self._futures: dict[int, asyncio.Future[Command]] = {}
+
+    def next_opaque(self) -> int:
+        """A number for another request."""
+        self._opaque = (self._opaque + 1) & 0x7FFF_FFFF
+        return self._opaque
+
+    async def ask(self, command: Command, put: Callable[[Command], None], timeout_s: float, name: str) -> Command:
+        """The peer's answer to ``command``, which ``put`` sends. Raises PeerGoneError, PeerSilentError."""
+        if len(self._futures) >= _MOST:
+            raise PeerSilentError(f"{name} has {len(self._futures)} requests to answer already")
+        opaque = command.opaque = self.next_opaque()
+        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self._futures[opaque] = future
+        try:
+            put(command)
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError as error:
+            raise PeerSilentError(f"{name} did not answer in {timeout_s:g} s") from error
+        finally:
+            self._futures.pop(opaque, None)
+
+    def answered(self, command: Command) -> None:
+        """The peer sent an answer."""
+        future = self._futures.get(command.opaque)
+        if future is not None and not future.done():
+            command.body = bytes(command.body)
+            future.set_result(command)
+
+    def fail(self, name: str) -> None:
+        """The connection ended."""
+        for future in self._futures.values():
+            if not future.done():
+                future.set_exception(PeerGoneError(f"the connection of {name} ended"))
+        self._futures.clear()
+
+
+def place_of(host: str) -> str:
+    """An IPv4 address as it is, an IPv6 address as its /64, of which one machine may have any address."""
+    if ":" not in host:
+        return host
+    try:
+        return str(ipaddress.IPv6Network((host.partition("%")[0], 64), strict=False))
+    except ValueError:
+        return host
+
 
 Body = Sequence[Buffer]
 

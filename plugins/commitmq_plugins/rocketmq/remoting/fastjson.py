@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import orjson
 
-from commitmq_plugins.rocketmq.remoting.errors import BodyError
+from commitmq_plugins.rocketmq.remoting.frame import BodyError
 
 _OPTIONS: Final = orjson.OPT_NON_STR_KEYS
 _TEXT: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')

@@ -2,21 +2,360 @@
 
 ``length`` counts everything behind itself. :class:`FrameParser` turns what a socket received into commands;
 :func:`encode_head` gives everything before the body, so that a body can be sent from where it lies.
+
+One request or answer of the protocol.
+
+What can be wrong with a frame or with a field of one. ``closes`` says whether the connection can go on.
+
+The JSON form of a frame's header (spec 15.2), lenient in what RocketMQ's decoder is lenient in.
+
+Accepted beyond plain JSON: values of ``extFields`` that are no texts, numbers as texts, languages by number, control
+characters inside texts, members that nobody knows. Written: only texts in ``extFields``, and nothing that is null,
+because clients of other languages refuse such frames (remoting 1.1, 1.2).
+
+The form ROCKETMQ of a frame's header (spec 15.3).
+
+``code i2 · language i1 · version i2 · opaque i4 · flag i4 · remark (i4 length, text) · extFields (i4 length in bytes,
+then for each: name with i2 length, value with i4 length)``, big-endian, texts in UTF-8. A code has 16 bits: the
+requests of POP have larger ones and can only be sent as JSON.
+
+Answers of success that differ in few fields: encoded once, with places for what differs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import struct
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
 
-from commitmq_plugins.rocketmq.remoting import binary_header, json_header
-from commitmq_plugins.rocketmq.remoting.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ
-from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.errors import FrameError
+import orjson
+
+from commitmq.errors import CommitMQError
+from commitmq_plugins.rocketmq.remoting.codes import (
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    SERIALIZE_JSON,
+    SERIALIZE_ROCKETMQ,
+    VERSION,
+    LanguageCode,
+    RequestCode,
+    ResponseCode,
+)
+
+
+@dataclass(slots=True)
+class Command:
+    """``code`` is a RequestCode, or a ResponseCode in an answer. An answer has the ``opaque`` of its request.
+
+    All values of ``ext_fields`` are texts. ``body`` may be a view of what was received; keep a copy of what you keep.
+    ``frame_bytes`` is the size of the whole frame as it was received, 0 for one made here. ``is_unwanted``: the answer to a
+    one-way request, which is not sent.
+    """
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    language: LanguageCode = LanguageCode.JAVA
+    version: int = VERSION
+    remark: str | None = None
+    ext_fields: dict[str, str] = field(default_factory=dict)
+    body: bytes | bytearray | memoryview = b""
+    serialize: int = SERIALIZE_JSON
+    frame_bytes: int = 0
+    is_unwanted: bool = False
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & FLAG_RESPONSE)
+
+    @property
+    def is_oneway(self) -> bool:
+        """Nobody waits for an answer; none may be sent, even for an error (remoting 1.1)."""
+        return bool(self.flag & FLAG_ONEWAY)
+
+    def answer(
+        self,
+        code: int = ResponseCode.SUCCESS,
+        remark: str | None = None,
+        *,
+        ext_fields: dict[str, str] | None = None,
+        body: bytes | bytearray | memoryview = b"",
+    ) -> Command:
+        """The answer to this request. It is always JSON: the peer looks at the frame's own byte (remoting 1.1)."""
+        fields = {} if ext_fields is None else ext_fields
+        made = Command(
+            code, self.opaque, FLAG_RESPONSE, LanguageCode.JAVA, VERSION, remark, fields, body, SERIALIZE_JSON
+        )
+        made.is_unwanted = self.is_oneway
+        return made
+
+    def not_supported(self) -> Command:
+        """The answer to a request that this server does not know."""
+        return self.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {self.code} not supported")
+
+
+def request(
+    code: RequestCode,
+    ext_fields: dict[str, str] | None = None,
+    body: bytes | bytearray | memoryview = b"",
+    *,
+    oneway: bool = False,
+) -> Command:
+    """A request of this server to a client. The connection gives it its ``opaque``."""
+    return Command(int(code), 0, FLAG_ONEWAY if oneway else 0, ext_fields=ext_fields or {}, body=body)
+
+
+class RemotingError(CommitMQError):
+    """Base of the errors of RocketMQ's protocol."""
+
+    closes: ClassVar[bool] = False
+    """Whether the connection must be closed: the place of the next frame is unknown, or the peer is no client."""
+
+
+class FrameError(RemotingError):
+    """Bytes that are no frame: a wrong length, a header that cannot be read. RocketMQ closes such a connection too."""
+
+    closes = True
+
+
+class FieldError(RemotingError):
+    """A header field is missing or has a value of another type. The request fails, the connection goes on.
+
+    ``field`` is its name on the wire, ``value`` its text, None for a field that is missing.
+    """
+
+    def __init__(self, message: str, field: str, value: str | None = None) -> None:
+        super().__init__(message)
+        self.field, self.value = field, value
+
+
+class BodyError(RemotingError):
+    """A body that cannot be read. The request fails, the connection goes on."""
+
+
+class PeerGoneError(RemotingError):
+    """The peer closed its connection, or was disconnected, before it answered a request of this server."""
+
+
+class PeerSilentError(RemotingError):
+    """The peer did not answer a request of this server in time."""
+
+
+_LANGUAGE_NAMES: Final = {language.name: language for language in LanguageCode}
+_NAMES: Final = {language: language.name for language in LanguageCode}
+_TEXTS: Final = {str}
+_INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
+
+
+def encode_json(command: Command) -> bytes:
+    """The header of ``command``, with its members in alphabetical order."""
+    header: dict[str, Any] = {"code": command.code}
+    if command.ext_fields:
+        header["extFields"] = command.ext_fields
+    header["flag"] = command.flag
+    header["language"] = _NAMES[command.language]
+    header["opaque"] = command.opaque
+    if command.remark is not None:
+        header["remark"] = command.remark
+    header["serializeTypeCurrentRPC"] = "JSON"
+    header["version"] = command.version
+    try:
+        return orjson.dumps(header)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(_valid(header))  # half a surrogate pair; Java sends a question mark for it
+
+
+def decode_json(data: bytes | memoryview) -> Command:
+    """The command in a JSON header. Raises FrameError with what is wrong."""
+    try:
+        header = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        header = _decode_leniently(bytes(data))
+    if type(header) is not dict:
+        raise FrameError(f"the header is no JSON object but {type(header).__name__}")
+    get = header.get
+    fields = get("extFields")
+    if fields is None:
+        fields = {}
+    elif type(fields) is not dict:
+        raise FrameError(f"the header's extFields are no JSON object but {type(fields).__name__}")
+    elif fields and set(map(type, fields.values())) != _TEXTS:
+        fields = {name: text for name, value in fields.items() if (text := _as_text(value)) is not None}
+    language = get("language", "JAVA")
+    if type(language) is str:
+        spoken = _LANGUAGE_NAMES.get(language, LanguageCode.OTHER)
+    elif type(language) is int and language in _NAMES:
+        spoken = LanguageCode(language)
+    else:
+        spoken = LanguageCode.OTHER
+    remark = get("remark")
+    if remark is not None and type(remark) is not str:
+        remark = _as_text(remark)
+    code, opaque, flag, version = get("code", 0), get("opaque", 0), get("flag", 0), get("version", 0)
+    if not (
+        type(code) is type(opaque) is type(flag) is type(version) is int
+        and min(code, opaque, flag, version) >= _INT_MIN
+        and max(code, opaque, flag, version) <= _INT_MAX
+    ):
+        code, opaque = _integer("code", code), _integer("opaque", opaque)
+        flag, version = _integer("flag", flag), _integer("version", version)
+    return Command(code, opaque, flag, spoken, version, remark, fields, b"", SERIALIZE_JSON)
+
+
+def encode_answer(opaque: int, code: int, remark: str | None, ext_fields: dict[str, str]) -> bytes:
+    """The header of an answer."""
+    return encode_json(Command(code, opaque, FLAG_RESPONSE, remark=remark, ext_fields=ext_fields))
+
+
+def _integer(name: str, value: Any) -> int:
+    if type(value) is str:
+        with contextlib.suppress(ValueError):
+            value = int(value)
+    if value is None:
+        return 0
+    if type(value) is not int:
+        raise FrameError(f"the header's {name} is no integer: {value!r:.100}")
+    if not _INT_MIN <= value <= _INT_MAX:
+        raise FrameError(f"the header's {name} {value} does not fit 32 bits")
+    return value
+
+
+def _as_text(value: Any) -> str | None:
+    """What RocketMQ's decoder makes of a value where a text is expected; None for null, which it leaves out."""
+    if value is None or type(value) is str:
+        return value
+    if type(value) is bool:
+        return "true" if value else "false"
+    try:
+        return orjson.dumps(value).decode() if isinstance(value, dict | list) else str(value)
+    except orjson.JSONEncodeError as error:
+        raise FrameError(f"a header field is no text: {error}") from error
+
+
+def _decode_leniently(data: bytes) -> Any:
+    """Control characters and half surrogate pairs inside texts, which orjson refuses and RocketMQ takes."""
+    try:
+        return _valid(json.loads(data.decode(), strict=False))
+    except UnicodeDecodeError as error:
+        raise FrameError(f"the header is no UTF-8: {error}") from error
+    except RecursionError:
+        raise FrameError("the header is nested too deeply") from None
+    except ValueError as error:
+        raise FrameError(f"the header is no JSON: {error}") from error
+
+
+def _valid(value: Any) -> Any:
+    """``value`` with a question mark for each half of a surrogate pair in all its texts."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_valid(name): _valid(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_valid(one) for one in value]
+    return value
+
+
+_BINARY_HEAD: Final = struct.Struct(">hbhii")
+_INT: Final = struct.Struct(">i")
+_SHORT: Final = struct.Struct(">h")
+_LANGUAGES: Final = {int(language): language for language in LanguageCode}
+_SHORT_MAX: Final = (1 << 15) - 1
+
+
+def encode_binary(command: Command) -> bytes:
+    """The header of ``command``. Raises FrameError for a code or a name that does not fit its 16 bits."""
+    if not -_SHORT_MAX - 1 <= command.code <= _SHORT_MAX:
+        raise FrameError(f"code {command.code} does not fit a ROCKETMQ header: send it as JSON")
+    remark = (command.remark or "").encode("utf-8", "replace")
+    parts = []
+    for name, value in command.ext_fields.items():
+        name_bytes, value_bytes = name.encode("utf-8", "replace"), value.encode("utf-8", "replace")
+        if len(name_bytes) > _SHORT_MAX:
+            raise FrameError(f"the name of a field has {len(name_bytes)} bytes, at most {_SHORT_MAX} are allowed")
+        parts += [_SHORT.pack(len(name_bytes)), name_bytes, _INT.pack(len(value_bytes)), value_bytes]
+    fields = b"".join(parts)
+    head = _BINARY_HEAD.pack(command.code, command.language, command.version, command.opaque, command.flag)
+    return b"".join([head, _INT.pack(len(remark)), remark, _INT.pack(len(fields)), fields])
+
+
+def decode_binary(data: bytes | memoryview) -> Command:
+    """The command in a ROCKETMQ header. Bytes behind its last field are ignored, as RocketMQ does.
+
+    Raises FrameError with the place where the header ends too early. Texts that are no UTF-8 get replacement marks.
+    """
+    data = bytes(data)
+    if len(data) < _BINARY_HEAD.size + 8:
+        raise FrameError(f"a ROCKETMQ header has {_BINARY_HEAD.size + 8} bytes at least, this one has {len(data)}")
+    code, language, version, opaque, flag = _BINARY_HEAD.unpack_from(data)
+    at = _BINARY_HEAD.size
+    remark, at = _text(data, at, len(data), _INT)
+    if len(data) - at < 4:
+        raise FrameError(f"the header ends at byte {len(data)}, before the length of its fields")
+    fields_bytes = _INT.unpack_from(data, at)[0]
+    at += 4
+    if not 0 <= fields_bytes <= len(data) - at:
+        raise FrameError(f"the fields claim {fields_bytes} bytes, {len(data) - at} are left of the header")
+    end = at + fields_bytes
+    fields: dict[str, str] = {}
+    while at < end:
+        name, at = _text(data, at, end, _SHORT)
+        value, at = _text(data, at, end, _INT)
+        if value is not None and name is not None:
+            fields[name] = value
+    return Command(
+        code,
+        opaque,
+        flag,
+        _LANGUAGES.get(language, LanguageCode.OTHER),
+        version,
+        remark,
+        fields,
+        b"",
+        SERIALIZE_ROCKETMQ,
+    )
+
+
+def _text(data: bytes, at: int, end: int, length: struct.Struct) -> tuple[str | None, int]:
+    """The text at ``at``, None for an empty one, and the place behind it."""
+    if end - at < length.size:
+        raise FrameError(f"the header ends within the length of a text at byte {at}")
+    size = length.unpack_from(data, at)[0]
+    at += length.size
+    if not 0 <= size <= end - at:
+        raise FrameError(f"a text at byte {at} claims {size} bytes, {end - at} are left")
+    return (data[at : at + size].decode("utf-8", "replace") if size else None), at + size
+
+
+_OPAQUE: Final = 2_147_483_647
+_HEAD: Final = struct.Struct(">iI")
+
+
+class AnswerForm:
+    """Answers with the fields ``fixed``, and those called ``names`` behind them."""
+
+    def __init__(self, fixed: Mapping[str, str], names: Sequence[str]) -> None:
+        """No name or value of ``fixed`` may look like ``@name@``."""
+        fields = {**fixed, **{name: f"@{name}@" for name in names}}
+        header = encode_json(Command(ResponseCode.SUCCESS, _OPAQUE, FLAG_RESPONSE, ext_fields=fields))
+        header = header.replace(b"%", b"%%")
+        for place, value in [*((f'"@{name}@"', b"%s") for name in names), (f'"opaque":{_OPAQUE}', b'"opaque":%d')]:
+            if header.count(place.encode()) != 1:
+                raise ValueError(f"{place} must be there once")
+            header = header.replace(place.encode(), value)
+        self._header = header
+
+    def frame(self, opaque: int, values: Sequence[bytes]) -> bytes:
+        """The frame of an answer to the request ``opaque``, without a body. ``values`` are JSON, in the order of the names."""
+        header = self._header % (*values, opaque)
+        size = len(header)
+        return _HEAD.pack(4 + size, SERIALIZE_JSON << 24 | size) + header
+
 
 MAX_FRAME_BYTES: Final = 16 << 20
 MAX_HEADER_BYTES: Final = 1 << 20
-_HEAD: Final = struct.Struct(">iI")
 _HEADER_MAX: Final = (1 << 24) - 1
 _NOTHING: Final = memoryview(b"")
 
@@ -97,7 +436,7 @@ class FrameParser:
         """The command whose frame ends at ``stop``. The next one begins there."""
         at, end = self._at, len(view)
         header = view[at + 8 : body_at]
-        command = binary_header.decode(header) if serialize else json_header.decode(header)
+        command = decode_binary(header) if serialize else decode_json(header)
         body = view[body_at:stop]
         # A view keeps all of the read in memory for as long as the request is under way.
         command.body = body if 2 * len(body) >= end else bytes(body)
@@ -137,9 +476,9 @@ class FrameParser:
 def encode_head(command: Command, body_bytes: int) -> bytes:
     """Everything of the frame but its body, which has ``body_bytes`` and follows on the wire."""
     if command.serialize == SERIALIZE_JSON:
-        header = json_header.encode(command)
+        header = encode_json(command)
     else:
-        header = binary_header.encode(command)
+        header = encode_binary(command)
     size = len(header)
     if size > _HEADER_MAX:
         raise FrameError(f"the header has {size} bytes, at most {_HEADER_MAX} fit")

@@ -17,12 +17,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from commitmq.log import Log
-from commitmq_plugins.rocketmq.remoting.connection import Body, Connection, Handler
+from commitmq_plugins.rocketmq.remoting.connection import Body, Connection, Handler, Owner, Turn, place_of
 from commitmq_plugins.rocketmq.remoting.limits import ServerLimits
-from commitmq_plugins.rocketmq.remoting.owner import Owner
-from commitmq_plugins.rocketmq.remoting.places import place_of
 from commitmq_plugins.rocketmq.remoting.tls import Tls
-from commitmq_plugins.rocketmq.remoting.turn import Turn
 
 __all__ = ["Body", "Connection", "Handler", "RemotingServer", "ServerLimits"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from commitmq.log import Log
-from commitmq_plugins.rocketmq.remoting.errors import RemotingError
+from commitmq_plugins.rocketmq.remoting.frame import RemotingError
 
 FIRST_BYTE: Final = 0x16
 """Of a TLS handshake. A frame that begins with it would have 369 MB."""

@@ -21,12 +21,10 @@ from commitmq.security.policy import Entry, Policies
 from commitmq.security.resource import Resource, ResourceType
 from commitmq.security.signature import ACCESS_KEY, SIGNATURE, sign
 from commitmq.security.user import Secret, User
-from commitmq_plugins.rocketmq.broker.access import Access
-from commitmq_plugins.rocketmq.broker.rights import needs_of
+from commitmq_plugins.rocketmq.broker.rights import Access, needs_of
 from commitmq_plugins.rocketmq.remoting.codes import V4_9_3, VERSION, RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.errors import BodyError
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
+from commitmq_plugins.rocketmq.remoting.frame import BodyError, Command
 
 CLUSTER = "DefaultCluster"
 SECRET = "the-secret-of-ann"

@@ -12,12 +12,12 @@ from typing import cast
 import pytest
 
 from commitmq.errors import ProtocolError
-from commitmq_plugins.rocketmq.broker.allowances import Allowances
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
 from commitmq_plugins.rocketmq.broker.registry import Registry
-from commitmq_plugins.rocketmq.remoting.bodies.heartbeat import ConsumerData, HeartbeatData
+from commitmq_plugins.rocketmq.broker.rights import Allowances
+from commitmq_plugins.rocketmq.remoting.bodies import ConsumerData, HeartbeatData
 from commitmq_plugins.rocketmq.remoting.codes import LanguageCode
-from commitmq_plugins.rocketmq.remoting.places import place_of
+from commitmq_plugins.rocketmq.remoting.connection import place_of
 from commitmq_plugins.rocketmq.remoting.server import Connection
 from commitmq_plugins.rocketmq.settings import RocketMQSettings
 

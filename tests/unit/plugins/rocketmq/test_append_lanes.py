@@ -16,10 +16,9 @@ import pytest
 
 from commitmq.plugin import failpoints
 from commitmq.protocol.local_packet import GREETING
-from commitmq_plugins.rocketmq.broker.append_lanes import AppendLanes
-from commitmq_plugins.rocketmq.broker.local_line import MAX_RUN_BYTES, LocalLine
-from commitmq_plugins.rocketmq.broker.node_line import Answer, LineLostError
-from commitmq_plugins.rocketmq.remoting.turn import Turn
+from commitmq_plugins.rocketmq.broker.node import MAX_RUN_BYTES, Answer, LineLostError, LocalLine
+from commitmq_plugins.rocketmq.broker.runs import AppendLanes
+from commitmq_plugins.rocketmq.remoting.connection import Turn
 
 OK: Answer = ({"ok": True}, [])
 

@@ -17,12 +17,10 @@ from commitmq.log import get_log
 from commitmq.plugin import AuditLog
 from commitmq.security.audit_trail import AuditTrail
 from commitmq.security.policy import Action
-from commitmq_plugins.rocketmq.broker.auditing import CHANGES, Auditing
-from commitmq_plugins.rocketmq.broker.rights import needs_of
+from commitmq_plugins.rocketmq.broker.rights import CHANGES, Auditing, needs_of
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.errors import RemotingError
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
+from commitmq_plugins.rocketmq.remoting.frame import Command, RemotingError
 
 FIELDS = {"topic": "orders", "perm": "6", "AccessKey": "ann", "Signature": "canary", "SecurityToken": "canary"}
 

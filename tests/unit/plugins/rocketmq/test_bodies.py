@@ -13,15 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitmq_plugins.rocketmq.remoting import fastjson
-from commitmq_plugins.rocketmq.remoting.bodies import connections, locks, pop, routes, stats
-from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
-from commitmq_plugins.rocketmq.remoting.bodies.heartbeat import HeartbeatData, SubscriptionData
-from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody, crc32
-from commitmq_plugins.rocketmq.remoting.bodies.topic_config import TopicConfig, TopicConfigSerializeWrapper
+from commitmq_plugins.rocketmq.remoting import bodies, fastjson
+from commitmq_plugins.rocketmq.remoting.bodies import (
+    DataVersion,
+    HeartbeatData,
+    RegisterBrokerBody,
+    SubscriptionData,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    crc32,
+)
 from commitmq_plugins.rocketmq.remoting.codes import LanguageCode
-from commitmq_plugins.rocketmq.remoting.errors import BodyError
 from commitmq_plugins.rocketmq.remoting.fastjson import MessageQueue, dumps, loads, queue_map
+from commitmq_plugins.rocketmq.remoting.frame import BodyError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 QUEUES = st.builds(MessageQueue, TEXT, TEXT, st.integers(-1, 1 << 31))
@@ -33,47 +37,47 @@ ROUTE = (
 
 
 def test_a_route_byte_for_byte() -> None:
-    route = routes.TopicRouteData(
-        [routes.QueueData("broker-a", 8, 8, 6)],
-        [routes.BrokerData("DefaultCluster", "broker-a", {0: "10.0.0.1:10911"})],
+    route = bodies.TopicRouteData(
+        [bodies.QueueData("broker-a", 8, 8, 6)],
+        [bodies.BrokerData("DefaultCluster", "broker-a", {0: "10.0.0.1:10911"})],
     )
     assert route.encode() == ROUTE
-    assert routes.TopicRouteData.from_json(loads(ROUTE)) == route
+    assert bodies.TopicRouteData.from_json(loads(ROUTE)) == route
 
 
 def test_a_route_of_an_older_name_server_has_bare_keys() -> None:
-    route = routes.TopicRouteData.from_json(loads(ROUTE.replace(b'{"0":', b"{0:")))
+    route = bodies.TopicRouteData.from_json(loads(ROUTE.replace(b'{"0":', b"{0:")))
     assert route.broker_datas[0].broker_addrs == {0: "10.0.0.1:10911"}
 
 
 def test_cluster_info_byte_for_byte() -> None:
-    info = routes.ClusterInfo(
-        {"broker-a": routes.BrokerData("C", "broker-a", {1: "b:2", 0: "a:1"})}, {"C": ["broker-a"]}
+    info = bodies.ClusterInfo(
+        {"broker-a": bodies.BrokerData("C", "broker-a", {1: "b:2", 0: "a:1"})}, {"C": ["broker-a"]}
     )
     assert info.encode() == (
         b'{"brokerAddrTable":{"broker-a":{"brokerAddrs":{"0":"a:1","1":"b:2"},"brokerName":"broker-a","cluster":"C",'
         b'"enableActingMaster":false}},"clusterAddrTable":{"C":["broker-a"]}}'
     )
-    assert routes.ClusterInfo.from_json(loads(info.encode())) == info
+    assert bodies.ClusterInfo.from_json(loads(info.encode())) == info
 
 
 def test_maps_with_queues_as_keys_byte_for_byte() -> None:
     queue = MessageQueue("T", "broker-a", 0)
-    assert stats.topic_stats_table({queue: stats.TopicOffset(0, 42, 1763800000000)}) == (
+    assert bodies.topic_stats_table({queue: bodies.TopicOffset(0, 42, 1763800000000)}) == (
         b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:{"lastUpdateTimestamp":1763800000000,'
         b'"maxOffset":42,"minOffset":0}},"topicPutTps":0.0}'
     )
-    progress = stats.ConsumeStats({queue: stats.OffsetWrapper(42, 40, 42, 1763799990000)})
+    progress = bodies.ConsumeStats({queue: bodies.OffsetWrapper(42, 40, 42, 1763799990000)})
     assert progress.encode() == (
         b'{"consumeTps":0.0,"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:{"brokerOffset":42,'
         b'"consumerOffset":40,"lastTimestamp":1763799990000,"pullOffset":42}}}'
     )
-    assert stats.reset_offset_body({}) == b'{"offsetTable":{}}'
+    assert bodies.reset_offset_body({}) == b'{"offsetTable":{}}'
 
 
 @given(st.dictionaries(QUEUES, st.integers(-(1 << 63), (1 << 63) - 1), max_size=4))
 def test_queues_as_keys_come_back(offsets: dict[MessageQueue, int]) -> None:
-    assert loads(stats.reset_offset_body(offsets)) == {"offsetTable": offsets}
+    assert loads(bodies.reset_offset_body(offsets)) == {"offsetTable": offsets}
 
 
 JSON = st.recursive(
@@ -271,22 +275,22 @@ def test_locks_of_the_page() -> None:
         b'{"clientId":"10.0.0.5@4711#812","consumerGroup":"g",'
         b'"mqSet":[{"brokerName":"broker-a","queueId":0,"topic":"T"}],"onlyThisBroker":false}'
     )
-    found = locks.LockBatchRequestBody.decode(body)
-    assert found == locks.LockBatchRequestBody("g", "10.0.0.5@4711#812", [MessageQueue("T", "broker-a", 0)], False)
-    assert locks.lock_answer(found.queues) == b'{"lockOKMQSet":[{"brokerName":"broker-a","queueId":0,"topic":"T"}]}'
+    found = bodies.LockBatchRequestBody.decode(body)
+    assert found == bodies.LockBatchRequestBody("g", "10.0.0.5@4711#812", [MessageQueue("T", "broker-a", 0)], False)
+    assert bodies.lock_answer(found.queues) == b'{"lockOKMQSet":[{"brokerName":"broker-a","queueId":0,"topic":"T"}]}'
 
 
 def test_connections_of_the_page() -> None:
-    client = connections.ClientConnection("id", "1.2.3.4:5", LanguageCode.GO, 317, 7)
-    assert connections.ConsumerConnection([client]).encode() == (
+    client = bodies.ClientConnection("id", "1.2.3.4:5", LanguageCode.GO, 317, 7)
+    assert bodies.ConsumerConnection([client]).encode() == (
         b'{"connectionSet":[{"clientAddr":"1.2.3.4:5","clientId":"id","language":"GO","version":317}],'
         b'"consumeFromWhere":"CONSUME_FROM_LAST_OFFSET","consumeType":"CONSUME_PASSIVELY","messageModel":"CLUSTERING",'
         b'"subscriptionTable":{}}'
     )
-    assert connections.producer_table({"p": [client]}) == (
+    assert bodies.producer_table({"p": [client]}) == (
         b'{"data":{"p":[{"clientId":"id","language":"GO","lastUpdateTimestamp":7,"remoteIP":"/1.2.3.4:5","version":317}]}}'
     )
-    assert connections.consumer_list(["a", "b"]) == b'{"consumerIdList":["a","b"]}'
+    assert bodies.consumer_list(["a", "b"]) == b'{"consumerIdList":["a","b"]}'
 
 
 def test_acks_have_short_or_long_names() -> None:
@@ -295,13 +299,13 @@ def test_acks_have_short_or_long_names() -> None:
         b'{"acks":[{"bitSet":"Aw==","consumerGroup":"g","invisibleTime":60000,"popTime":17,"queueId":2,"retry":"0",'
         b'"reviveQueueId":3,"startOffset":40,"topic":"T"}]}'
     )
-    expected = [pop.BatchAck("g", "T", "0", 40, 2, 3, 17, 60000, "Aw==")]
-    assert pop.decode_batch_acks(short) == pop.decode_batch_acks(long_names) == expected
-    assert pop.decode_batch_acks(b"{}") == []
+    expected = [bodies.BatchAck("g", "T", "0", 40, 2, 3, 17, 60000, "Aw==")]
+    assert bodies.decode_batch_acks(short) == bodies.decode_batch_acks(long_names) == expected
+    assert bodies.decode_batch_acks(b"{}") == []
 
 
 def test_assignments_of_the_page() -> None:
-    assert pop.assignments([(MessageQueue("T", "broker-a", -1), "POP")]) == (
+    assert bodies.assignments([(MessageQueue("T", "broker-a", -1), "POP")]) == (
         b'{"messageQueueAssignments":[{"messageQueue":{"brokerName":"broker-a","queueId":-1,"topic":"T"},"mode":"POP"}]}'
     )
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from commitmq.config import NodeConfig
+from commitmq_plugins.rocketmq.broker.admin_server import RuntimeFigures, human_bytes, runtime_table
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig, ConfigError, parse_properties
-from commitmq_plugins.rocketmq.broker.put_times import PutTimes
-from commitmq_plugins.rocketmq.broker.runtime_info import RuntimeFigures, human_bytes, runtime_table
+from commitmq_plugins.rocketmq.broker.counting import PutTimes
 
 
 def _config() -> BrokerConfig:

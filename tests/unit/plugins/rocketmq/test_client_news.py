@@ -13,10 +13,10 @@ import orjson
 from commitmq.errors import ProtocolError
 from commitmq.log import get_log
 from commitmq.semantics.client_limits import MAX_CHARACTERS, MAX_CLIENTS_A_REQUEST, MAX_NAMES
-from commitmq_plugins.rocketmq.broker.client_news import ClientNews
+from commitmq_plugins.rocketmq.broker.clients import ClientNews
 from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, Node
 from commitmq_plugins.rocketmq.broker.registry import Registry
-from commitmq_plugins.rocketmq.remoting.bodies.heartbeat import HeartbeatData
+from commitmq_plugins.rocketmq.remoting.bodies import HeartbeatData
 from commitmq_plugins.rocketmq.remoting.codes import LanguageCode
 from commitmq_plugins.rocketmq.remoting.server import Connection
 

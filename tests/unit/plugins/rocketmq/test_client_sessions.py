@@ -14,9 +14,9 @@ import pytest
 
 from commitmq.errors import ProtocolError
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.broker import sessions as module
+from commitmq_plugins.rocketmq.broker import clients as module
+from commitmq_plugins.rocketmq.broker.clients import Sessions
 from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, Node
-from commitmq_plugins.rocketmq.broker.sessions import Sessions
 
 TOPICS = frozenset({"orders"})
 

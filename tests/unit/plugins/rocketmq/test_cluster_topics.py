@@ -20,11 +20,11 @@ from commitmq_plugins.rocketmq.broker import neighbours as neighbours_module
 from commitmq_plugins.rocketmq.broker import registration as registration_module
 from commitmq_plugins.rocketmq.broker.neighbours import Neighbours
 from commitmq_plugins.rocketmq.broker.registration import Registration
-from commitmq_plugins.rocketmq.namesrv.registration import BrokerKey
-from commitmq_plugins.rocketmq.remoting.bodies.routes import QueueData
+from commitmq_plugins.rocketmq.namesrv.route_table import BrokerKey
+from commitmq_plugins.rocketmq.remoting.bodies import QueueData
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
-from commitmq_plugins.rocketmq.remoting.command import request
+from commitmq_plugins.rocketmq.remoting.frame import request
 from stub_cluster import NAME, StubCluster, stub_cluster
 
 OWN = "commitmq"

@@ -19,15 +19,22 @@ import pytest
 
 from commitmq.supervision.exit_codes import CliExit
 from commitmq_plugins.rocketmq.doctor import broker
-from commitmq_plugins.rocketmq.doctor.addresses import AddressError, judge, parse, parse_all
-from commitmq_plugins.rocketmq.doctor.examination import Examination, Wanted
-from commitmq_plugins.rocketmq.doctor.finding import Finding, State, plain
-from commitmq_plugins.rocketmq.doctor.peer import Terms
+from commitmq_plugins.rocketmq.doctor.command import Examination, Wanted
+from commitmq_plugins.rocketmq.doctor.peer import (
+    AddressError,
+    Finding,
+    State,
+    Terms,
+    judge,
+    parse,
+    parse_all,
+    plain,
+    version_text,
+)
 from commitmq_plugins.rocketmq.doctor.trial import PREFIX, age_s, new_name
-from commitmq_plugins.rocketmq.doctor.versions import version_text
-from commitmq_plugins.rocketmq.remoting.bodies.routes import QueueData
+from commitmq_plugins.rocketmq.remoting.bodies import QueueData
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.frame import Command
 from stub_cluster import NAME, StubCluster, stub_cluster
 
 SOON = Terms(0.3)

@@ -16,7 +16,7 @@ from commitmq.errors import ProtocolError
 from commitmq.log import get_log
 from commitmq_plugins.rocketmq.broker.transactions import Transactions
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
 
 
 def ended(decision: int, refusal: ProtocolError | None = None, **more: str) -> tuple[Command, list[dict[str, Any]]]:

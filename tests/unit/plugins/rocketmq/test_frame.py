@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq_plugins.rocketmq.remoting import frame
-from commitmq_plugins.rocketmq.remoting.answer_form import AnswerForm
 from commitmq_plugins.rocketmq.remoting.codes import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
@@ -27,9 +26,15 @@ from commitmq_plugins.rocketmq.remoting.codes import (
     RequestCode,
     ResponseCode,
 )
-from commitmq_plugins.rocketmq.remoting.command import Command, request
-from commitmq_plugins.rocketmq.remoting.errors import FrameError
-from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode, encode_head
+from commitmq_plugins.rocketmq.remoting.frame import (
+    AnswerForm,
+    Command,
+    FrameError,
+    FrameParser,
+    encode,
+    encode_head,
+    request,
+)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 INT = st.integers(-(1 << 31), (1 << 31) - 1)

@@ -14,8 +14,8 @@ import pytest
 
 from commitmq.errors import ProtocolError
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.broker import group_reads
-from commitmq_plugins.rocketmq.broker.group_reads import GroupReads
+from commitmq_plugins.rocketmq.broker import offsets
+from commitmq_plugins.rocketmq.broker.offsets import GroupReads
 
 
 class Node:
@@ -74,8 +74,8 @@ def test_a_change_is_learned_once_for_all_who_ask() -> None:
 
 
 def test_while_the_coordinator_is_away_what_was_known_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_reads, "_WAIT_S", 0.05)
-    monkeypatch.setattr(group_reads, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(offsets, "_WAIT_S", 0.05)
+    monkeypatch.setattr(offsets, "_PAUSE_S", 0.0)
 
     async def work(node: Node, reads: GroupReads) -> None:
         node.off = {"g"}
@@ -95,7 +95,7 @@ def test_while_the_coordinator_is_away_what_was_known_holds(monkeypatch: pytest.
 
 
 def test_a_group_that_nobody_knows_is_let_in_by_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_reads, "_FOUND_S", 0.0)
+    monkeypatch.setattr(offsets, "_FOUND_S", 0.0)
 
     async def work(node: Node, reads: GroupReads) -> None:
         assert not await reads.is_missing("known")

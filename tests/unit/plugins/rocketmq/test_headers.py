@@ -14,19 +14,20 @@ from typing import Any
 import pytest
 
 from commitmq_plugins.rocketmq.remoting import headers
-from commitmq_plugins.rocketmq.remoting.errors import FieldError
-from commitmq_plugins.rocketmq.remoting.headers.header import Header, Int, Long, header
-from commitmq_plugins.rocketmq.remoting.headers.reading import (
+from commitmq_plugins.rocketmq.remoting.frame import FieldError
+from commitmq_plugins.rocketmq.remoting.headers import (
+    Header,
+    Int,
+    Long,
     PullMessageRequestHeader,
     PullMessageResponseHeader,
     QueryConsumerOffsetRequestHeader,
     SearchOffsetRequestHeader,
-)
-from commitmq_plugins.rocketmq.remoting.headers.sending import (
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
     decode_send,
+    header,
 )
 
 MODULES = [importlib.import_module(one.name) for one in pkgutil.iter_modules(headers.__path__, f"{headers.__name__}.")]

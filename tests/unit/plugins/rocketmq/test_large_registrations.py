@@ -14,16 +14,17 @@ from pathlib import Path
 import pytest
 
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.namesrv.config import NamesrvConfig
-from commitmq_plugins.rocketmq.namesrv.kv_config import KVConfig
-from commitmq_plugins.rocketmq.namesrv.registration import BrokerKey, RouteLimits
-from commitmq_plugins.rocketmq.namesrv.requests import NamesrvRequests
-from commitmq_plugins.rocketmq.namesrv.route_table import RouteTable
-from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
-from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody, crc32
-from commitmq_plugins.rocketmq.remoting.bodies.topic_config import TopicConfig, TopicConfigSerializeWrapper
+from commitmq_plugins.rocketmq.namesrv.requests import KVConfig, NamesrvConfig, NamesrvRequests
+from commitmq_plugins.rocketmq.namesrv.route_table import BrokerKey, RouteLimits, RouteTable
+from commitmq_plugins.rocketmq.remoting.bodies import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    crc32,
+)
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
+from commitmq_plugins.rocketmq.remoting.frame import Command
 
 TOPICS = 20_000
 LARGE = [f"topic-{number}" for number in range(TOPICS)]

@@ -11,11 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from commitmq_plugins.rocketmq.broker.lock_requests import LockRequests
-from commitmq_plugins.rocketmq.broker.locks import QueueLocks
+from commitmq_plugins.rocketmq.broker.locks import LockRequests, QueueLocks
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
-from commitmq_plugins.rocketmq.remoting.command import request
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
+from commitmq_plugins.rocketmq.remoting.frame import request
 
 A, B = ("orders", 0), ("orders", 1)
 

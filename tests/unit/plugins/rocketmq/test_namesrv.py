@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.namesrv.config import NamesrvConfig
-from commitmq_plugins.rocketmq.namesrv.kv_config import KVConfig
-from commitmq_plugins.rocketmq.namesrv.registration import RouteLimits
-from commitmq_plugins.rocketmq.namesrv.requests import NamesrvRequests
-from commitmq_plugins.rocketmq.namesrv.route_cache import RouteCache
-from commitmq_plugins.rocketmq.namesrv.route_table import RouteTable
-from commitmq_plugins.rocketmq.remoting.bodies.data_version import DataVersion
-from commitmq_plugins.rocketmq.remoting.bodies.register_broker import RegisterBrokerBody, crc32
-from commitmq_plugins.rocketmq.remoting.bodies.topic_config import TopicConfig, TopicConfigSerializeWrapper
+from commitmq_plugins.rocketmq.namesrv.requests import KVConfig, NamesrvConfig, NamesrvRequests
+from commitmq_plugins.rocketmq.namesrv.route_table import RouteCache, RouteLimits, RouteTable
+from commitmq_plugins.rocketmq.remoting.bodies import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    crc32,
+)
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, loads
+from commitmq_plugins.rocketmq.remoting.frame import Command
 
 CHANNEL = "a connection"
 

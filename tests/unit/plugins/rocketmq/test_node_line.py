@@ -11,8 +11,8 @@ import orjson
 import pytest
 import zmq
 
-from commitmq_plugins.rocketmq.broker.node_line import LineLostError, NodeLine
-from commitmq_plugins.rocketmq.remoting.turn import Turn
+from commitmq_plugins.rocketmq.broker.node import LineLostError, NodeLine
+from commitmq_plugins.rocketmq.remoting.connection import Turn
 
 SOON_S = 5.0
 

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from commitmq_plugins.rocketmq.broker.places import Places
+from commitmq_plugins.rocketmq.broker.runs import Places
 
 
 @pytest.mark.parametrize("seed", range(20))

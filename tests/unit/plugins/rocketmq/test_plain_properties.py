@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq.format.properties import decode_properties, encode_properties
-from commitmq_plugins.rocketmq.broker import plain_properties
-from commitmq_plugins.rocketmq.broker.plain_properties import PlainProperties
+from commitmq_plugins.rocketmq.broker import runs
+from commitmq_plugins.rocketmq.broker.runs import PlainProperties
 
 MARKS = {"CLUSTER": "100% ours", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=12)
@@ -25,7 +25,7 @@ def test_they_are_those_of_the_dictionary(others: dict[str, str], unique: str, w
     properties = PlainProperties(MARKS)
     for _ in range(2):  # a form that is made, and one that is found
         found = properties.completed(text)
-        if not plain_properties._NOT_PLAIN.isdisjoint(given_) or not MARKS.keys().isdisjoint(given_):
+        if not runs._NOT_PLAIN.isdisjoint(given_) or not MARKS.keys().isdisjoint(given_):
             assert found is None
             continue
         assert found is not None
@@ -62,6 +62,6 @@ def test_what_is_not_plain_is_left(name: str) -> None:
 
 def test_names_that_clients_invent_take_bounded_memory() -> None:
     properties = PlainProperties(MARKS)
-    for number in range(3 * plain_properties._MAX_FORMS):
+    for number in range(3 * runs._MAX_FORMS):
         assert properties.completed(f"UNIQ_KEY\x01K\x02n{number}\x01v\x02") is not None
-    assert len(properties._forms) <= plain_properties._MAX_FORMS
+    assert len(properties._forms) <= runs._MAX_FORMS

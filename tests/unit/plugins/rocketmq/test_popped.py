@@ -10,7 +10,7 @@ from typing import Any
 
 from commitmq.format.record import Record, decode_record, encode_record
 from commitmq.semantics.pop import ReceiptHandle, parse_info
-from commitmq_plugins.rocketmq.broker.popped import Popped
+from commitmq_plugins.rocketmq.broker.popping import Popped
 
 RETRY = "%RETRY%g_T"
 

@@ -13,7 +13,7 @@ import pytest
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
 from commitmq_plugins.rocketmq.broker.popping import Pops
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import request
+from commitmq_plugins.rocketmq.remoting.frame import request
 
 
 @pytest.mark.parametrize(("queue", "left"), [(-1, [2]), (1, [0, 2])])

@@ -13,10 +13,10 @@ from unittest.mock import MagicMock
 import pytest
 
 from commitmq.config import NodeConfig
-from commitmq_plugins.rocketmq.broker.node_line import LineLostError
+from commitmq_plugins.rocketmq.broker.node import LineLostError
 from commitmq_plugins.rocketmq.broker.pulling import Pulls
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
 
 FIELDS = {"consumerGroup": "g", "topic": "T", "queueId": "0", "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0",
           "suspendTimeoutMillis": "0", "subVersion": "0", "subscription": "*"}  # fmt: skip

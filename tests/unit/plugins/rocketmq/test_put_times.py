@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from commitmq_plugins.rocketmq.broker.put_times import PutTimes
+from commitmq_plugins.rocketmq.broker.counting import PutTimes
 
 
 def counts(puts: PutTimes, now_s: float) -> list[int]:

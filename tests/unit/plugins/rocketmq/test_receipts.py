@@ -10,9 +10,9 @@ import time
 from unittest.mock import AsyncMock, MagicMock
 
 from commitmq.semantics.pop import ReceiptHandle
-from commitmq_plugins.rocketmq.broker.receipts import Receipts
+from commitmq_plugins.rocketmq.broker.popping import Receipts
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
 
 
 def changed(invisible_ms: int, node: MagicMock, more: str = "") -> Command:

@@ -12,8 +12,8 @@ import pytest
 
 from commitmq_plugins.rocketmq.broker import request_modes
 from commitmq_plugins.rocketmq.broker.request_modes import ModeTable
-from commitmq_plugins.rocketmq.remoting.bodies.pop import SetMessageRequestModeRequestBody as Mode
-from commitmq_plugins.rocketmq.remoting.errors import BodyError
+from commitmq_plugins.rocketmq.remoting.bodies import SetMessageRequestModeRequestBody as Mode
+from commitmq_plugins.rocketmq.remoting.frame import BodyError
 
 
 def test_a_mode_is_kept(tmp_path: Path) -> None:

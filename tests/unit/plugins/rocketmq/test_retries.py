@@ -17,12 +17,12 @@ from commitmq.errors import ProtocolError
 from commitmq.format.record import Record, encode_record
 from commitmq.log import get_log
 from commitmq.store.metadata.topic_config import TopicConfig
-from commitmq_plugins.rocketmq.broker.dispatch import Dispatch
 from commitmq_plugins.rocketmq.broker.locks import QueueLocks
-from commitmq_plugins.rocketmq.broker.retries import Retries
+from commitmq_plugins.rocketmq.broker.process import Dispatch
+from commitmq_plugins.rocketmq.broker.sending import Retries
 from commitmq_plugins.rocketmq.remoting.codes import V3_4_9, RequestCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
-from commitmq_plugins.rocketmq.remoting.headers.sending import SendMessageRequestHeader
+from commitmq_plugins.rocketmq.remoting.frame import Command, request
+from commitmq_plugins.rocketmq.remoting.headers import SendMessageRequestHeader
 
 PLACE = 4_096
 

@@ -17,9 +17,9 @@ from commitmq.log import get_log
 from commitmq_plugins.rocketmq.broker import neighbours as neighbours_module
 from commitmq_plugins.rocketmq.broker import registration as registration_module
 from commitmq_plugins.rocketmq.broker.neighbours import Neighbours
+from commitmq_plugins.rocketmq.broker.process import Rival
 from commitmq_plugins.rocketmq.broker.registration import Registration
-from commitmq_plugins.rocketmq.broker.rival import Rival
-from commitmq_plugins.rocketmq.remoting.bodies.topic_config import TopicConfig
+from commitmq_plugins.rocketmq.remoting.bodies import TopicConfig
 from stub_cluster import stub_cluster
 
 NAME, OURS, THEIRS, THIRD = "commitmq", "127.0.0.1:10911", "127.0.0.1:20911", "127.0.0.1:30911"

@@ -22,10 +22,9 @@ import pytest
 
 from commitmq.errors import ConfigError
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.limits import tls_of
 from commitmq_plugins.rocketmq.remoting import self_signed, tls
-from commitmq_plugins.rocketmq.remoting.command import Command
-from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode
+from commitmq_plugins.rocketmq.remoting.frame import Command, FrameParser, encode
+from commitmq_plugins.rocketmq.remoting.limits import tls_of
 from commitmq_plugins.rocketmq.remoting.self_signed import load_or_make
 from commitmq_plugins.rocketmq.remoting.server import Connection, RemotingServer
 from commitmq_plugins.rocketmq.remoting.tls import Tls, TlsUnavailableError

@@ -24,8 +24,7 @@ from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.counting import Counting
 from commitmq_plugins.rocketmq.broker.sending import Sends
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
-from commitmq_plugins.rocketmq.remoting.command import request
-from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode
+from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode, request
 
 SEND = {"a": "pg", "b": "T", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": "1763800000000", "h": "0", "j": "0",
         "k": "false", "m": "false"}  # fmt: skip

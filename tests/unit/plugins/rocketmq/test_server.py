@@ -22,11 +22,16 @@ from commitmq.log import get_log
 from commitmq.plugin import failpoints
 from commitmq_plugins.rocketmq.remoting import tls
 from commitmq_plugins.rocketmq.remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.command import Command, request
-from commitmq_plugins.rocketmq.remoting.errors import PeerGoneError, PeerSilentError
-from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode
+from commitmq_plugins.rocketmq.remoting.connection import Turn
+from commitmq_plugins.rocketmq.remoting.frame import (
+    Command,
+    FrameParser,
+    PeerGoneError,
+    PeerSilentError,
+    encode,
+    request,
+)
 from commitmq_plugins.rocketmq.remoting.server import Connection, RemotingServer, ServerLimits
-from commitmq_plugins.rocketmq.remoting.turn import Turn
 
 ECHO, LATER, NEVER, FAIL, FAIL_LATER, GREAT, SLOW = range(1, 8)
 GREAT_BYTES = 300_000
@@ -352,7 +357,7 @@ def test_connections_are_limited_and_a_free_place_is_used(tmp_path: Path, limit:
 def test_there_are_no_more_connections_than_descriptors() -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 400))\n"
-        "from commitmq_plugins.rocketmq.limits import limits_of\n"
+        "from commitmq_plugins.rocketmq.remoting.limits import limits_of\n"
         "from commitmq_plugins.rocketmq.settings import RocketMQSettings\n"
         "found = limits_of(RocketMQSettings())\n"
         "print(found.max_connections, found.max_connections_per_address)"

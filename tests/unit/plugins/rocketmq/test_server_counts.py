@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from commitmq.counting.table import OTHER, CountReader, CountTable
-from commitmq_plugins.rocketmq.broker import server_counts
+from commitmq_plugins.rocketmq.broker import counting
+from commitmq_plugins.rocketmq.broker.counting import CONSUMER_CONNECTIONS, ServerCounts
 from commitmq_plugins.rocketmq.broker.registry import ConsumerGroup, Member
-from commitmq_plugins.rocketmq.broker.server_counts import CONSUMER_CONNECTIONS, ServerCounts
 from commitmq_plugins.rocketmq.remoting.codes import LanguageCode
 
 
@@ -42,7 +42,7 @@ def consumers(path: Path) -> dict[tuple[str, str], int]:
 
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_counts, "_LOOK_NS", 0)
+    monkeypatch.setattr(counting, "_LOOK_NS", 0)
 
 
 def look(counts: ServerCounts, clients: Clients) -> None:

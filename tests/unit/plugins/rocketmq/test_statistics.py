@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commitmq_plugins.rocketmq.broker.statistics import SAMPLE_S, Statistics
+from commitmq_plugins.rocketmq.broker.counting import SAMPLE_S, Statistics
 
 
 def test_the_minute_forgets_what_is_older() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commitmq_plugins.rocketmq.broker.topic_attributes import AttributesError, merged, parse
+from commitmq_plugins.rocketmq.broker.admin_store import AttributesError, merged, parse
 
 
 def test_changes_are_read_with_their_signs() -> None:
