@@ -118,7 +118,7 @@ def split(question: str) -> list[str]:
 def jobs(spark: SparkSession, store: Path, runs: int, *, also_here: bool) -> Times:
     """Seconds of both jobs, on Spark and, if asked for, in this process."""
     from commitmq_plugins.spark.jobs import rebuild as rebuilding
-    from commitmq_plugins.spark.jobs import verify as verifying
+    from commitmq_plugins.spark.jobs import rebuild as verifying
 
     def verify_here() -> None:
         with HeldStore(store, NodeConfig()) as held:

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from commitmq import Admin, Consumer, Producer
-from commitmq_plugins.dashboard.pages.views import PAGES
+from commitmq_plugins.dashboard.pages.render import PAGES
 from dashboard_client import Visitor, texts
 from delays import Peer, everything
 from nodes import Node, commitmq, eventually, free_ports, halted, start_node

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pytest
 
 from commitmq import Admin, Producer
-from commitmq_plugins.dashboard.pages.views import PAGES, Page
+from commitmq_plugins.dashboard.pages.render import PAGES, Page
 from delays import Peer
 from nodes import Node, eventually, free_ports, start_node
 from transactions import send_half

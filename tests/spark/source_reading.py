@@ -11,9 +11,8 @@ from commitmq.testing.node_process import eventually
 from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.gaps import Gap, GapPolicy
 from commitmq_plugins.spark.options import SourceOptions
-from commitmq_plugins.spark.origins import open_origins
+from commitmq_plugins.spark.origins import chosen, open_origins
 from commitmq_plugins.spark.plan import Partition
-from commitmq_plugins.spark.ranges import chosen
 from commitmq_plugins.spark.reading import PartitionReader
 
 

@@ -21,10 +21,10 @@ from commitmq import failpoints
 from commitmq.cli.main import main
 from commitmq.errors import ConfigError
 from commitmq.testing.node import start_node
-from commitmq_plugins.spark.failures import plain
 from commitmq_plugins.spark.gaps import DataLossError
 from commitmq_plugins.spark.jobs.export import Form, export, exported
 from commitmq_plugins.spark.jobs.manifest import ExportError, Manifest
+from commitmq_plugins.spark.sessions import plain
 from golden_stores import GoldenStore
 from shares import shared
 

@@ -15,7 +15,7 @@ import pytest
 
 from commitmq.testing.node import CommitMQNode, start_node
 from commitmq_plugins.spark.jobs.export import export, exported
-from commitmq_plugins.spark.ranges import ANEW
+from commitmq_plugins.spark.origins import ANEW
 from shares import shared
 
 if TYPE_CHECKING:

@@ -20,12 +20,11 @@ from commitmq.errors import InvalidMessageError
 from commitmq.testing.node import CommitMQNode, start_node
 from commitmq_plugins.spark.jobs.compact import compact
 from commitmq_plugins.spark.jobs.export import Form, export
-from commitmq_plugins.spark.jobs.imports import import_export
 from commitmq_plugins.spark.jobs.manifest import ExportError
-from commitmq_plugins.spark.jobs.replay import replay
+from commitmq_plugins.spark.jobs.positions import StateError
+from commitmq_plugins.spark.jobs.replay import import_export, replay
 from commitmq_plugins.spark.jobs.sending import by_queue, shares
-from commitmq_plugins.spark.jobs.state import StateError
-from commitmq_plugins.spark.row_messages import NOT_CARRIED
+from commitmq_plugins.spark.sinks import NOT_CARRIED
 from golden_stores import GoldenStore
 
 if TYPE_CHECKING:

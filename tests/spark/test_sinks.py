@@ -19,10 +19,8 @@ from topic_contents import bodies, stored
 
 from commitmq.errors import ConfigError, InvalidMessageError
 from commitmq.testing.node import CommitMQNode, start_node
-from commitmq_plugins.spark.failures import plain
-from commitmq_plugins.spark.sink_options import SinkOptions
-from commitmq_plugins.spark.sinks import Stored, send_partition
-from commitmq_plugins.spark.task_sender import SinkError
+from commitmq_plugins.spark.sessions import plain
+from commitmq_plugins.spark.sinks import SinkError, SinkOptions, Stored, send_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,8 +25,7 @@ from commitmq.offline.verify import verify as verify_here
 from commitmq.store.log.log_split import find_start, pieces_of
 from commitmq.supervision.exit_codes import CliExit
 from commitmq_plugins.spark.commands import pipeline
-from commitmq_plugins.spark.jobs.rebuild import rebuild
-from commitmq_plugins.spark.jobs.verify import verify
+from commitmq_plugins.spark.jobs.rebuild import rebuild, verify
 from damaged_stores import damage
 from golden_stores import GoldenStore
 from tricky_log import SEGMENT_BYTES, build, segment_of

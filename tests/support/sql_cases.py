@@ -14,7 +14,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from commitmq_plugins.sql92 import tree
+from commitmq_plugins.sql92 import parser
 
 NAMES = ("a", "b", "price", "TAGS", "KEYS", "_x", "$y", "Not_There")
 INTEGERS = ("0", "1", "5", "10", "5L", "7l", "2147483647", "2147483648", "9223372036854775807")
@@ -127,28 +127,28 @@ def _test(rng: random.Random, depth: int) -> str:
 # ---------------------------------------------------------------- the plain evaluator
 
 
-def evaluate(node: tree.Node, message: Mapping[str, str]) -> Any:
+def evaluate(node: parser.Node, message: Mapping[str, str]) -> Any:
     """What ``node`` is for a message: a value, or None for NULL. Raises Failed."""
     match node:
-        case tree.Literal(value):
+        case parser.Literal(value):
             return value
-        case tree.Property(name):
+        case parser.Property(name):
             return message.get(name)
-        case tree.Negative(operand):
+        case parser.Negative(operand):
             value = evaluate(operand, message)
             return -value if type(value) in (int, float, Long) else None
-        case tree.AsBoolean(operand):
+        case parser.AsBoolean(operand):
             return None if evaluate(operand, message) is None else False
-        case tree.Not(operand):
+        case parser.Not(operand):
             value = evaluate(operand, message)
             return None if value is None else not value
-        case tree.And(operands) | tree.Or(operands):
-            return _together(operands, message, decided=isinstance(node, tree.Or))
-        case tree.Equal(left, right):
+        case parser.And(operands) | parser.Or(operands):
+            return _together(operands, message, decided=isinstance(node, parser.Or))
+        case parser.Equal(left, right):
             return _equal(_typed(left, message), _typed(right, message))
-        case tree.IsNull(operand):
+        case parser.IsNull(operand):
             return evaluate(operand, message) is None
-        case tree.Order(symbol, left, right):
+        case parser.Order(symbol, left, right):
             first = _typed(left, message)
             if first is None:
                 return None
@@ -159,10 +159,10 @@ def evaluate(node: tree.Node, message: Mapping[str, str]) -> Any:
                 first, second = java_double(first), java_double(second)
             sign = _compare(first, second)
             return {"<": sign < 0, "<=": sign <= 0, ">": sign > 0, ">=": sign >= 0}[symbol]
-        case tree.In(operand, texts, negated):
+        case parser.In(operand, texts, negated):
             value = evaluate(operand, message)
             return None if value is None else (value in texts) != negated
-        case tree.TextTest(how, operand, text, negated):
+        case parser.TextTest(how, operand, text, negated):
             if not text:
                 return False
             value = evaluate(operand, message)
@@ -173,7 +173,7 @@ def evaluate(node: tree.Node, message: Mapping[str, str]) -> Any:
     raise AssertionError(node)
 
 
-def matches(node: tree.Node, message: Mapping[str, str]) -> bool:
+def matches(node: parser.Node, message: Mapping[str, str]) -> bool:
     try:
         return evaluate(node, message) is True
     except Failed:
@@ -187,16 +187,16 @@ class Long(int):
         return Long(-int(self))
 
 
-def _typed(node: tree.Node, message: Mapping[str, str]) -> Any:
-    if isinstance(node, tree.Literal) and type(node.value) is int and not -(2**31) <= node.value < 2**31:
+def _typed(node: parser.Node, message: Mapping[str, str]) -> Any:
+    if isinstance(node, parser.Literal) and type(node.value) is int and not -(2**31) <= node.value < 2**31:
         return Long(node.value)
-    if isinstance(node, tree.Negative):
+    if isinstance(node, parser.Negative):
         value = _typed(node.operand, message)
         return -value if type(value) in (int, float, Long) else None
     return evaluate(node, message)
 
 
-def _together(operands: tuple[tree.Node, ...], message: Mapping[str, str], *, decided: bool) -> bool | None:
+def _together(operands: tuple[parser.Node, ...], message: Mapping[str, str], *, decided: bool) -> bool | None:
     unknown = False
     for operand in operands:
         value: bool | None = evaluate(operand, message)

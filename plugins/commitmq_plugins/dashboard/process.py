@@ -14,7 +14,7 @@ from typing import Final
 
 from commitmq.errors import CommitMQError
 from commitmq.plugin import WorkerContext, run_async
-from commitmq_plugins.dashboard.api.shared import Shared
+from commitmq_plugins.dashboard.api.node import Shared
 from commitmq_plugins.dashboard.app import App
 from commitmq_plugins.dashboard.settings import DashboardSettings
 from commitmq_plugins.http_server import HttpLimits, HttpServer

@@ -24,10 +24,9 @@ from commitmq.log import get_log
 from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.gaps import Gap, GapPolicy
 from commitmq_plugins.spark.options import IGNORE, WAIT, SourceOptions
-from commitmq_plugins.spark.origins import existing, open_origins, require_topics
+from commitmq_plugins.spark.origins import chosen, existing, open_origins, require_topics
 from commitmq_plugins.spark.plan import least_partitions
 from commitmq_plugins.spark.quiet import quiet_daemon
-from commitmq_plugins.spark.ranges import chosen
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,8 +75,7 @@ class CommitMQSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For ``df.write``. Raises ConfigError for an overwrite: a log can only be appended to."""
-        from commitmq_plugins.spark.sink_options import SinkOptions
-        from commitmq_plugins.spark.sinks import BatchSink
+        from commitmq_plugins.spark.sinks import BatchSink, SinkOptions
 
         if overwrite:
             raise ConfigError("a topic cannot be overwritten: write with mode append")
@@ -85,8 +83,7 @@ class CommitMQSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """For ``writeStream``, in the output mode append or update."""
-        from commitmq_plugins.spark.sink_options import SinkOptions
-        from commitmq_plugins.spark.sinks import StreamSink
+        from commitmq_plugins.spark.sinks import SinkOptions, StreamSink
 
         del overwrite
         return StreamSink(SinkOptions.parse(self.options), schema)

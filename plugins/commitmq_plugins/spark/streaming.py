@@ -27,9 +27,18 @@ from commitmq.log import get_log
 from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.gaps import Gap, GapPolicy
 from commitmq_plugins.spark.options import FAIL, IGNORE, SourceOptions
-from commitmq_plugins.spark.origins import Origin, existing, open_origins, require_topics
+from commitmq_plugins.spark.origins import (
+    Origin,
+    cut_off,
+    existing,
+    open_origins,
+    position,
+    remaining,
+    require_topics,
+    resumed,
+    unknown_queues,
+)
 from commitmq_plugins.spark.plan import least_partitions
-from commitmq_plugins.spark.ranges import cut_off, position, remaining, resumed, unknown_queues
 from commitmq_plugins.spark.stores import Slice
 from commitmq_plugins.spark.stream_offset import Positions, StreamOffset
 

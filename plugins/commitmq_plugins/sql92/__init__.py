@@ -1,6 +1,6 @@
 """SQL92 message filters with RocketMQ's rules: ``price > 10 AND region IN ('eu', 'us')`` on a message's properties.
 
-Built in through the same hook that third parties use. :mod:`.parser` reads expressions into the nodes of :mod:`.tree`,
+Built in through the same hook that third parties use. :mod:`.parser` reads expressions into nodes of a tree,
 :mod:`.evaluator` judges messages, a batch at a time.
 """
 

@@ -28,7 +28,7 @@ from commitmq.store.queues.message_filter import (
     java_double,
     java_integer,
 )
-from commitmq_plugins.sql92 import tree
+from commitmq_plugins.sql92 import parser
 from commitmq_plugins.sql92.parser import parse
 
 States = NDArray[np.int8]
@@ -55,10 +55,10 @@ class SqlFilter:
 class CompiledSql:
     """One expression; see :class:`commitmq.plugin.hookspecs.CompiledFilter`."""
 
-    def __init__(self, node: tree.Node) -> None:
+    def __init__(self, node: parser.Node) -> None:
         self._node = node
-        self.properties = tuple(tree.properties(node))
-        self.terms = tree.terms(node)
+        self.properties = tuple(parser.properties(node))
+        self.terms = parser.terms(node)
 
     def matches(self, batch: FilterBatch) -> Flags:
         """For each message, whether the expression is TRUE."""
@@ -71,7 +71,7 @@ class CompiledSql:
 class _Scalar:
     """A constant. ``is_long``: an integer that Java holds in 64 bits, so that texts are read as such for a comparison."""
 
-    value: tree.Constant
+    value: parser.Constant
     is_long: bool = False
 
 
@@ -79,16 +79,16 @@ _Value = _Scalar | PropertyColumn | States
 _MISSING: Final = _Scalar(None)
 
 
-def _value(node: tree.Node, batch: FilterBatch) -> _Value:
+def _value(node: parser.Node, batch: FilterBatch) -> _Value:
     match node:
-        case tree.Literal(value):
+        case parser.Literal(value):
             is_long = type(value) is int and not INTEGER_RANGE[0] <= value <= INTEGER_RANGE[1]
             return _Scalar(value, is_long)
-        case tree.Property(name):
+        case parser.Property(name):
             return batch[name]
-        case tree.Negative(operand):
+        case parser.Negative(operand):
             return _negative(_value(operand, batch))
-        case tree.AsBoolean(operand):
+        case parser.AsBoolean(operand):
             return np.where(batch[operand.name].present, FALSE, NULL).astype(np.int8)
         case _:
             return _states(node, batch)
@@ -102,34 +102,34 @@ def _negative(value: _Value) -> _Value:
     return _MISSING
 
 
-def _states(node: tree.Node, batch: FilterBatch) -> States:
+def _states(node: parser.Node, batch: FilterBatch) -> States:
     """The states of a part that has truth values."""
     count = len(batch)
     match node:
-        case tree.And(operands):
+        case parser.And(operands):
             return _fold(_AND, operands, batch)
-        case tree.Or(operands):
+        case parser.Or(operands):
             return _fold(_OR, operands, batch)
-        case tree.Not(operand):
+        case parser.Not(operand):
             found: States = _NOT[_states(operand, batch)]
             return found
-        case tree.Equal(left, right):
+        case parser.Equal(left, right):
             return _equal(_value(left, batch), _value(right, batch), count)
-        case tree.IsNull(operand):
+        case parser.IsNull(operand):
             return _equal(_value(operand, batch), _MISSING, count)
-        case tree.Order(symbol, left, right):
+        case parser.Order(symbol, left, right):
             return _order(symbol, _value(left, batch), _value(right, batch), count)
-        case tree.In(operand, texts, negated):
+        case parser.In(operand, texts, negated):
             column = batch[operand.name]
             return _known(column.equals_any(texts) != negated, column.present)
-        case tree.TextTest(how, operand, text, negated):
+        case parser.TextTest(how, operand, text, negated):
             return _text_test(how, _value(operand, batch), text, negated, count)
         case _:
             value = _value(node, batch)
             return value if isinstance(value, np.ndarray) else _spread(_as_state(value), count)
 
 
-def _fold(table: States, operands: tuple[tree.Node, ...], batch: FilterBatch) -> States:
+def _fold(table: States, operands: tuple[parser.Node, ...], batch: FilterBatch) -> States:
     states = _states(operands[0], batch)
     # FALSE decides AND, TRUE decides OR; a failure decides both.
     decided = FALSE if table is _AND else TRUE
@@ -196,7 +196,7 @@ def _equal_present(left: _Value, right: _Value, count: int) -> States:
     return _truth_is(right, left.value.lower() == "true" if isinstance(left.value, str) else left.value)
 
 
-def _truth_is(states: States, value: tree.Constant) -> States:
+def _truth_is(states: States, value: parser.Constant) -> States:
     """TRUE for messages whose state equals ``value``; a truth value equals no number."""
     return _flags(states == int(value)) if isinstance(value, bool) else np.zeros_like(states)
 

@@ -19,9 +19,7 @@ from typing import Any, Final
 from commitmq.errors import StoreError
 from commitmq.security.audit_backwards import Backwards, Place
 from commitmq.security.audit_files import ENDING, process_of, roles
-from commitmq_plugins.dashboard.api.node import Node
-from commitmq_plugins.dashboard.api.shell import command
-from commitmq_plugins.dashboard.api.values import BadValueError, moment, value
+from commitmq_plugins.dashboard.api.node import BadValueError, Node, command, moment, value
 
 MOST_ROWS: Final = 200
 _MOST_TEXT: Final = 1_000

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from commitmq.errors import GroupNotFoundError
-from commitmq_plugins.dashboard.api.node import Node
-from commitmq_plugins.dashboard.api.values import value
+from commitmq_plugins.dashboard.api.node import Node, value
 
 GROUPS_A_PAGE: Final = 8
 _MOST_ROWS: Final = 500

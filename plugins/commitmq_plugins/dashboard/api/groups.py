@@ -9,9 +9,7 @@ from typing import Final
 
 from commitmq.client.group_offsets import lag_of
 from commitmq.errors import GroupNotFoundError, TopicNotFoundError
-from commitmq_plugins.dashboard.api.node import Node
-from commitmq_plugins.dashboard.api.shell import command
-from commitmq_plugins.dashboard.api.values import BadValueError, moment, value
+from commitmq_plugins.dashboard.api.node import BadValueError, Node, command, moment, value
 from commitmq_plugins.metrics.figures import Figures, GroupLag
 
 PAGE: Final = 50

@@ -1,7 +1,13 @@
-"""Processes, plugins with their dispatchers, the store's files, and users."""
+"""Processes, plugins with their dispatchers, the store's files, and users.
+
+Histories: the rate of the node and of a topic, the lag of a group, over an hour or a day; and their drawing.
+
+What the first page shows: is the node well, how full is it, who is behind.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,8 +15,119 @@ from typing import Any, Final
 import psutil
 
 from commitmq.errors import CommitMQError
-from commitmq_plugins.dashboard.api.node import Node
-from commitmq_plugins.dashboard.api.values import value
+from commitmq_plugins.dashboard.api.groups import GroupRow, group_rows
+from commitmq_plugins.dashboard.api.node import Node, value
+
+_SPANS: Final = {"1h": 3_600, "24h": 86_400}
+_CHOICES: Final = tuple(_SPANS)
+_WIDTH, _HEIGHT = 720, 180
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHistoryAsked:
+    """How far back."""
+
+    span: str = value("1h", "An hour, or a day.", choices=_CHOICES)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicHistoryAsked:
+    """Of which topic, how far back."""
+
+    topic: str = value(doc="The topic's name.", longest=255)
+    span: str = value("1h", "An hour, or a day.", choices=_CHOICES)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHistoryAsked:
+    """Of which group, how far back."""
+
+    group: str = value(doc="The group's name.", longest=255)
+    span: str = value("1h", "An hour, or a day.", choices=_CHOICES)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A sample: milliseconds since 1970, and the value; null where it is not known."""
+
+    at_ms: int
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Samples every ``step_s``, the oldest first; 0 when histories are off. ``unit``: bytes/s, messages/s or messages.
+
+    ``path``: the line of a drawing of 720 by 180, in SVG's words. They begin anew with the dashboard's process.
+    """
+
+    of: str
+    unit: str
+    span: str
+    step_s: int
+    points: list[Point]
+    latest: float | None
+    lowest: float | None
+    highest: float | None
+    path: str
+
+
+def node_history(node: Node, asked: NodeHistoryAsked) -> History:
+    """No request: bytes that were written, a second."""
+    node.rights.check("admin", "status", {})
+    return _history(node, "the node", "bytes/s", asked.span, node.history.rate_of_node(_SPANS[asked.span]))
+
+
+def topic_history(node: Node, asked: TopicHistoryAsked) -> History:
+    """One request: messages that were stored, a second. The topic is followed from now on."""
+    node.rights.check("reader", "offsets", {"topic": asked.topic})
+    node.admin.topic(asked.topic)
+    node.history.follow(asked.topic)
+    points = node.history.rate_of_topic(asked.topic, _SPANS[asked.span])
+    return _history(node, f"topic {asked.topic}", "messages/s", asked.span, points)
+
+
+def group_history(node: Node, asked: GroupHistoryAsked) -> History:
+    """No request: messages that waited for the group."""
+    node.rights.check("coordinator", "group.describe", {"group": asked.group})
+    points = node.history.lag_of_group(asked.group, _SPANS[asked.span])
+    return _history(node, f"group {asked.group}", "messages", asked.span, points)
+
+
+def _history(node: Node, of: str, unit: str, span: str, points: list[tuple[int, float | None]]) -> History:
+    known = [one for _, one in points if one is not None]
+    return History(
+        of,
+        unit,
+        span,
+        node.settings.history_s,
+        [Point(at, None if one is None else round(one, 3)) for at, one in points],
+        None if not points or points[-1][1] is None else round(points[-1][1], 3),
+        round(min(known), 3) if known else None,
+        round(max(known), 3) if known else None,
+        drawn(points, _SPANS[span]),
+    )
+
+
+def drawn(points: list[tuple[int, float | None]], span_s: int) -> str:
+    """A line from left (``span_s`` before the newest sample) to right, 0 at the bottom. It ends before a gap."""
+    if not points:
+        return ""
+    highest = max((one for _, one in points if one is not None), default=0.0) or 1.0
+    end_ms = points[-1][0]
+    parts, pen_is_down = [], False
+    for at_ms, one in points:
+        if one is None:
+            pen_is_down = False
+            continue
+        x = _WIDTH - (end_ms - at_ms) / (span_s * 1000) * _WIDTH
+        y = _HEIGHT - one / highest * _HEIGHT
+        parts.append(f"{'L' if pen_is_down else 'M'}{x:.1f} {y:.1f}")
+        if not pen_is_down:
+            parts.append("h0.1")  # a lone sample is a dot
+        pen_is_down = True
+    return "".join(parts)
+
 
 _RESTING: Final = ("done", "idle")  # it ended well, or nobody needed it yet
 _MOST: Final = 500
@@ -244,3 +361,88 @@ def users(node: Node, asked: UsersAsked) -> Users:
         user = table.users[name]
         rows.append(UserRow(name, user.shown()["type"], user.shown()["status"], len(user.keys)))
     return Users(rows, len(table.users), shown[-1] if len(names) > len(shown) else None)
+
+
+_WORST: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """A request without values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The node in one answer. Bytes, seconds and milliseconds since 1970; what is not known is null.
+
+    ``problems``: a sentence each; none when the node takes and gives messages. ``unknown``: what could not be asked, and
+    why.
+    """
+
+    ready: bool
+    problems: list[str]
+    warnings: list[str]
+    unknown: list[str]
+    age_s: float
+    store: str
+    flush_mode: str
+    topics: int | None
+    groups: int | None
+    log_begin: int
+    log_end: int
+    bytes_in_per_s: float | None
+    last_message_ms: int | None
+    oldest_message_ms: int | None
+    flush_lag_bytes: int
+    dispatch_lag_bytes: int
+    disk_total_bytes: int | None
+    disk_used_bytes: int | None
+    segments: int | None
+    worst_lags: list[GroupRow]
+    not_well: list[ProcessRow]
+
+
+def overview(node: Node, _: Nothing) -> Overview:
+    """Nothing but what all pages share."""
+    node.rights.check("admin", "status", {})
+    figures = node.figures()
+    words, config = figures.words, node.context.config
+    unknown = []
+    if figures.topics is None or figures.groups is None:
+        unknown.append("the coordinator did not say which topics and groups there are")
+    rows: list[ProcessRow] = []
+    warnings: list[str] = node.health.notes()
+    try:
+        status = node.status()
+        rows = [row for row in process_rows(status) if not row.is_well]
+        warnings += [*status["disk_warnings"], *status["node"]["insecure"]]
+        if status["node"].get("refuses_sends"):
+            warnings.append("the node is drained, and refuses all sends: `commitmq drain off` ends that")
+    except CommitMQError as error:
+        unknown.append(f"the supervisor did not say how the processes are: {error}")
+    behind = [row for row in group_rows(figures) if row.lag_messages]
+    behind.sort(key=lambda row: -(row.lag_messages or 0))
+    problems = node.health.reasons()
+    return Overview(
+        ready=not problems,
+        problems=problems,
+        warnings=warnings,
+        unknown=unknown,
+        age_s=round(max(0.0, time.time() - figures.at_ms / 1000), 3),
+        store=str(node.context.layout.root),
+        flush_mode=config.commit_log.flush_mode,
+        topics=None if figures.topics is None else len(figures.topics),
+        groups=None if figures.groups is None else len(figures.groups),
+        log_begin=words["min_offset"],
+        log_end=words["written"],
+        bytes_in_per_s=node.bytes_in_per_s(),
+        last_message_ms=words["written_timestamp"] or None,
+        oldest_message_ms=figures.oldest_ms,
+        flush_lag_bytes=max(0, words["written"] - words["flushed"]),
+        dispatch_lag_bytes=max(0, words["written"] - words["dispatched"]),
+        disk_total_bytes=figures.disk_total,
+        disk_used_bytes=figures.disk_used,
+        segments=figures.segments,
+        worst_lags=behind[:_WORST],
+        not_well=rows,
+    )

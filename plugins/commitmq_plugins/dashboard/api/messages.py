@@ -2,10 +2,24 @@
 
 A look ends with its rows, or with the first of its bounds: messages, bytes, time. It says what it looked at and where the
 next look goes on. The place of a look is a text, ``0:17,1:4``: an offset for each queue.
+
+A message as pages and JSON show it: a row of a list, or whole. Bodies and properties are text, never markup.
+
+A test message.
+
+The story of one message, from the records that clients wrote into the trace topic.
+
+A topic's newest messages, again and again: each look goes on where the one before has begun, and marks what is new since.
+
+The page has no script. It asks the browser to load the next look, whose address has two places: ``go_on``, where the shown
+messages begin, and ``seen``, where the look before has ended.
 """
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +28,287 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from commitmq.client.admin_results import QueueBounds
-from commitmq_plugins.dashboard.api.node import Node
-from commitmq_plugins.dashboard.api.shown_message import MessageRow, Wanted, row_of
-from commitmq_plugins.dashboard.api.values import MAX_OFFSET, BadValueError, moment, value
+from commitmq.errors import InvalidMessageError, ProtocolError, TopicNotFoundError
+from commitmq.semantics.trace import TRACE_TOPIC, decode_trace
+from commitmq_plugins.dashboard.api.node import MAX_OFFSET, BadValueError, Node, command, moment, value
+from commitmq_plugins.dashboard.guard import NotAllowedError
 
 if TYPE_CHECKING:
     from commitmq.client.consumer import Reader
     from commitmq.client.message import Message
+    from commitmq.semantics.trace import TraceRecord
+
+
+PREVIEW_BYTES: Final = 200
+BODY_BYTES: Final = 64 * 1024
+_HEX_BYTES: Final = 4 * 1024
+_PRETTY_BYTES: Final = 4 * BODY_BYTES
+_MOST_KEYS: Final = 20
+_KEY_LENGTH: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """A message in a list. ``preview`` is the beginning of its body; ``is_text`` false when that is hexadecimal."""
+
+    topic: str
+    queue: int
+    offset: int
+    message_id: str | None
+    unique_id: str | None
+    tag: str | None
+    keys: list[str]
+    store_ms: int
+    born_ms: int
+    size: int
+    preview: str
+    is_text: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WholeMessage:
+    """All of one message; of its body 64 KiB at most. ``body_form``: json, text or hex. ``damage``: why it cannot be
+    decoded.
+    """
+
+    row: MessageRow
+    physical_offset: int
+    sys_flag: int
+    flag: int
+    reconsume_times: int
+    origin_topic: str
+    properties: dict[str, str]
+    body: str
+    body_form: str
+    body_bytes: int
+    body_is_cut: bool
+    damage: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A filter: what is None does not count."""
+
+    tag: str | None = None
+    key: str | None = None
+    text: str | None = None
+
+    @property
+    def is_filter(self) -> bool:
+        return bool(self.tag or self.key or self.text)
+
+    def fits(self, message: Message) -> bool:
+        """Whether all that is given holds."""
+        if self.tag and message.tags != self.tag:
+            return False
+        if self.key and self.key not in message.keys:
+            return False
+        if not self.text:
+            return True
+        return self.text.encode() in body_of(message) or any(
+            self.text in one for pair in message.properties.items() for one in pair
+        )
+
+
+def body_of(message: Message) -> bytes:
+    """The decoded body; the stored bytes of one that cannot be decoded."""
+    return message.raw_body if message.damage is not None else message.body
+
+
+def row_of(message: Message) -> MessageRow:
+    """The row of a message."""
+    body = body_of(message)
+    text = _text(body, PREVIEW_BYTES)
+    return MessageRow(
+        message.topic,
+        message.queue_id,
+        message.queue_offset,
+        message.msg_id,
+        message.unique_id,
+        message.tags,
+        [one[:_KEY_LENGTH] for one in message.keys[:_MOST_KEYS]],
+        message.store_timestamp,
+        message.born_timestamp,
+        len(body),
+        body[:PREVIEW_BYTES].hex(" ") if text is None else text,
+        text is not None,
+    )
+
+
+def whole(message: Message) -> WholeMessage:
+    """All of a message."""
+    body = body_of(message)
+    shown, form = _shown(body)
+    return WholeMessage(
+        row_of(message),
+        message.physical_offset,
+        message.sys_flag,
+        message.flag,
+        message.reconsume_times,
+        message.origin_topic,
+        message.properties,
+        shown,
+        form,
+        len(body),
+        len(body) > (_HEX_BYTES if form == "hex" else BODY_BYTES),
+        message.damage,
+    )
+
+
+def _shown(body: bytes) -> tuple[str, str]:
+    text = _text(body, BODY_BYTES)
+    if text is None:
+        return body[:_HEX_BYTES].hex(" "), "hex"
+    if len(body) <= BODY_BYTES and text[:1] in ("{", "["):
+        with contextlib.suppress(ValueError, RecursionError):
+            return _pretty(json.loads(text)), "json"
+    return text, "text"
+
+
+def _pretty(value: object) -> str:
+    """Indented JSON. Raises ValueError when that is far longer: deep nesting makes a short body a huge page."""
+    parts, size = [], 0
+    for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
+        parts.append(part)
+        size += len(part)
+        if size > _PRETTY_BYTES:
+            raise ValueError("too long")
+    return "".join(parts)
+
+
+def _text(body: bytes, most: int) -> str | None:
+    """The first ``most`` bytes as UTF-8, without a character that is cut there; None for other bytes."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        return decoder.decode(body[:most], final=len(body) <= most)
+    except UnicodeDecodeError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """A message to send. Its topic must exist."""
+
+    topic: str = value(doc="The topic's name.", longest=255)
+    body: str = value(doc="The body, as text.", longest=65_536)
+    tag: str | None = value(None, "Its tag.", longest=255)
+    keys: str | None = value(None, "Its keys, with spaces between.", longest=1_024)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Where the message is."""
+
+    topic: str
+    queue: int
+    offset: int
+    message_id: str | None
+    unique_id: str | None
+    command: str
+
+
+def send_message(node: Node, asked: NewMessage) -> Sent:
+    """One send by a producer of its own. Raises SendError, InvalidMessageError."""
+    node.admin.topic(asked.topic)  # a mistyped name creates no topic
+    keys = (asked.keys or "").split() or None
+    with node.producer(asked.topic) as producer:
+        result = producer.send(asked.topic, asked.body.encode(), tags=asked.tag, keys=keys)
+    options = [*(["--tags", asked.tag] if asked.tag else []), *(["--keys", " ".join(keys)] if keys else [])]
+    line = command("produce", asked.topic, *options)
+    return Sent(
+        asked.topic,
+        result.queue,
+        result.queue_offset,
+        result.msg_id,
+        result.unique_id,
+        f"printf '%s\\n' BODY | {line}",
+    )
+
+
+_MOST_MESSAGES: Final = 200
+_MOST_ROWS: Final = 500
+_OFFSET_ID_DIGITS: Final = (32, 56)
+_DETAILS: Final = {
+    "Pub": ("topic", "tags", "keys", "offset_message_id", "store_host"),
+    "SubBefore": ("retry_times",),
+    "EndTransaction": ("state", "topic", "from_check"),
+    "Recall": ("topic",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceAsked:
+    """One message: by the unique id that its producer gave, or by its offset message id."""
+
+    id: str = value(doc="Its unique id, or its offset message id.", longest=255)
+    topic: str | None = value(None, "Its topic, which the visitor must be allowed to read.", longest=255)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """A record. ``outcome``: done, failed, or what a handler said; null where the kind has none."""
+
+    time_ms: int | None
+    record: str
+    group: str | None
+    cost_ms: int | None
+    outcome: str | None
+    details: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The records by their times; none when clients write no traces. ``complete``: nothing is missing."""
+
+    id: str
+    records: list[TraceRow]
+    complete: bool
+    unreadable: int
+    command: str
+
+
+def trace(node: Node, asked: TraceAsked) -> Trace:
+    """A query of the index, and a look-up where the id is a place."""
+    if asked.topic is not None:
+        node.rights.check("reader", "pull", {"topic": asked.topic})
+    unique, records, unreadable, complete = _unique_id(node, asked.id), [], 0, True
+    try:
+        found = node.admin.query(TRACE_TOPIC, key=unique, max_messages=_MOST_MESSAGES, wait_s=0.2)
+    except TopicNotFoundError:
+        found = None
+    for message in found or ():
+        try:
+            records += [one for one in decode_trace(message.body) if one.message_id == unique]
+        except InvalidMessageError:
+            unreadable += 1
+    if found is not None:
+        complete = found.complete and found.next is None and len(records) <= _MOST_ROWS
+    rows = sorted(map(_row, records), key=lambda row: row.time_ms or 0)[:_MOST_ROWS]
+    return Trace(unique, rows, complete, unreadable, command("trace", unique))
+
+
+def _unique_id(node: Node, text: str) -> str:
+    """The unique id of the message with this offset message id; another id as it is. Both may have 32 digits."""
+    if len(text) not in _OFFSET_ID_DIGITS:
+        return text
+    try:
+        return node.admin.message(text).unique_id or text
+    except NotAllowedError:
+        raise
+    except (ProtocolError, ValueError):
+        return text
+
+
+def _row(one: TraceRecord) -> TraceRow:
+    success = getattr(one, "success", None)
+    outcome = None if success is None else "done" if success else "failed"
+    if one.kind == "SubAfter" and not success:
+        outcome = str(getattr(one, "result").name).lower()  # noqa: B009
+    names = _DETAILS.get(one.kind, ())
+    details = {name: str(found) for name in names if (found := getattr(one, name, None)) not in (None, "")}
+    when = int(getattr(one, "timestamp", 0)) or None
+    return TraceRow(when, one.kind, one.group or None, getattr(one, "cost_ms", None), outcome, details)
+
 
 MOST_ROWS: Final = 200
 IN_TIME: Final = attrgetter("store_timestamp", "physical_offset", "queue_offset")
@@ -248,3 +536,72 @@ def place_of(text: str) -> dict[int, int]:
             raise BadValueError(f"go_on is next of the page before, not {text!r:.100}")
         found[int(queue)] = int(offset)
     return found
+
+
+_MOST_TAIL_ROWS: Final = 100
+_LONGEST: Final = 6_000  # of an address: a head of a request has 16 KiB
+
+
+@dataclass(frozen=True, slots=True)
+class TailAsked:
+    """Of which topic, and from where on. Without ``go_on`` from the newest messages on."""
+
+    topic: str = value(doc="The topic's name.", longest=255)
+    queue: int | None = value(None, "Only this queue.", high=65_535)
+    tag: str | None = value(None, "Only messages with this tag.", longest=255)
+    limit: int = value(20, "Rows.", low=1, high=_MOST_TAIL_ROWS)
+    every: int = value(5, "Seconds until the page loads the next look; 0 for never.", high=3_600)
+    go_on: str | None = value(None, "next of the look before.", longest=_LONGEST)
+    seen: str | None = value(None, "seen of the look before.", longest=_LONGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class TailRow:
+    """A message; ``is_new``: the look before did not have it."""
+
+    message: MessageRow
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The newest messages, the newest first. ``complete``: false when the look ended at a bound, and goes on there."""
+
+    messages: list[TailRow]
+    new: int
+    every: int
+    looked_at: int
+    complete: bool
+    next: str
+    seen: str
+
+
+def tail(node: Node, asked: TailAsked) -> Tail:
+    """Bounds of the topic, then one look."""
+    bounds = bounds_of(node, asked.topic, asked.queue)
+    place = {} if asked.go_on is None else place_of(asked.go_on)
+    seen = {} if asked.seen is None else place_of(asked.seen)
+    ranges = {}
+    for one in bounds:
+        begin = place.get(one.queue, one.max - asked.limit)
+        ranges[one.queue] = (min(max(begin, one.min), one.max), one.max)
+    look = Look(node, asked.topic, ranges)
+    wanted = Wanted(tag=asked.tag)
+    found: list[Message] = [message for message in look if wanted.fits(message)]
+    found.sort(key=IN_TIME, reverse=True)
+    kept = found[: asked.limit]
+    # The next look begins with the oldest message that is still shown of each queue.
+    positions = {one.queue: look.positions[one.queue] for one in bounds}
+    following = dict(positions)
+    for message in kept:
+        following[message.queue_id] = min(following[message.queue_id], message.queue_offset)
+    rows = [TailRow(row_of(one), one.queue_offset >= seen.get(one.queue_id, 0) and bool(seen)) for one in kept]
+    return Tail(
+        rows,
+        sum(row.is_new for row in rows),
+        asked.every,
+        look.looked_at,
+        look.ended_by == "queues",
+        text_of(following),
+        text_of(positions),
+    )

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from commitmq.errors import ProtocolError, TopicNotFoundError
-from commitmq_plugins.dashboard.api.node import Node
-from commitmq_plugins.dashboard.api.rights import NotAllowedError
-from commitmq_plugins.dashboard.api.shown_message import MessageRow, WholeMessage, body_of, row_of, whole
-from commitmq_plugins.dashboard.api.values import BadValueError, moment, value
+from commitmq_plugins.dashboard.api.messages import MessageRow, WholeMessage, body_of, row_of, whole
+from commitmq_plugins.dashboard.api.node import BadValueError, Node, moment, value
+from commitmq_plugins.dashboard.guard import NotAllowedError
 
 if TYPE_CHECKING:
     from commitmq.client.message import Message

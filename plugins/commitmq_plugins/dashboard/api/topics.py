@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
-from commitmq_plugins.dashboard.api.node import Node
-from commitmq_plugins.dashboard.api.shell import command
-from commitmq_plugins.dashboard.api.values import BadValueError, value
+from commitmq_plugins.dashboard.api.node import BadValueError, Node, command, value
 
 PAGE: Final = 50
 _MOST_QUEUES: Final = 200

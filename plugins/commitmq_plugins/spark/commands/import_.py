@@ -1,4 +1,4 @@
-"""``commitmq pipeline import``: see :mod:`commitmq_plugins.spark.jobs.imports`."""
+"""``commitmq pipeline import``: see :mod:`commitmq_plugins.spark.jobs.replay`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def import_(
     """
     if (target or state) and len(topics) != 1:
         raise click.UsageError("--to and --state are for a single --topic")
-    from commitmq_plugins.spark.jobs.imports import import_export, topics_of
+    from commitmq_plugins.spark.jobs.replay import import_export, topics_of
 
     done = {}
     with job_session(master, "importing", quiet=as_json) as spark:

@@ -1,4 +1,4 @@
-"""``commitmq pipeline verify``: see :mod:`commitmq_plugins.spark.jobs.verify`."""
+"""``commitmq pipeline verify``: see :mod:`commitmq_plugins.spark.jobs.rebuild`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def verify(
     Changes nothing; exits 65 for damage. The nodes must be stopped, and executors must see the folders by the same paths.
     """
     from commitmq import config as node_config
-    from commitmq_plugins.spark.jobs.verify import verify as work
+    from commitmq_plugins.spark.jobs.rebuild import verify as work
 
     config = node_config.load(config_file, overrides)
     with job_session(master, "verifying", quiet=as_json, sources=folders) as spark:

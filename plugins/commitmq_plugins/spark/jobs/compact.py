@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from commitmq.errors import ConfigError, InvalidMessageError
 from commitmq_plugins.spark.gaps import DataLossError, Gap, coalesced
-from commitmq_plugins.spark.jobs.positions import frame_of, split_sources
+from commitmq_plugins.spark.jobs.positions import frame_of, opened, split_sources
 from commitmq_plugins.spark.jobs.sending import SENT_COLUMNS, Sent, by_queue, ensure_topic, send
-from commitmq_plugins.spark.jobs.state import opened
 from commitmq_plugins.spark.options import SourceOptions
-from commitmq_plugins.spark.origins import open_origins, queues_of, require_topics
+from commitmq_plugins.spark.origins import chosen, open_origins, queues_of, require_topics
 from commitmq_plugins.spark.plan import Partition
-from commitmq_plugins.spark.ranges import chosen
-from commitmq_plugins.spark.sink_options import SinkOptions
+from commitmq_plugins.spark.sinks import SinkOptions
 from commitmq_plugins.spark.stores import Slice
 
 if TYPE_CHECKING:

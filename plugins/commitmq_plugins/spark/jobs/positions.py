@@ -1,27 +1,152 @@
-"""Finds the messages behind a position in every queue of several stores, and cuts them into partitions for Spark."""
+"""Finds the messages behind a position in every queue of several stores, and cuts them into partitions for Spark.
+
+``DataFrame.mapInArrow`` without pandas, which PySpark requires there and does not use.
+
+The input of a job: the messages of several stores as one frame.
+
+The state of a job that sends messages, as one JSON file: the job can be interrupted anywhere and run again.
+
+    what     the request; another request with the same file is refused
+    sink_id  the id of its producers: the same in every run, so that the node recognises stored messages
+    plan     the decision at the beginning: the messages to send, cut into steps
+    done     how many steps are finished
+
+The file is replaced as a whole and synced before a step begins, so a run that dies repeats at most the step it was in;
+the node stores no message of that step twice.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from commitmq.errors import ConfigError
+from commitmq import failpoints
+from commitmq.errors import CommitMQError, ConfigError
+from commitmq.files import atomic_file
 from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.gaps import DataLossError, Gap, coalesced
-from commitmq_plugins.spark.jobs.arrow_map import map_in_arrow
-from commitmq_plugins.spark.jobs.manifest import Positions, StoreFacts
+from commitmq_plugins.spark.jobs.manifest import Positions, StoreFacts, make_folder
 from commitmq_plugins.spark.options import SourceOptions
-from commitmq_plugins.spark.origins import open_origins, require_topics
+from commitmq_plugins.spark.origins import ANEW, cut_off, open_origins, require_topics, resumed
 from commitmq_plugins.spark.plan import Partition
-from commitmq_plugins.spark.ranges import ANEW, cut_off, resumed
 from commitmq_plugins.spark.reading import read_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+def map_in_arrow(
+    frame: DataFrame, work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], ddl: str
+) -> DataFrame:
+    """``frame`` with each partition mapped by ``work``, from Arrow batches to Arrow batches with the columns ``ddl``."""
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+    from pyspark.sql.udf import UserDefinedFunction
+    from pyspark.util import PythonEvalType
+
+    # The same steps as pyspark.sql.pandas.map_ops, without its check for pandas.
+    function = UserDefinedFunction(work, StructType.fromDDL(ddl), evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    columns = function(*(frame[name] for name in frame.columns))
+    return DataFrame(frame._jdf.mapInArrow(columns._jc, False, None), frame.sparkSession)
+
+
+def messages(
+    spark: SparkSession,
+    sources: Sequence[str],
+    names: Sequence[str],
+    *,
+    topics: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """The columns ``names`` of the messages of all ``sources``; ``topics``: only these; ``options``: further options of
+    the format. Raises ConfigError without a source.
+    """
+    folders = [one for one in sources if "://" not in one]
+    nodes = [one for one in sources if "://" in one]
+    if not sources:
+        raise ConfigError("name a source: a store's folder or a node's address")
+    schema = ", ".join(f"{name} {columns.COLUMNS[name][0]}" for name in names)
+    found = None
+    for option, places in (("store", folders), ("node", nodes)):
+        if not places:
+            continue
+        reader = (
+            spark.read.format("commitmq").schema(schema).option(option, ",".join(places)).options(**(options or {}))
+        )
+        if topics:
+            reader = reader.option("topics", ",".join(topics))
+        part = reader.load()
+        found = part if found is None else found.unionByName(part)
+    assert found is not None
+    return found
+
+
+class StateError(CommitMQError):
+    """A job's state belongs to another job, is in use or cannot be read."""
+
+
+class JobState:
+    """The state of one job; created by :func:`opened`."""
+
+    def __init__(self, path: Path, what: dict[str, Any], sink_id: str, plan: dict[str, Any], done: int) -> None:
+        self.path = path
+        self.what = what
+        self.sink_id = sink_id
+        self.plan = plan
+        self.done = done
+
+    def save(self) -> None:
+        """Make the present state durable."""
+        members = {"what": self.what, "sink_id": self.sink_id, "plan": self.plan, "done": self.done}
+        atomic_file.replace(self.path, json.dumps(members, separators=(",", ":")).encode(), "job_state", mode=0o666)
+
+    def finish_step(self) -> None:
+        """Count one more step as done."""
+        if failpoints.ACTIVE:
+            failpoints.hit("job.before_step_done")
+        self.done += 1
+        self.save()
+
+
+@contextlib.contextmanager
+def opened(path: Path, what: dict[str, Any], plan: Callable[[], dict[str, Any]]) -> Iterator[JobState]:
+    """The state in ``path``; a new one with ``plan()`` if the file does not exist. No other process can have it
+    meanwhile.
+
+    Raises StateError when it belongs to another request than ``what``.
+    """
+    path = path.absolute()
+    make_folder(path.parent)
+    descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StateError(f"another run of this job has {path}") from error
+        if path.exists():
+            try:
+                members = json.loads(path.read_text(encoding="utf-8"))
+                found = JobState(path, members["what"], members["sink_id"], members["plan"], members["done"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise StateError(f"{path} is no state of a job: {error}") from error
+            if found.what != what:
+                raise StateError(f"{path} belongs to another job, {found.what}, not to {what}: use another file")
+        else:
+            found = JobState(path, what, f"job-{secrets.token_hex(10)}", plan(), 0)
+            found.save()
+        yield found
+    finally:
+        os.close(descriptor)
+
 
 _RANGE: Final = "id"
 

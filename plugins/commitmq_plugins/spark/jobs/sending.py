@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from commitmq.client.admin import Admin
-from commitmq_plugins.spark.jobs.arrow_map import map_in_arrow
-from commitmq_plugins.spark.sink_options import SinkOptions
-from commitmq_plugins.spark.sinks import send_partition
+from commitmq_plugins.spark.jobs.positions import map_in_arrow
+from commitmq_plugins.spark.sinks import SinkOptions, send_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

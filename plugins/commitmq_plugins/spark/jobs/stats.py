@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from commitmq_plugins.spark.jobs.sources import messages
+from commitmq_plugins.spark.jobs.positions import messages
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, Row, SparkSession

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from commitmq.errors import StoreError
-from commitmq_plugins.dashboard.entrance import Attempts
+from commitmq_plugins.dashboard.app import Attempts
 from commitmq_plugins.dashboard.guard import (
     LINK_LIFE_S,
     SESSION_LIFE_S,

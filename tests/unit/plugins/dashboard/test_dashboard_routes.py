@@ -19,9 +19,8 @@ import pytest
 from commitmq.config import NodeConfig, from_mapping
 from commitmq.security.start_rule import exposed
 from commitmq_plugins.dashboard import commitmq_workers
-from commitmq_plugins.dashboard.api.openapi import document
-from commitmq_plugins.dashboard.api.routes import ROOT, ROUTES, match
-from commitmq_plugins.dashboard.pages.views import PAGES
+from commitmq_plugins.dashboard.api.routes import ROOT, ROUTES, document, match
+from commitmq_plugins.dashboard.pages.render import PAGES
 from commitmq_plugins.dashboard.settings import DashboardSettings
 
 PAGE = Path(__file__).parents[4] / "docs" / "dashboard.md"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from commitmq_plugins.dashboard.api.histories import drawn
+from commitmq_plugins.dashboard.api.machine import drawn
 from commitmq_plugins.dashboard.history import DAY_S, History
 
 START_MS = 1_780_000_000_000

@@ -21,10 +21,10 @@ from commitmq.security.audit_line import Actor
 from commitmq.security.policy import Entry, Policies, parse_actions
 from commitmq.security.resource import ResourcePattern
 from commitmq.security.user import Secret, User
-from commitmq_plugins.dashboard.api.rights import NotAllowedError, Rights
 from commitmq_plugins.dashboard.api.routes import ROUTES
+from commitmq_plugins.dashboard.guard import NotAllowedError, Rights
 from commitmq_plugins.dashboard.pages import render
-from commitmq_plugins.dashboard.pages.views import PAGES, Page
+from commitmq_plugins.dashboard.pages.render import PAGES, Page
 
 HOSTILE = "<script>x()</script>\"' onload=x {{ 7*7 }} {% raw %} \u202e\x00\x1b[31m javascript:x </textarea></title>"
 

@@ -7,9 +7,8 @@ import time
 import pytest
 
 from commitmq import Message
-from commitmq_plugins.dashboard.api.messages import place_of
-from commitmq_plugins.dashboard.api.shown_message import BODY_BYTES, PREVIEW_BYTES, Wanted, row_of, whole
-from commitmq_plugins.dashboard.api.values import BadValueError
+from commitmq_plugins.dashboard.api.messages import BODY_BYTES, PREVIEW_BYTES, Wanted, place_of, row_of, whole
+from commitmq_plugins.dashboard.api.node import BadValueError
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from commitmq_plugins.dashboard.api.values import BadValueError, moment, take, value
+from commitmq_plugins.dashboard.api.node import BadValueError, moment, take, value
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from commitmq_plugins.metrics.figures import Figures, Gathering
-from commitmq_plugins.metrics.lags import Lags
+from commitmq_plugins.metrics.figures import Figures, Gathering, Lags
 
 MOST = 100
 QUEUES = 300

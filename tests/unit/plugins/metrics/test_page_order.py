@@ -17,10 +17,9 @@ from commitmq.control import Word
 from commitmq.counting import families
 from commitmq.counting.family import Family, Kind
 from commitmq.counting.table import Described
-from commitmq_plugins.metrics import collector
-from commitmq_plugins.metrics.collector import EXPORTER, NORMAL, Collector
-from commitmq_plugins.metrics.counted import Counted
-from commitmq_plugins.metrics.figures import Figures, GroupLag
+from commitmq_plugins.metrics import process
+from commitmq_plugins.metrics.figures import Counted, Figures, GroupLag
+from commitmq_plugins.metrics.process import EXPORTER, NORMAL, Collector
 from exposition import Metric, parse
 
 MAX_SERIES = 1_000
@@ -63,7 +62,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Metric]]:
     def make(figures: Figures, kind: str = NORMAL, *, openmetrics: bool = False) -> dict[str, Metric]:
         gathering = MagicMock(errors=0)
         gathering.gather.return_value = figures
-        monkeypatch.setattr(collector, "Gathering", lambda context: gathering)
+        monkeypatch.setattr(process, "Gathering", lambda context: gathering)
         health = MagicMock()
         health.reasons.return_value = []
         config = from_mapping({"metrics": {"max_series": MAX_SERIES}})

@@ -12,7 +12,7 @@ import pytest
 
 from commitmq.errors import StoreError
 from commitmq.log import get_log
-from commitmq_plugins.metrics.tokens import Tokens
+from commitmq_plugins.metrics.process import Tokens
 
 OLD, NEW = "an-old-token-of-32-characters-xx", "a-new-token-of-32-characters-xxx"
 
