@@ -2,7 +2,7 @@
 
 The library never prints. A program that uses the clients configures logging by itself, and its lines have the fields
 too. A node's standard error is ``commitmq/node.log``, except with ``--verbose``. All its processes append to that file, each
-line with one write. The supervisor gives a long file another name (:mod:`commitmq.supervision.log_rotation`); the others see
+line with one write. The supervisor gives a long file another name (:mod:`commitmq.supervision.supervisor`); the others see
 that before their next line, and open the new file (:func:`follow`).
 """
 

@@ -317,7 +317,7 @@ MODULES: MappingProxyType[str, Role] = MappingProxyType(
         "commitmq.supervision.process_table": Role.SUPERVISOR,
         "commitmq.supervision.worker_process": Role.SUPERVISOR,
         "commitmq.coordination.service": Role.COORDINATOR,
-        "commitmq.coordination.share_operations": Role.COORDINATOR,
+        "commitmq.coordination.operations": Role.COORDINATOR,
         "commitmq.coordination.subscriptions": Role.COORDINATOR,
         "commitmq.workers.allocate.process": Role.ALLOCATE,
         "commitmq.workers.cleanup.process": Role.CLEANUP,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import commitmq
-from commitmq.cli.admin_request import address_of, request
+from commitmq.cli.node_verb import address_of, request
 from commitmq.config import NodeConfig
 from commitmq.config.live import live_keys, live_values, with_live_values
 from commitmq.config.loading import flat

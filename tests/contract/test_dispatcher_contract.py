@@ -22,7 +22,7 @@ from commitmq.plugin.hookspecs import DispatcherSpec, DispatcherView
 from commitmq.store.index.index_file import IndexFile
 from commitmq.store.log.dispatch_batch import DispatchBatch
 from commitmq.testing import CommitMQNode, DispatcherContract
-from commitmq.testing.sample_log import write_sample_log
+from commitmq.testing.contract import write_sample_log
 
 
 class TestConsumeQueue(DispatcherContract):

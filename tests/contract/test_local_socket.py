@@ -201,7 +201,7 @@ def test_the_limit_zero_switches_it_off(tmp_path: Path) -> None:
 
 
 def test_over_tcp_it_is_not_used(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("commitmq.protocol.node_metadata.token_matches", lambda *_arguments: False)
+    monkeypatch.setattr("commitmq.protocol.directory.token_matches", lambda *_arguments: False)
     with Producer(node.address) as producer:
         producer.send("tcp", b"x")
         assert producer._lanes.writer.lane.channel is not None

@@ -21,7 +21,7 @@ import pytest
 
 from commitmq import Admin, Consumer, ConsumeResult, Message, Producer, Reader, SendError, ShareConsumer
 from commitmq.counting import families
-from commitmq.counting.family import Family
+from commitmq.counting.families import Family
 from commitmq_plugins.metrics import names
 from exposition import Metric, missing, parse, series_of
 from nodes import Node, eventually, start_node

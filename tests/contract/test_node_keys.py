@@ -24,7 +24,7 @@ import zmq
 import commitmq
 from commitmq import AuthenticationError, ConfigError, NodeUnavailableError, ProtocolError, SendError
 from commitmq.protocol.channel import Channel
-from commitmq.protocol.profile import Profile, load_profile
+from commitmq.protocol.node_address import Profile, load_profile
 from commitmq.supervision.exit_codes import CliExit
 from keyed_node import KeyedNode, keyed
 from nodes import Node, eventually, started

@@ -128,17 +128,17 @@ ELSEWHERE = {
 # log files, a snapshot that is being made, whether a descriptor is to be had (protocol/channel), what the kernel tells of a
 # process (network/growth), memory in the place of a file that is too short (offline/log_damage).
 NO_STORE = {
-    "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/streams.py", "cli/user_key.py",
+    "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/output.py", "cli/user_key.py",
     "client/receiving/segments.py",
     "client/receiving/position_file.py", "protocol/channel.py",
-    "control.py", "failpoints.py", "network/growth.py", "offline/log_damage.py",
+    "control.py", "failpoints.py", "network/gate.py", "offline/log_damage.py",
     "supervision/processes.py", "store/index/index_shape.py", "trace_points.py", "store/memory/shared_memory.py",
     "store/log/transient_pool.py", "workers/runtime/doorbell.py",
     "workers/writer/local_sockets.py", "workers/runtime/role_lock.py", "workers/allocate/segment_memory.py",
     "counting/table.py",
     "memory/segments.py", "memory/store.py", "memory/units.py",
-    "log.py", "supervision/keeper.py", "supervision/log_rotation.py", "offline/snapshot.py", "offline/snapshot_state.py",
-    "cli/start.py", "offline/held_store.py", "plugin/project.py", "testing/node_process.py", "testing/sample_log.py",
+    "log.py", "supervision/keeper.py", "supervision/supervisor.py", "offline/snapshot.py", "offline/snapshot_state.py",
+    "cli/start.py", "offline/held_store.py", "plugin/project.py", "testing/node_process.py", "testing/contract.py",
 }  # fmt: skip
 # Verbs on a stopped store, which have failpoints of their own, listed in test_kill_node.
 OWN_FAILPOINTS = {

@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 
 from commitmq import Admin, Consumer, Producer
-from commitmq.security.access_file import AccessFile
-from commitmq.security.access_table import AccessTable
+from commitmq.security.access_file import AccessFile, AccessTable
 from commitmq.security.user import Secret, User
 from commitmq.supervision.exit_codes import CliExit
 from delays import everything

@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from commitmq.security.access_table import AccessTable
-from commitmq.security.policy import Action, Policies, parse_actions, parse_address
-from commitmq.security.resource import Resource, ResourcePattern
+from commitmq.security.access_file import AccessTable
+from commitmq.security.policy import Action, Policies, Resource, ResourcePattern, parse_actions, parse_address
 from commitmq.security.user import Secret, User
 from nodes import Node, environment, eventually, free_ports
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from commitmq.protocol.profile import Profile, load_profile
+from commitmq.protocol.node_address import Profile, load_profile
 from nodes import Node, commitmq, started
 
 

@@ -17,8 +17,8 @@ import yaml
 from commitmq.config import load
 from commitmq.network.ports import PORTS
 from commitmq.security.start_rule import Listener
+from commitmq.supervision.exit_codes import StartFailed
 from commitmq.supervision.exposure import Exposure
-from commitmq.supervision.start_failed import StartFailed
 from nodes import environment
 from pod import MANIFESTS, container, first_container, manifest, pod, variables
 

@@ -127,7 +127,7 @@ RULES: dict[str, set[str]] = {
 EXCEPTIONS = {
     ("coordination", "supervision.node_files"): "which life of the node this is",
     ("workers", "supervision.node_files"): "which life of the node this is, and where it listens",
-    ("workers", "supervision.progress"): "the words of progress",
+    ("workers", "supervision.exit_codes"): "the words of progress",
     ("workers", "supervision.discovery"): "what the process of that name does",
     ("workers", "supervision.admin_socket"): "how long the supervisor listens at the end",
     ("client", "files.atomic_file"): "a consumer that broadcasts keeps its positions in a file",
@@ -179,7 +179,9 @@ def test_an_import_against_the_rules_is_seen() -> None:
     assert against_the_rules("commitmq.store.log.append", {"commitmq.workers.reput"}) != []
     assert against_the_rules("commitmq.client.producer", {"commitmq.supervision.ports"}) != []
     assert against_the_rules("commitmq.workers.reput", {"commitmq.supervision.supervisor"}) != []
-    assert against_the_rules("commitmq.workers.reput", {"commitmq.supervision.progress", "commitmq.store.layout"}) == []
+    assert (
+        against_the_rules("commitmq.workers.reput", {"commitmq.supervision.exit_codes", "commitmq.store.layout"}) == []
+    )
 
 
 def circles() -> list[set[str]]:

@@ -11,8 +11,7 @@ from commitmq.bench.figures import Clock
 from commitmq.client.admin import Admin
 from commitmq.client.results import SendResult
 from commitmq.errors import CommitMQError
-from commitmq.protocol.directory import Directory
-from commitmq.protocol.node_metadata import Metadata
+from commitmq.protocol.directory import Directory, Metadata
 
 _POLL_S = 0.0005
 # After the last ack a message becomes visible within milliseconds; this bounds the wait when a dispatcher is dead.

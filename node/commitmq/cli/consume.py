@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from commitmq.cli.output import complain, node_option
-from commitmq.cli.quantity import MAX_INT, seconds
-from commitmq.cli.times import parse_position, parse_time
+from commitmq.cli.quantity import MAX_INT, parse_position, parse_time, seconds
 from commitmq.errors import RequestError
 
 if TYPE_CHECKING:

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from commitmq.cli.output import ask_before, complain, json_option, node_option, print_json, print_table, yes_option
-from commitmq.cli.progress import count_progress
-from commitmq.cli.quantity import MAX_INT
-from commitmq.cli.times import optional_time, utc
+from commitmq.cli.output import (
+    ask_before,
+    complain,
+    count_progress,
+    json_option,
+    node_option,
+    print_json,
+    print_table,
+    yes_option,
+)
+from commitmq.cli.quantity import MAX_INT, optional_time, utc
 
 if TYPE_CHECKING:
     from commitmq.client.dead_letters import DeadLetter, DeadLetterFilter

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commitmq.cli import findings
-from commitmq.cli.admin_request import address_of, request
-from commitmq.cli.node_options import node_options
+from commitmq.cli.node_verb import address_of, node_options, request
 from commitmq.cli.output import json_option, node_unless, print_json
 from commitmq.cli.status import security_lines
 from commitmq.supervision.exit_codes import CliExit

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from commitmq.cli.admin_request import address_of, request
-from commitmq.cli.node_options import node_options
+from commitmq.cli.node_verb import address_of, node_options, request
 from commitmq.cli.output import complain, json_option, node_unless, print_json
 
 

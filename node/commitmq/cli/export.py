@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from commitmq.cli.admin_request import address_of
-from commitmq.cli.node_options import node_options
+from commitmq.cli.node_verb import address_of, node_options
 from commitmq.cli.output import fail, json_option, node_unless, print_json
 from commitmq.cli.users import access_file, store_for_users
 
@@ -53,7 +52,7 @@ def config(
     with Admin(address_of(store, node_unless(store, node)), timeout_s=timeout_s) as admin:
         document = admin.export_config(offsets=offsets)
     if store_of_users is not None:
-        from commitmq.security.exported_users import exported_users
+        from commitmq.security.imported_access import exported_users
 
         document["users"] = exported_users(access_file(store_of_users).load())
     data = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from commitmq.format.constants import RETRY_PREFIX
 from commitmq.semantics.retry import is_retry_topic
 from commitmq.store.metadata.topic_name import is_system_group
-from commitmq.supervision.progress import progress_sentence
+from commitmq.supervision.exit_codes import progress_sentence
 
 ERROR: Final = "error"
 WARNING: Final = "warning"
@@ -265,7 +265,7 @@ def of_dead_letters(counts: Iterable[tuple[str, int]]) -> list[Finding]:
 def of_retry_topics(topics: Iterable[str], groups: Iterable[str]) -> list[Finding]:
     """The findings of retry topics that several groups have, because ``%RETRY%a_b`` can be made in more than one way.
 
-    Groups that share the queues of a topic have one retry topic for it (:mod:`commitmq.semantics.pop_names`). Who may read one
+    Groups that share the queues of a topic have one retry topic for it (:mod:`commitmq.semantics.pop`). Who may read one
     of the groups reads what failed in the others. ``topics`` and ``groups`` are all of the node.
     """
     topics, groups, found = set(topics), set(groups), []

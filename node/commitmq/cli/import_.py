@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.admin_request import address_of
-from commitmq.cli.node_options import node_options
+from commitmq.cli.node_verb import address_of, node_options
 from commitmq.cli.output import complain, fail, json_option, node_unless, print_json, print_table
 from commitmq.cli.shown_changes import entry_lines, value_text
 from commitmq.cli.users import access_file, complain_without_keys, store_for_users
@@ -16,8 +15,8 @@ from commitmq.supervision.exit_codes import CliExit
 
 if TYPE_CHECKING:
     from commitmq.client.admin_config import ConfigChange
-    from commitmq.security.access_table import AccessTable
-    from commitmq.security.exported_users import ExportedUsers, UserImport
+    from commitmq.security.access_file import AccessTable
+    from commitmq.security.imported_access import ExportedUsers, UserImport
 
 _MOST_BYTES = 256 << 20
 _ADVICE = "nothing was changed; correct the file, or make it anew with `commitmq export config`"
@@ -103,7 +102,7 @@ def config(
 
 def _plan_users(document: Any, store: Path | None) -> tuple[ExportedUsers | None, UserImport]:
     """The users of ``document``, and what the import of them would change; nothing without ``store``. Raises ValueError."""
-    from commitmq.security.exported_users import ExportedUsers, UserImport
+    from commitmq.security.imported_access import ExportedUsers, UserImport
 
     if store is None:
         return None, UserImport([], [], [])

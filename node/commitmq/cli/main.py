@@ -187,7 +187,7 @@ def _drop_output() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb and exit: every typed error becomes one sentence and its exit code, never a traceback."""
     if None in (sys.stdin, sys.stdout, sys.stderr):
-        import_module("commitmq.cli.streams").stand_in()
+        import_module("commitmq.cli.output").stand_in()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="surrogateescape")  # the name of a file may be no text: it is written as it is
     try:

@@ -1,18 +1,138 @@
-"""The output of every verb: tables for people, JSON for programs, errors as one sentence on standard error."""
+"""The output of every verb: tables for people, JSON for programs, errors as one sentence on standard error.
+
+Progress bars on standard error, when one can be drawn; and a bar over bytes for verbs that read a whole store.
+
+Replaces standard streams that were closed when the command began (``>&-``, or a launcher that closes everything).
+
+For such a stream Python has None, and the next opened file or socket gets its descriptor: output for a terminal would
+be written into that file. So each closed stream is opened again, on ``/dev/null``. Input and output are opened for the
+other direction: using them fails, and the verb reports which stream is closed. Standard error takes everything: no
+message can reach a person.
+
+``--watch [SECONDS]``: verbs that look again and again until Ctrl-C.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NoReturn, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from commitmq.cli.streams import is_closed
+from commitmq.cli.quantity import seconds
+from commitmq.extras import is_installed
 from commitmq.supervision.exit_codes import CliExit
 
+
+def can_draw() -> bool:
+    """True with a terminal and with rich, which draws the bars; a client may be installed without rich."""
+    return sys.stderr.isatty() and is_installed("rich")
+
+
+@contextlib.contextmanager
+def byte_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Gives a function to call with (bytes done, total bytes). Shows nothing when ``quiet`` or without :func:`can_draw`."""
+    if quiet or not can_draw():
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def count_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Gives a function to call with (things done, their number). Shows nothing when ``quiet`` or without :func:`can_draw`."""
+    if quiet or not can_draw():
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+_stand_ins: set[int] = set()
+
+
+def stand_in() -> None:
+    """Replace each closed standard stream."""
+    for fd, name, flags, mode in (
+        (0, "stdin", os.O_WRONLY, "r"),
+        (1, "stdout", os.O_RDONLY, "w"),
+        (2, "stderr", os.O_WRONLY, "w"),
+    ):
+        if getattr(sys, name) is not None:
+            continue
+        found = os.open(os.devnull, flags)  # the lowest free number, which is ``fd``
+        if found == fd:
+            os.set_inheritable(fd, True)
+            _stand_ins.add(fd)
+        stream = open(found, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+
+
+def is_closed(fd: int) -> bool:
+    """Whether the standard stream ``fd`` was closed when the command began."""
+    return fd in _stand_ins
+
+
+def do_without() -> None:
+    """From now on a closed stream fails nothing: output is discarded, and input is empty."""
+    for fd in _stand_ins:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, fd)
+        os.close(null)
+
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+LEAST_S: Final = 0.05
+"""Between two looks, whatever was asked for."""
+_USUAL_S: Final = 2.0
+
+
+def watch_option(function: _Function) -> _Function:
+    """The parameter is called ``every_s``, None without ``--watch``."""
+    return click.option(
+        "--watch",
+        "every_s",
+        type=seconds(),
+        is_flag=False,
+        flag_value=_USUAL_S,
+        metavar="[SECONDS]",
+        help=f"Look again and again until Ctrl-C, every SECONDS.  [without a number: {_USUAL_S:g}]",
+    )(function)
+
+
+def looks(every_s: float | None) -> Iterator[None]:
+    """One round for each look: one, or without end with a pause of ``every_s`` between two."""
+    while True:
+        yield
+        if every_s is None:
+            return
+        time.sleep(max(every_s, LEAST_S))
+
+
+def new_page() -> None:
+    """Begin the page of one look, with the time; a terminal is cleared first."""
+    click.clear()
+    click.echo(time.strftime("%H:%M:%S"))
+
 
 DEFAULT_NODE = "tcp://127.0.0.1:7310"
 

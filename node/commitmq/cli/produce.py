@@ -1,26 +1,292 @@
-"""``commitmq produce TOPIC``: sends lines or JSON lines from a file or standard input as messages."""
+"""``commitmq produce TOPIC``: sends lines or JSON lines from a file or standard input as messages.
+
+The lines that ``commitmq produce`` reads from a file or a pipe, until the input or the command ends.
+
+The sender of ``commitmq produce``: messages of numbered lines, in batches, with a count of the stored ones.
+
+Messages of the lines that ``commitmq produce`` reads: a line is a body, or a JSON object.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import select
+import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from commitmq.cli.input_lines import BadLineError, Ending, UnreadableError, input_lines
-from commitmq.cli.line_sender import LineSender
-from commitmq.cli.message_lines import message_of_json, message_of_line
-from commitmq.cli.output import complain, fail, json_option, node_option, print_json
-from commitmq.cli.progress import can_draw
+from commitmq.cli.output import can_draw, complain, fail, json_option, node_option, print_json
 from commitmq.cli.quantity import MAX_INT, seconds
-from commitmq.errors import CommitMQError, ConfigError
+from commitmq.errors import CommitMQError, ConfigError, InvalidMessageError
 
 if TYPE_CHECKING:
+    from commitmq.client.message import Message
     from commitmq.client.producer import Producer
+
+
+LINE_HELD_S: Final = 0.05
+"""A line waits at most this long for others of its batch."""
+_READ_BYTES: Final = 1 << 20
+_MAX_LINE_BYTES: Final = 64 * 1024 * 1024
+_DRAINED_BYTES: Final = 1 << 20  # read at most this much from a pipe after the command was told to end
+
+
+class BadLineError(Exception):
+    """The line with this number is no message."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
+        self.reason = reason
+
+
+class UnreadableError(Exception):
+    """Reading the input failed with a system error."""
+
+
+class Ending:
+    """Notes Ctrl-C and SIGTERM while it is entered, so that the command can send the lines that it has read. The second
+    signal raises KeyboardInterrupt.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self.left_out = False
+        """Whether an incomplete line was dropped."""
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Ending:
+        self.fd, wake = os.pipe()
+        os.set_blocking(wake, False)
+        self._stack.callback(os.close, self.fd)
+        self._stack.callback(os.close, wake)
+        before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._stack.callback(signal.set_wakeup_fd, before)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._stack.callback(signal.signal, number, signal.signal(number, self._note))
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
+
+    def _note(self, number: int, _frame: object) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+
+
+def input_lines(fd: int, advance: Callable[[int], None], ending: Ending) -> Iterator[tuple[int, bytes | None]]:
+    """Numbered lines without their ends; (number, None) after each look for more input, at least every 50 ms at first.
+
+    ``advance(count)`` is called for the bytes of each read. Raises BadLineError and UnreadableError.
+    """
+    rest = b""
+    number = 0
+    is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+    longest: float | None = LINE_HELD_S
+    drained = 0
+    while True:
+        is_ending = ending.signal is not None
+        if not is_ending:
+            ready = select.select([fd, ending.fd], [], [], longest)[0]
+        else:
+            # Read no more of a file, and of a pipe only the bytes that are there.
+            ready = [] if is_file or drained >= _DRAINED_BYTES else select.select([fd], [], [], 0)[0]
+        if fd not in ready:
+            yield number, None
+            if is_ending:
+                ending.left_out = bool(rest)
+                return
+            # After twice the time without input the consumer of the lines has sent every held line. (The signal may
+            # have come after this look: the input that came before the signal needs one more look.)
+            longest = None if longest is None or not ready else longest
+            continue
+        longest = LINE_HELD_S
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except OSError as error:
+            raise UnreadableError("it is closed" if error.errno == errno.EBADF else error.strerror) from error
+        if ending.signal is not None:
+            drained += len(data)
+        advance(len(data))
+        if not data:
+            break
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            number += 1
+            yield number, line.removesuffix(b"\r")
+        yield number, None
+        if len(rest) > _MAX_LINE_BYTES:
+            raise BadLineError(number + 1, f"it is longer than {_MAX_LINE_BYTES} bytes")
+    if rest:
+        yield number + 1, rest
+
+
+NumberedMessage = tuple[int, "Message | bytes"]
+"""The number of a line, and its message."""
+
+
+class LineSender:
+    """Sends lines to a topic, and knows how far it got."""
+
+    def __init__(self, topic: str, queue: int | None, batch: int, parse: Callable[[bytes], Message | bytes]) -> None:
+        """``batch``: the number of messages in a full batch. ``parse`` makes the message of a line; it raises ValueError
+        or CommitMQError.
+        """
+        self.stored = 0
+        """The number of stored messages."""
+        self.last_line = 0
+        """The number of the last stored line."""
+        self.empty = 0
+        """The number of empty lines, which are left out."""
+        self._topic = topic
+        self._queue = queue
+        self._batch = batch
+        self._parse = parse
+
+    def send_all(self, producer: Producer, lines: Iterator[tuple[int, bytes | None]]) -> None:
+        """Send full batches. Send a partial one when its first line has waited long enough, and when the input ends or
+        has a bad line. A line that is None means that the input pauses.
+
+        Raises BadLineError and UnreadableError after all lines before it were sent, or the error of a send.
+        """
+        waiting: list[NumberedMessage] = []
+        since = 0.0
+        try:
+            for one in self._messages(lines):
+                if one is not None:
+                    if not waiting:
+                        since = time.monotonic()
+                    waiting.append(one)
+                is_due = one is None and time.monotonic() - since >= LINE_HELD_S
+                if waiting and (len(waiting) >= self._batch or is_due):
+                    self._send(producer, waiting)
+                    waiting = []
+        except (BadLineError, UnreadableError):
+            if waiting:
+                self._send(producer, waiting)
+            raise
+        if waiting:
+            self._send(producer, waiting)
+
+    def _messages(self, lines: Iterator[tuple[int, bytes | None]]) -> Iterator[NumberedMessage | None]:
+        """Each line's number and message; None after each look for more input."""
+        for number, line in lines:
+            if line is None:
+                yield None
+            elif not line:
+                self.empty += 1
+            else:
+                try:
+                    yield number, self._parse(line)
+                except (ValueError, CommitMQError) as error:
+                    raise BadLineError(number, str(error)) from error
+
+    def _send(self, producer: Producer, batch: list[NumberedMessage]) -> None:
+        from commitmq.client.results import BatchSendError
+
+        try:
+            producer.send_batch(self._topic, [message for _, message in batch], queue=self._queue)
+        except BatchSendError as error:
+            self.stored += error.stored
+            if error.stored_prefix:
+                self.last_line = batch[error.stored_prefix - 1][0]
+            raise
+        except InvalidMessageError as error:
+            raise InvalidMessageError(f"lines {batch[0][0]} to {batch[-1][0]}: {error}") from error
+        self.stored += len(batch)
+        self.last_line = batch[-1][0]
+
+
+_FIELDS: Final = {"body", "body_base64", "tags", "keys", "properties", "sharding_key", "key", "flag", "tombstone"}
+# Further fields of `consume --json`: they describe the old message's place and mean nothing for the new one.
+_OF_ITS_PLACE: Final = {
+    "topic",
+    "queue_id",
+    "queue_offset",
+    "physical_offset",
+    "msg_id",
+    "born_timestamp",
+    "store_timestamp",
+    "sys_flag",
+    "reconsume_times",
+}
+
+
+def message_of_line(tags: str | None, keys: str | None, key: str | None) -> Callable[[bytes], Message | bytes]:
+    """The function that makes a message of a line: the line is the body, and all messages have these tags and keys."""
+    from commitmq.client.message import Message
+
+    if tags is None and keys is None and key is None:
+        return lambda line: line
+    return lambda line: Message(line, tags=tags, keys=keys, key=key)
+
+
+def message_of_json(line: bytes) -> Message:
+    """The message in one JSON line. Raises ValueError or InvalidMessageError."""
+    import orjson
+
+    from commitmq.client.message import Message, Tombstone
+    from commitmq.client.properties import user_properties
+
+    value: Any = orjson.loads(line)
+    if type(value) is not dict:
+        raise ValueError("a JSON line must be an object with a body")
+    if "damage" in value:
+        raise ValueError(f"it is a message whose body cannot be decoded: {value['damage']}")
+    properties = value.get("properties")
+    if properties is not None and type(properties) is not dict:
+        raise ValueError("properties must be an object of strings")
+    sharding_key = value.get("sharding_key")
+    if "queue_offset" in value:  # as `consume --json` writes it
+        value = {name: one for name, one in value.items() if name not in _OF_ITS_PLACE}
+        sharding_key = sharding_key or (properties or {}).get("__SHARDINGKEY")
+        properties = user_properties(properties or {})
+    unknown = set(value) - _FIELDS
+    if unknown:
+        raise ValueError(f"unknown fields: {', '.join(sorted(unknown))}; fields are {', '.join(sorted(_FIELDS))}")
+    keys = value.get("keys")
+    if keys is not None and type(keys) not in (str, list):
+        raise ValueError("keys must be a string or a list of strings")
+    fields: dict[str, Any] = {
+        "tags": value.get("tags"),
+        "keys": keys,
+        "properties": properties,
+        "sharding_key": sharding_key,
+        "key": value.get("key"),
+        "flag": value.get("flag", 0),
+    }
+    tombstone = value.get("tombstone", False)
+    if type(tombstone) is not bool:
+        raise ValueError("tombstone must be true or false")
+    if tombstone:
+        if value.get("body") or value.get("body_base64"):
+            raise ValueError("a tombstone has no body")
+        return Tombstone(**fields)
+    return Message(_body_of(value), **fields)
+
+
+def _body_of(value: dict[str, Any]) -> bytes:
+    import base64
+
+    body, encoded = value.get("body"), value.get("body_base64")
+    if (body is None) == (encoded is None):
+        raise ValueError("a JSON line needs either body or body_base64")
+    if encoded is not None:
+        if type(encoded) is not str:
+            raise ValueError("body_base64 must be a string")
+        return base64.b64decode(encoded, validate=True)
+    if type(body) is not str:
+        raise ValueError("body must be a string (body_base64 for bytes)")
+    return body.encode()
 
 
 @click.command()

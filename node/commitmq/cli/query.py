@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from commitmq.cli.output import complain, json_option, node_option, print_json, print_table
-from commitmq.cli.quantity import MAX_INT, MAX_LONG
-from commitmq.cli.times import optional_time, utc
+from commitmq.cli.quantity import MAX_INT, MAX_LONG, optional_time, utc
 
 if TYPE_CHECKING:
     from commitmq.client.message import Message

@@ -16,21 +16,19 @@ import orjson
 
 from commitmq import config as node_config
 from commitmq.cli.node_verb import NodeVerb
-from commitmq.cli.output import complain, fail
+from commitmq.cli.output import complain, do_without, fail
 from commitmq.cli.quantity import MAX_LONG
-from commitmq.cli.streams import do_without
 from commitmq.config import NodeConfig
 from commitmq.config.fitting import fit, sizes_of
-from commitmq.config.profiles import DEFAULT_PROFILE, PROFILES
+from commitmq.config.schema import DEFAULT_PROFILE, PROFILES
 from commitmq.network import ports
 from commitmq.store.access import keep_private
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.console import server_lines
-from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.exit_codes import CliExit, StartFailed
 from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.node_files import make_folders
 from commitmq.supervision.roster import own_role, start_order
-from commitmq.supervision.start_failed import StartFailed
 
 _LOG_TAIL_LINES = 5
 

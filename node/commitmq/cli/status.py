@@ -8,12 +8,21 @@ from typing import Any
 
 import click
 
-from commitmq.cli.admin_request import address_of, request
-from commitmq.cli.output import DEFAULT_NODE, human_bytes, json_option, node_unless, print_json, print_table
+from commitmq.cli.node_verb import address_of, request
+from commitmq.cli.output import (
+    DEFAULT_NODE,
+    human_bytes,
+    json_option,
+    looks,
+    new_page,
+    node_unless,
+    print_json,
+    print_table,
+    watch_option,
+)
 from commitmq.cli.quantity import seconds
-from commitmq.cli.watching import looks, new_page, watch_option
 from commitmq.config.fitting import no_index
-from commitmq.supervision.progress import progress_sentence
+from commitmq.supervision.exit_codes import progress_sentence
 
 _PARTS = ("node", "processes", "positions", "disk_flags", "disk_warnings", "dispatchers", "plugins")
 _POSITIONS = ("min_offset", "dispatched", "reput", "flushed", "written", "allocated")

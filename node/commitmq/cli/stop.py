@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from commitmq.cli.output import fail, node_unless
-from commitmq.cli.streams import do_without
+from commitmq.cli.output import do_without, fail, node_unless
 from commitmq.store.layout import StoreLayout
 from commitmq.store.recovery import abort_file
 from commitmq.store.store_lock import lock_holder
@@ -89,7 +88,7 @@ def _end_orphans(layout: StoreLayout) -> None:
 
 def _stop_address(address: str) -> bool:
     """Stop the node at ``address``. For a node on this machine also wait for its processes."""
-    from commitmq.cli.admin_request import request  # zmq is not needed to stop by store
+    from commitmq.cli.node_verb import request  # zmq is not needed to stop by store
 
     node = request(address, "status", timeout_s=5)["node"]
     layout = StoreLayout(Path(node["store"]))

@@ -28,7 +28,7 @@ def rebuild(
     when something is not right: a log may hold records that no queue can show.
     """
     from commitmq import config as node_config
-    from commitmq.cli.progress import byte_progress
+    from commitmq.cli.output import byte_progress
     from commitmq.offline.held_store import HeldStore
     from commitmq.offline.rebuild import KINDS
     from commitmq.offline.rebuild import rebuild as work

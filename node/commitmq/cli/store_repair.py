@@ -39,7 +39,7 @@ def repair(
     cut of a repair or a start, unless messages were stored in its place since. Exits 65 while there is damage.
     """
     from commitmq import config as node_config
-    from commitmq.cli.progress import byte_progress
+    from commitmq.cli.output import byte_progress
     from commitmq.offline.held_store import HeldStore
     from commitmq.offline.log_damage import find_damage
     from commitmq.offline.repair import repair as work
@@ -78,7 +78,7 @@ def repair(
 
 
 def _restore(store: HeldStore, yes: bool, as_json: bool) -> None:
-    from commitmq.cli.progress import byte_progress
+    from commitmq.cli.output import byte_progress
     from commitmq.offline.restore import restorable, restore
     from commitmq.store.recovery import cut_record
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.admin_request import address_of, request
-from commitmq.cli.node_verb import NodeVerb
+from commitmq.cli.node_verb import NodeVerb, address_of, request
 from commitmq.cli.output import human_bytes, json_option, print_json
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def snapshot(folder: Path, target: Path, copy: bool, as_json: bool) -> None:
     Example: commitmq store snapshot STORE --to /backup/monday
     """
     from commitmq import failpoints
-    from commitmq.cli.progress import byte_progress
+    from commitmq.cli.output import byte_progress
     from commitmq.offline.snapshot import snapshot as work
 
     failpoints.play("snapshot")

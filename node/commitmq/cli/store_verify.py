@@ -25,7 +25,7 @@ def verify(folder: Path, config_file: Path | None, overrides: tuple[str, ...], a
     rest.
     """
     from commitmq import config as node_config
-    from commitmq.cli.progress import byte_progress
+    from commitmq.cli.output import byte_progress
     from commitmq.errors import StoreLockedError
     from commitmq.offline.held_store import HeldStore
     from commitmq.offline.verify import verify as work

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from commitmq.cli.admin_request import address_of, request
+from commitmq.cli.node_verb import address_of, request
 from commitmq.cli.output import human_bytes, json_option, print_json
 from commitmq.cli.quantity import seconds
 from commitmq.errors import CommitMQError, StoreError

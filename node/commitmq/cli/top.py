@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from commitmq.cli.admin_request import address_of
-from commitmq.cli.node_options import node_options
-from commitmq.cli.output import json_option, node_unless, print_json, print_table
+from commitmq.cli.node_verb import address_of, node_options
+from commitmq.cli.output import LEAST_S, json_option, node_unless, print_json, print_table
 from commitmq.cli.quantity import seconds
-from commitmq.cli.watching import LEAST_S
 from commitmq.store.metadata.topic_name import is_system_group
 
 _LAST = 2

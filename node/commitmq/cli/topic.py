@@ -12,6 +12,7 @@ import click
 from commitmq.cli.output import (
     ask_before,
     confirm,
+    count_progress,
     human_bytes,
     json_option,
     node_option,
@@ -19,9 +20,7 @@ from commitmq.cli.output import (
     print_table,
     yes_option,
 )
-from commitmq.cli.progress import count_progress
-from commitmq.cli.quantity import MAX_INT, MAX_LONG, seconds
-from commitmq.cli.times import milliseconds, parse_time, utc
+from commitmq.cli.quantity import MAX_INT, MAX_LONG, milliseconds, parse_time, seconds, utc
 from commitmq.client.topic_kinds import KINDS, kind_of
 from commitmq.errors import ProtocolError
 

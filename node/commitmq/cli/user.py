@@ -14,7 +14,7 @@ from commitmq.cli.user_key import check_profile_for, give_profile, key, tell_pro
 from commitmq.cli.users import access_file, complain_without_keys, known_user, print_entries, store_option
 
 if TYPE_CHECKING:
-    from commitmq.security.access_table import AccessTable
+    from commitmq.security.access_file import AccessTable
     from commitmq.security.user import Secret, User
 
 _secret_option = click.option(
@@ -174,7 +174,7 @@ def alter(
     """
     from dataclasses import replace
 
-    from commitmq.security.quota import parse_quota, quotas_from_json
+    from commitmq.security.user import parse_quota, quotas_from_json
 
     wanted = usage(lambda: [parse_quota(one) for one in quotas])
     if new_secret and secret_stdin:

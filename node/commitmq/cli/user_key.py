@@ -18,7 +18,7 @@ from commitmq.cli.users import access_file, known_user, store_option
 from commitmq.errors import StoreError
 
 if TYPE_CHECKING:
-    from commitmq.security.access_table import AccessTable
+    from commitmq.security.access_file import AccessTable
     from commitmq.security.user import User
 
 _KEYS_WITH_DASHES: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
@@ -159,7 +159,7 @@ def give_profile(
 
     ``make`` adds the user in the same change: a profile that cannot be written leaves no user without one.
     """
-    from commitmq.protocol.profile import Profile
+    from commitmq.protocol.node_address import Profile
     from commitmq.security.node_keys import KeyPair, load_node_keys
 
     address, of_node, pair = check_profile_for(store, node), load_node_keys(store), KeyPair.make()

@@ -11,8 +11,7 @@ from commitmq.cli.output import print_table
 from commitmq.errors import CommitMQError
 
 if TYPE_CHECKING:
-    from commitmq.security.access_file import AccessFile
-    from commitmq.security.access_table import AccessTable
+    from commitmq.security.access_file import AccessFile, AccessTable
     from commitmq.security.policy import Policies
     from commitmq.security.user import User
 

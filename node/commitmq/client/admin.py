@@ -25,8 +25,8 @@ from commitmq.client.admin_topics import TopicAdmin
 from commitmq.client.node_channels import NodeChannels
 from commitmq.errors import CommitMQError, ProtocolError, TopicNotFoundError
 from commitmq.format.message_id import parse_offset_message_id
+from commitmq.protocol.channel import check_fork
 from commitmq.protocol.directory import Directory
-from commitmq.protocol.zmq_context import check_fork
 
 if TYPE_CHECKING:
     import zmq

@@ -79,7 +79,7 @@ class GroupAdmin:
         ``strategy`` and ``shares``, a list of ``[member, topic, queues]``. Raises GroupNotFoundError, and ValueError for less
         than one member or more than 10,000.
         """
-        from commitmq.semantics.strategies import plan
+        from commitmq.semantics.allocation import plan
 
         if not 1 <= members <= _MOST_PLANNED:
             raise ValueError(f"a plan has 1 to {_MOST_PLANNED} members, not {members}")

@@ -7,7 +7,7 @@
 
 ``version`` changes when an older program would misread the document. Topics and groups of the system, and topics of retries
 and dead letters, which come with their groups, are not in it. ``offsets`` is null where it was not asked for. It has no
-secrets and no messages. It has the member ``users`` only where that was asked for (:mod:`commitmq.security.exported_users`).
+secrets and no messages. It has the member ``users`` only where that was asked for (:mod:`commitmq.security.imported_access`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from commitmq.format.constants import Property
 from commitmq.format.producer_mark import MAX_MARK_BYTES
 from commitmq.format.unique_ids import UniqueIds
 from commitmq.protocol import wire
-from commitmq.protocol.zmq_context import check_fork
+from commitmq.protocol.channel import check_fork
 
 if TYPE_CHECKING:
     from commitmq.client.requesting.reply_reader import ReplyReader

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from commitmq.config import NodeConfig, from_mapping, validated
-from commitmq.config.profiles import PROFILES
+from commitmq.config.schema import PROFILES
 from commitmq.errors import ConfigError, StoreError
 from commitmq.format.index_header import IndexShape
 from commitmq.store import geometry, store_file

@@ -1,6 +1,6 @@
 """Where a node's settings come from, in rising order, and their way to another process.
 
-1. the defaults (:mod:`commitmq.config.schema`) and a profile (:mod:`commitmq.config.profiles`),
+1. the defaults (:mod:`commitmq.config.schema`) and a profile (:mod:`commitmq.config.schema`),
 2. a TOML file (``--config``),
 3. the environment: ``COMMITMQ__SECTION__KEY=value``, also ``COMMITMQ__PLUGINS__NAME__KEY`` and ``COMMITMQ__PROFILE``,
 4. single keys (``--set section.key=value``).
@@ -19,8 +19,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from commitmq.config.profiles import DEFAULT_PROFILE
 from commitmq.config.schema import (
+    DEFAULT_PROFILE,
     NodeConfig,
     checked,
     from_mapping,

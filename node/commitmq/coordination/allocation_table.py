@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from commitmq.semantics.allocation import MessageQueue, sorted_members
-from commitmq.semantics.strategies import AVERAGE, strategy_of
+from commitmq.semantics.allocation import AVERAGE, MessageQueue, sorted_members, strategy_of
 
 __all__ = ["AVERAGE", "MAX_STRATEGY_CHARACTERS", "AllocationTable"]
 

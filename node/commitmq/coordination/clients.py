@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from commitmq.semantics.client_limits import FORGET_MS
+from commitmq.semantics.rates import FORGET_MS
 
 Place = tuple[str, str]
 """A gateway's name, and the address of a connection to it."""

@@ -3,36 +3,97 @@
 A group enters the file when it is first used. Members are in memory only: they send a heartbeat every second, and after
 a restart of the coordinator they join again. Only the list of *former members* must outlive the coordinator, so that
 the queues of a consumer that has not come back yet are not given to another one (see
-:mod:`commitmq.coordination.membership`); :mod:`commitmq.coordination.member_log` keeps that list.
+:mod:`commitmq.coordination.membership`); :mod:`commitmq.coordination.makers` keeps that list.
 
 The file of names is written after the answers, and at most once in ``groups.offsets_interval_ms``: a group that a crash
 removes from the file comes back with its members, its offsets or its next use.
 
 An event in one group never starts work for all groups. Sessions end by a heap of times; a change of a topic looks up
 its subscribers. Memory is bounded by the limits of the section ``[groups]``.
+
+Limits expensive work that is not urgent: not before an interval is over, and only for a small share of the time.
+
+Which strategy a group has: the first member that names one sets it, until the group has no members.
+
+The connection through which each group member speaks, so that the end of a connection shortens the member's session.
+
+A program that is killed closes its connections at that moment, long before its session would end. A connection can also end
+while its program lives. So the member keeps its queues for ``groups.disconnect_grace_ms`` more: its next heartbeat, over a
+new connection, makes its session as long as before. RocketMQ ends a client's membership when its channel closes.
+
+A connection counts for one member, the last that spoke through it; clients have one for each. A list of members shows who is
+at the other end.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 
 from commitmq.config import GroupsConfig
-from commitmq.coordination.allocation_table import AllocationTable
+from commitmq.coordination.allocation_table import AVERAGE, AllocationTable
 from commitmq.coordination.group_settings import UnwrittenSettings, changed, check_enabled, check_name, check_size
-from commitmq.coordination.group_strategy import use_strategy
-from commitmq.coordination.makers import GROUP
-from commitmq.coordination.member_log import MemberLog
+from commitmq.coordination.makers import GROUP, MemberLog
 from commitmq.coordination.membership import Membership, Queue, QueuesOf, View
-from commitmq.coordination.pace import Pace
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.format.constants import DEAD_LETTER_GROUP
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata.group_config import GroupConfig, GroupTable
+
+SHARE: Final = 50  # of the time, at most one part in this number
+
+
+class Pace:
+    """``with pace:`` around the work measures it. :attr:`next_ms` (monotonic) is when it may be done again.
+
+    So the cost of a file does not grow with its size: a larger one is written less often.
+    """
+
+    def __init__(self, least_ms: int) -> None:
+        """``least_ms``: the shortest time between the end of the work and its next beginning. 0: no pause at all."""
+        self._least_ms = least_ms
+        self._began_ms = 0
+        self.next_ms = 0
+
+    def is_due(self, now_ms: int) -> bool:
+        return now_ms >= self.next_ms
+
+    def __enter__(self) -> Self:
+        self._began_ms = _monotonic_ms()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ended_ms = _monotonic_ms()
+        if self._least_ms:
+            self.next_ms = ended_ms + max(self._least_ms, SHARE * (ended_ms - self._began_ms))
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def use_strategy(group: Membership, strategy: AllocationTable | None) -> None:
+    """Share the group's queues by ``strategy`` from now on. ProtocolError NO_PERMISSION when its members named another one."""
+    if strategy is None or group.strategy == strategy.name:
+        return
+    if group.strategy is not None:
+        raise ProtocolError(
+            "NO_PERMISSION",
+            f"the members of group {group.group} share queues by the strategy {group.strategy}, not {strategy.name}: name"
+            " the same one, or none, or wait until they have left",
+        )
+    group.strategy = strategy.name
+    group.table = None if strategy.name == AVERAGE else strategy
+    group.rebalance()
+
 
 _T = TypeVar("_T")
 
@@ -398,3 +459,53 @@ class Groups:
             self._first_generation = max(self._first_generation, group.generation + 1)
             del self._live[name]
             self.ended.append(name)
+
+
+Seat = tuple[str, str]
+"""Group and member."""
+
+
+class Seats:
+    """Members by connection. As many as there are connections of members."""
+
+    def __init__(self, groups: Groups, grace_ms: int) -> None:
+        """``grace_ms``: 0 for no effect of an ended connection."""
+        self._groups, self.grace_ms = groups, grace_ms
+        self._who_of: dict[Seat, tuple[str, str]] = {}
+        self._seat_of: dict[bytes, Seat] = {}
+        self._peer_of: dict[Seat, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._seat_of)
+
+    def who(self, group: str, member: str) -> tuple[str, str]:
+        """User and address of the member's connection, empty where nothing is known of it."""
+        return self._who_of.get((group, member), ("", ""))
+
+    def take(self, peer: bytes, group: str, member: str, who: Callable[[], tuple[str, str]] = lambda: ("", "")) -> None:
+        """``member`` spoke through the connection ``peer``, which lives; ``who`` says user and address of the peer.
+
+        A first request can be here before its connection is known: then ``who`` has no address, and is asked again.
+        """
+        seat = (group, member)
+        if self._peer_of.get(seat) == peer:
+            if not self._who_of[seat][1]:
+                self._who_of[seat] = who()
+            return
+        former = self._seat_of.get(peer)
+        if former is not None:
+            del self._peer_of[former], self._who_of[former]
+        other = self._peer_of.get(seat)
+        if other is not None:
+            del self._seat_of[other]
+        self._seat_of[peer], self._peer_of[seat], self._who_of[seat] = seat, peer, who()
+
+    def ended(self, peers: Iterable[bytes], now_ms: int) -> None:
+        """These connections ended."""
+        for peer in peers:
+            seat = self._seat_of.pop(peer, None)
+            if seat is None:
+                continue
+            del self._peer_of[seat], self._who_of[seat]
+            if self.grace_ms:
+                self._groups.connection_ended(*seat, now_ms, self.grace_ms)

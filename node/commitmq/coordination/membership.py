@@ -83,7 +83,7 @@ class Member:
     claims: set[Queue] = field(default_factory=set)  # of held: queues that it had already, so no answer gave them
     asked: frozenset[Queue] = frozenset()  # of held: queues that its last answer did not assign
     owned: frozenset[Queue] = frozenset()  # as in its last request
-    anew: dict[Queue, int] = field(default_factory=dict)  # see :mod:`commitmq.coordination.resets`
+    anew: dict[Queue, int] = field(default_factory=dict)  # see :mod:`commitmq.coordination.operations`
     instance: str = ""  # the instance of this name that joined last
     user: str = ""  # whose consumer it is
     since: int = 0  # the generation of the session's first answer; until the member has read it, its claims are older

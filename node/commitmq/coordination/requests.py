@@ -1,11 +1,14 @@
 """Reads the fields of a request's header: each function returns a value of the right kind or refuses by name.
 
 All raise ProtocolError INVALID_PARAMETER, which names the field, the expected value and the actual value.
+
+The result of an operation of the coordinator: the answer, and the writes that must end before the answer is sent.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 from commitmq.coordination.membership import Queue
 from commitmq.errors import ProtocolError
@@ -198,3 +201,24 @@ def _queue(field: str, one: Any, length: int) -> Queue:
     if type(topic) is not str or not 0 < len(topic) <= MAX_NAME_CHARACTERS or type(queue) is not int or queue < 0:
         raise refuse(field, f"a list of {shape}", one)
     return topic, queue
+
+
+Part = Literal["topics", "offsets", "groups"]
+Fields = dict[str, Any]
+
+
+class Answer(NamedTuple):
+    """A positive answer. ``fields`` is called after the turn's writes, unless the part in ``needs`` failed.
+
+    ``after``: a topic and its incarnation whose deletion must finish first, see :meth:`Service.is_ending`.
+    """
+
+    fields: Callable[[], Fields]
+    needs: Part | None = None
+    after: tuple[str, int] | None = None
+
+
+Operations = dict[str, Callable[[Header, int], Answer]]
+"""Operations by the name in a request. Each gets the header and the monotonic time in ms; it raises ProtocolError for the
+answer, StoreError when the disk refused.
+"""

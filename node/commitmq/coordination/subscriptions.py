@@ -32,7 +32,7 @@ import orjson
 
 from commitmq.config import FilterConfig
 from commitmq.control import ControlBlock, Word
-from commitmq.coordination.pace import Pace
+from commitmq.coordination.groups import Pace
 from commitmq.errors import StoreError
 from commitmq.files import atomic_file
 from commitmq.format import bloom

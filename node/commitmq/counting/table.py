@@ -33,7 +33,7 @@ from typing import Any, Final
 
 import orjson
 
-from commitmq.counting.family import Family, Kind
+from commitmq.counting.families import Family, Kind
 from commitmq.errors import StoreError
 
 SUFFIX: Final = ".counts"

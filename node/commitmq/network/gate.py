@@ -18,7 +18,7 @@ sockets that break one of these bounds:
   hold half of it. The bytes of ended connections count, up to half of it. A client whose ended connections have left a
   quarter of it gets no connection until less is left: otherwise a client that connects again and again could have any
   number of requests wait;
-* ``flow.user_pending_bytes``, twice: see :mod:`.user_bounds`;
+* ``flow.user_pending_bytes``, twice: see :class:`.guard.UserBounds`;
 * ``network.max_growth_bytes``: the growth of the process while requests were incomplete, beyond twice the bytes
   received for them. Only this bound catches a request of millions of empty frames, which take thirty times as much.
 
@@ -33,31 +33,177 @@ a look makes few of them.
 
 With a limit for the time that requests wait (:meth:`Gate.limit_waits`), or quotas of pending bytes, the thread also wakes
 by itself, and looks at all connections while the receiving thread is behind: what libzmq reads at once makes no event.
+
+Routing ids: the names under which ROUTER sockets know their peers.
+
+libzmq gives a peer without an id of its own the next of 2^32 numbers, and aborts the process when another peer has
+chosen exactly that number. It counts from the first value of C's ``rand``, which is the same in every process that has
+not called ``srand``: six connections are then enough to end any node. So each process seeds it from the system's
+randomness. An attacker can then only guess: a client that holds c chosen ids needs 2^32 / c connections of others to
+meet one. A peer that sends requests under such an id is also refused.
+
+A peer that chooses the id of another one takes its place. So nobody may be able to guess a chosen id.
+
+The descriptors that this process may have, and how many connections they suffice for.
+
+The growth of this process: its private memory, compared with the least since nothing was held.
+
+The share of a processor that requests of one kind may take from a loop.
+
+A loop that answers as fast as it is asked takes a whole processor from the processes that carry messages, for a client
+that only asks and never reads. So it counts the processor time of these requests, and rests when they took more than
+their share. Unread requests wait in the connections of their clients.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import itertools
 import os
+import resource
 import select
 import struct
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Final
 
 import zmq
 
 from commitmq.config import NetworkConfig
 from commitmq.log import Log
-from commitmq.network import routing_ids
 from commitmq.network.connection import FRAME_HEAD_BYTES, Connection
-from commitmq.network.descriptors import affordable_connections, descriptor_limit
 from commitmq.network.endings import Asked, Ending, Endings
-from commitmq.network.growth import Growth
-from commitmq.network.user_bounds import UserBounds
+from commitmq.network.guard import UserBounds
+
+LEAST_CHOSEN_BYTES: Final = 16
+_AUTOMATIC_BYTES: Final = 5
+_NUMBERS: Final = 1 << 32
+
+
+def seed() -> None:
+    """Let libzmq's automatic ids begin at a secret number. Call it in each process, before its first ROUTER."""
+    ctypes.CDLL(None).srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))
+
+
+def number_of_id(routing_id: bytes) -> int | None:
+    """The number in an automatic id; None for an id that a peer has chosen by the rules."""
+    if len(routing_id) == _AUTOMATIC_BYTES and not routing_id[0]:
+        return int.from_bytes(routing_id[1:], "big")
+    return None
+
+
+def id_fault(routing_id: bytes, first: int, given: int) -> str | None:
+    """Why ``routing_id`` must not be used; None when it may. The router gave at most ``given`` ids, from ``first`` on."""
+    automatic = number_of_id(routing_id)
+    if automatic is not None:
+        if (automatic - first) % _NUMBERS < given:
+            return None
+        return "ids that begin with a zero byte are the node's to give"
+    if not routing_id[0]:
+        return "ids that begin with a zero byte are the node's to give"
+    if len(routing_id) < LEAST_CHOSEN_BYTES:
+        return (
+            f"a routing id of {len(routing_id)} bytes can be guessed: take {LEAST_CHOSEN_BYTES} random bytes or more,"
+            " new for each connection, or none"
+        )
+    return None
+
+
+# Descriptors kept for other uses than connections: three quarters when there are few, this many when there are many.
+# libzmq accepts connections before the gate learns of them, and its listener of a Unix socket ends the process when no
+# descriptor is left. A gate that waits 30 ms for a processor may learn of 250 connections at once.
+_OTHER_FILES: Final = 1_024
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process's limit of descriptors as far as the system allows. Returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return descriptor_limit()
+
+
+def descriptor_limit() -> int:
+    """How many descriptors this process may have now."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (1 << 20) if soft == resource.RLIM_INFINITY else soft
+
+
+def affordable_connections(wanted: int) -> int:
+    """How many connections a port may accept: ``wanted``, or fewer as descriptors allow, and at least 8."""
+    descriptors = raise_descriptor_limit()
+    used = len(os.listdir("/proc/self/fd"))
+    reserve = min(_OTHER_FILES, descriptors * 3 // 4)
+    # Each connection takes two descriptors, libzmq's and the gate's.
+    return max(8, min(wanted, (descriptors - used - reserve) // 2))
+
+
+_PAGE_BYTES: Final = resource.getpagesize()
+_TRIM_S: Final = 0.5
+
+
+class Growth:
+    """Measures the process. Call :meth:`settle` at each look while nothing is held, else :meth:`measure`."""
+
+    def __init__(self) -> None:
+        # Not by psutil: the gate measures at each look, and one pread of an open file costs least.
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self.trim_s = 0.0
+        """When :meth:`settle` gives freed memory back to the kernel, in monotonic seconds; 0: none was freed."""
+        self._low = self._private_bytes()
+
+    def close(self) -> None:
+        os.close(self._statm)
+
+    def trim_soon(self, now_s: float) -> None:
+        """Memory is about to be freed: give it back to the kernel a moment after ``now_s``."""
+        self.trim_s = now_s + _TRIM_S
+
+    def settle(self, now_s: float) -> None:
+        """Growth counts from here."""
+        if self.trim_s and now_s >= self.trim_s:
+            # Memory that libzmq freed stays in the heap, and would count as growth.
+            self.trim_s = 0.0
+            ctypes.CDLL(None).malloc_trim(0)
+        self._low = self._private_bytes()
+
+    def measure(self) -> int:
+        """The growth of the process, in bytes."""
+        private = self._private_bytes()
+        self._low = min(self._low, private)
+        return private - self._low
+
+    def _private_bytes(self) -> int:
+        _, resident, shared, *_ = os.pread(self._statm, 128, 0).split()
+        return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+BURST_S: Final = 0.05
+LONGEST_REST_S: Final = 0.2
+
+
+class ShareOfTime:
+    """``share``: of one processor, above 0 and below 1. After an idle time :data:`BURST_S` of processor time are free."""
+
+    __slots__ = ("_clock_s", "_left_s", "_seen_s", "_share")
+
+    def __init__(self, share: float, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._share = share
+        self._clock_s = clock_s
+        self._left_s, self._seen_s = BURST_S, clock_s()
+
+    def spend(self, used_s: float) -> float:
+        """Requests took ``used_s`` of processor time. Returns the seconds to rest before further ones."""
+        now_s = self._clock_s()
+        left_s = min(BURST_S, self._left_s + self._share * (now_s - self._seen_s)) - used_s
+        self._left_s, self._seen_s = max(left_s, -self._share * LONGEST_REST_S), now_s
+        return max(0.0, -self._left_s / self._share)
+
 
 _LOOK_S: Final = 0.025
 _SETTLE_S: Final = 0.1  # what the process grows by itself in this time does not matter
@@ -163,7 +309,7 @@ class Gate:
             descriptor = int(frame.get(zmq.SRCFD))
         except zmq.ZMQError as error:
             raise UnknownSourceError from error
-        fault = routing_ids.fault(identity, self._first_number, self._accepted + _UNHEARD)
+        fault = id_fault(identity, self._first_number, self._accepted + _UNHEARD)
         with self._meeting:
             found = self._connections.get(descriptor)
             if found is not None and not found.is_on(descriptor):

@@ -20,9 +20,8 @@ import zmq
 from zmq.utils import z85
 
 from commitmq.log import Log
-from commitmq.security.audit import AuditLog
-from commitmq.security.audit_line import Actor, Event
-from commitmq.security.live_access import LiveAccess
+from commitmq.security.access_file import LiveAccess
+from commitmq.security.audit import Actor, AuditLog, Event
 
 ENDPOINT: Final = "inproc://zeromq.zap.01"
 DOMAIN: Final = b"commitmq"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from commitmq import failpoints
     from commitmq.config import NodeConfig, setting
-    from commitmq.counting.family import Family, Kind
+    from commitmq.counting.families import Family, Kind
     from commitmq.errors import CommitMQError, ConfigError, FilterError
     from commitmq.format.compression import decompress
     from commitmq.format.record import decode_record
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
         hookimpl,
     )
     from commitmq.plugin.sqlite_dispatcher import SqliteDispatcher
-    from commitmq.security.audit import AuditLog
-    from commitmq.security.audit_line import Actor, Event
+    from commitmq.security.audit import Actor, AuditLog, Event
     from commitmq.security.start_rule import Listener
     from commitmq.store.log.dispatch_batch import DispatchBatch, consumable
     from commitmq.store.queues.message_filter import FilterBatch
@@ -78,16 +77,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Actor": "commitmq.security.audit_line",
+    "Actor": "commitmq.security.audit",
     "AuditLog": "commitmq.security.audit",
     "CommitMQError": "commitmq.errors",
     "ConfigError": "commitmq.errors",
     "DispatchBatch": "commitmq.store.log.dispatch_batch",
-    "Event": "commitmq.security.audit_line",
-    "Family": "commitmq.counting.family",
+    "Event": "commitmq.security.audit",
+    "Family": "commitmq.counting.families",
     "FilterBatch": "commitmq.store.queues.message_filter",
     "FilterError": "commitmq.errors",
-    "Kind": "commitmq.counting.family",
+    "Kind": "commitmq.counting.families",
     "Listener": "commitmq.security.start_rule",
     "Log": "commitmq.log",
     "NodeConfig": "commitmq.config",

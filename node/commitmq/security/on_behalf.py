@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import orjson
 
-from commitmq.security.audit_line import Actor
+from commitmq.security.audit import Actor
 
 FIELD: Final = "on_behalf_of"
 _LONGEST: Final = 300

@@ -1,14 +1,105 @@
-"""Policies: which actions on which resources a user may do, from which addresses (RocketMQ's ACL 2.0)."""
+"""Policies: which actions on which resources a user may do, from which addresses (RocketMQ's ACL 2.0).
+
+Resources: what a request touches, and the patterns of policies that name them (RocketMQ's ACL 2.0).
+
+Written as RocketMQ writes them: ``*``, ``Topic:*``, ``Topic:orders-*``, ``Topic:orders``. The first colon ends the type, whose
+case does not count.
+
+May a user do this? One pure function: no file, no socket, no clock (RocketMQ's ACL 2.0).
+
+Super users may do everything. Of all others' entries those count that match the resource, one of the actions and the peer's
+address; default entries only if no custom one does. Among those the most exact pattern decides, and among equally exact
+ones Deny wins. Without a matching entry the answer is no.
+"""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from commitmq.security.resource import ResourcePattern
+from commitmq.security.user import User
+
+MAX_NAME_CHARACTERS: Final = 255
+_EVERYTHING: Final = "*"
+
+
+class ResourceType(StrEnum):
+    """The kinds of resources. ``ANY`` is that of the pattern ``*`` only; no request touches it."""
+
+    ANY = "Any"
+    CLUSTER = "Cluster"
+    NAMESPACE = "Namespace"
+    TOPIC = "Topic"
+    GROUP = "Group"
+
+
+_TYPES: Final = {one.lower(): one for one in ResourceType}
+
+
+class Resource(NamedTuple):
+    """One resource that a request touches; a tuple, because each request makes one."""
+
+    type: ResourceType
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResourcePattern:
+    """Resources that a policy names. ``prefix``: all whose name begins with ``name``, which is empty for all of the type."""
+
+    type: ResourceType
+    name: str
+    prefix: bool
+
+    @classmethod
+    def parse(cls, text: str) -> ResourcePattern:
+        """Raises ValueError."""
+        if text == _EVERYTHING:
+            return cls(ResourceType.ANY, "", True)
+        kind, colon, name = text.partition(":")
+        found = _TYPES.get(kind.lower())
+        if not colon or found is None:
+            known = ", ".join(f"{one}:NAME" for one in ResourceType if one is not ResourceType.ANY)
+            raise ValueError(f"a resource is *, or one of {known}, not {text!r:.300}")
+        is_prefix = name.endswith(_EVERYTHING)
+        name = name.removesuffix(_EVERYTHING)
+        if not name and not is_prefix:
+            raise ValueError(f"the resource {text!r:.300} has no name")
+        if found is ResourceType.ANY and (name or not is_prefix):
+            raise ValueError(f"a resource of type Any is everything and has no name: {text!r:.300}")
+        if _EVERYTHING in name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+            raise ValueError(
+                f"a resource's name has at most {MAX_NAME_CHARACTERS} printable characters, and * only at its end:"
+                f" {text!r:.300}"
+            )
+        return cls(found, name, is_prefix)
+
+    def matches(self, resource: Resource) -> bool:
+        """Whether the pattern names ``resource``."""
+        if self.type is ResourceType.ANY:
+            return True
+        if self.type is not resource.type:
+            return False
+        return resource.name.startswith(self.name) if self.prefix else resource.name == self.name
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """Patterns that match one resource, sorted by it, have the one that counts first: a type before ``*``, a name
+        before a prefix, a longer prefix before a shorter one.
+        """
+        return self.type is ResourceType.ANY, int(self.prefix) + int(self.prefix and not self.name), -len(self.name)
+
+    def __str__(self) -> str:
+        if self.type is ResourceType.ANY:
+            return _EVERYTHING
+        return f"{self.type}:{self.name}{_EVERYTHING if self.prefix else ''}"
+
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -153,3 +244,41 @@ class Policies:
     def to_json(self) -> dict[str, Any]:
         parts = (("custom", self.custom), ("default", self.default))
         return {name: [one.to_json() for one in entries] for name, entries in parts if entries}
+
+
+class Decision(NamedTuple):
+    """``entry`` decided; None for a super user, a disabled one, and where nothing matches."""
+
+    allowed: bool
+    reason: str
+    entry: Entry | None = None
+
+
+def decide(
+    user: User, policies: Policies, resource: Resource, actions: Collection[Action], address: Address | None
+) -> Decision:
+    """Whether ``user`` at ``address`` may do one of ``actions`` on ``resource``."""
+    if not user.is_enabled:
+        return Decision(False, f"user {user.name} is disabled")
+    if user.is_super:
+        return Decision(True, "a super user may do everything")
+    for entries in (policies.custom, policies.default):
+        matching = [
+            one for one in entries if one.pattern.matches(resource) and one.does(actions) and one.comes_from(address)
+        ]
+        if matching:
+            entry = min(matching, key=lambda one: (one.pattern.rank, one.allow))
+            wanted = "|".join(sorted(actions))
+            verb = "allows" if entry.allow else "denies"
+            return Decision(entry.allow, f"the entry {entry.pattern} of user {user.name} {verb} {wanted}", entry)
+    wanted = "|".join(sorted(actions))
+    return Decision(False, f"no entry of user {user.name} allows {wanted} on {resource}")
+
+
+def of_other_addresses(
+    policies: Policies, resource: Resource, actions: Collection[Action], address: Address | None
+) -> list[Entry]:
+    """The entries that speak of one of ``actions`` on ``resource``, but not of a peer at ``address``."""
+    entries = (*policies.custom, *policies.default)
+    matching = [one for one in entries if one.pattern.matches(resource) and one.does(actions)]
+    return [one for one in matching if not one.comes_from(address)]

@@ -6,20 +6,34 @@ queue offset, physical offset and store time. The writer sets its own store host
 
 Two orders occur (spec 2.5). A broker decodes a record into a Java HashMap of 128 buckets. A message that the broker
 makes itself begins with an empty HashMap of 16.
+
+The order of a message's properties after RocketMQ's broker has rewritten them (spec 12.1).
+
+The broker decodes the properties into a Java ``HashMap`` of capacity 128, and writes them in its order. That order can be
+computed (:func:`commitmq.format.java.hash_map_order`); the kernel ``readdress`` has the same rule for bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
 from commitmq.format.constants import Host, SysFlag
 from commitmq.format.java import hash_map_order
-from commitmq.format.properties import CLIENT_BUCKETS
+from commitmq.format.properties import BROKER_BUCKETS, CLIENT_BUCKETS
 from commitmq.format.record import Record
-from commitmq.semantics.properties import java_order
+
+
+def java_order(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The iteration order of a ``HashMap`` of capacity 128 to which ``pairs`` were put in this order.
+
+    A name that is put again keeps its place and takes the new value.
+    """
+    values = dict(pairs)
+    return [(name, values[name]) for name in hash_map_order(values, BROKER_BUCKETS)]
+
 
 _WIDTHS: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _ORDERS: Final = 32

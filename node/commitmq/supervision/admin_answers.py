@@ -13,7 +13,7 @@ from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.keeper_watch import KeeperWatch
 from commitmq.supervision.node_store import NodeStore
 from commitmq.supervision.process_table import ProcessTable
-from commitmq.supervision.process_use import CpuMeter, MemoryGauge
+from commitmq.supervision.processes import CpuMeter, MemoryGauge
 from commitmq.supervision.roster import Roster
 from commitmq.workers.runtime.context import monotonic_ms
 

@@ -17,14 +17,13 @@ from commitmq.config import NodeConfig
 from commitmq.errors import CommitMQError, ProtocolError
 from commitmq.log import Log
 from commitmq.network import ports
+from commitmq.network.gate import ShareOfTime
 from commitmq.network.router import open_router
-from commitmq.network.share_of_time import ShareOfTime
 from commitmq.protocol import wire
-from commitmq.security.audit_line import Event
+from commitmq.security.audit import Event
 from commitmq.security.on_behalf import Vouching
-from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.exit_codes import CliExit, StartFailed
 from commitmq.supervision.exposure import Exposure
-from commitmq.supervision.start_failed import StartFailed
 
 _MAX_REQUESTS_A_TURN = 256
 _WAITING_ANSWERS = 1_000

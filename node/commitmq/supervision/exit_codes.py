@@ -2,11 +2,19 @@
 
 When a worker's exit code (:class:`commitmq.workers.runtime.context.ExitCode`) ends the whole node, the number is the
 same.
+
+The reason why a node cannot start, as a sentence for the person at the terminal.
+
+The words for the progress of a worker that starts.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+
+from commitmq.errors import CommitMQError
+from commitmq.files.no_space import tells_of_no_space
+from commitmq.store.layout import StoreLayout
 
 
 class CliExit(IntEnum):
@@ -44,3 +52,41 @@ MEANINGS = {
     CliExit.INSECURE_LISTENER: "a listener would be open to a network without authentication and encryption",
     CliExit.INTERRUPTED: "interrupted with Ctrl-C (or `produce` with SIGTERM)",
 }
+
+
+# A role that dies this often before it is ready, while the node starts, will not come up at the next try either.
+START_ATTEMPTS = 3
+
+
+class StartFailed(CommitMQError):
+    """The node cannot start. The sentence and the exit code are for the person at the terminal."""
+
+    def __init__(self, message: str, code: CliExit) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def with_a_way_out(sentence: str, layout: StoreLayout) -> str:
+    """``sentence``; when it reports a full disk, also how to free space without a node."""
+    if "store expire" in sentence or not tells_of_no_space(sentence):
+        return sentence
+    return (
+        f"{sentence}. The disk of the store has no space left for the files of a start. Nothing is lost. To free some: "
+        f"`commitmq store expire {layout.root} --keep-bytes N` deletes the oldest segments without a node (--dry-run says "
+        "which)"
+    )
+
+
+def progress_sentence(progress: object) -> str:
+    """``checking the log, 45 % of 256.0 MiB``: a worker's report about its start; "" when ``progress`` is no such
+    report.
+    """
+    if not isinstance(progress, dict) or not isinstance(progress.get("phase"), str):
+        return ""
+    phase, done, total = progress["phase"], progress.get("done"), progress.get("total")
+    if not isinstance(done, int) or not isinstance(total, int) or total <= 0:
+        return str(phase)
+    share = f"{min(done, total) * 100 // total} % of "
+    if progress.get("unit") == "bytes":
+        return f"{phase}, {share}{total / (1 << 20):.1f} MiB"
+    return f"{phase}, {share}{total}"

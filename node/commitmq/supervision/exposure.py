@@ -12,16 +12,14 @@ import zmq
 from commitmq.config import NodeConfig
 from commitmq.errors import StoreError
 from commitmq.log import Log, get_log
-from commitmq.network.auditing import audit_log
-from commitmq.network.guard import Guard, make_guard
+from commitmq.network.guard import Guard, audit_log, make_guard
 from commitmq.security import start_rule
 from commitmq.security.access_file import AccessFile
 from commitmq.security.node_keys import keep_node_keys, load_node_keys
 from commitmq.security.on_behalf import Vouching
 from commitmq.security.start_rule import Listener
 from commitmq.store.layout import StoreLayout
-from commitmq.supervision.exit_codes import CliExit
-from commitmq.supervision.start_failed import StartFailed
+from commitmq.supervision.exit_codes import CliExit, StartFailed
 
 
 class Exposure:

@@ -8,10 +8,9 @@ from commitmq.config import NodeConfig
 from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.event_loop import EventLoop
-from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.exit_codes import START_ATTEMPTS, CliExit, StartFailed
 from commitmq.supervision.forkserver import ForkServer
-from commitmq.supervision.process_use import CpuMeter
-from commitmq.supervision.start_failed import START_ATTEMPTS, StartFailed
+from commitmq.supervision.processes import CpuMeter
 from commitmq.supervision.worker_process import describe_exit
 from commitmq.workers.runtime.context import monotonic_ms
 

@@ -22,7 +22,7 @@ from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import StoreError
 from commitmq.files import atomic_file
 from commitmq.log import Log
-from commitmq.network.descriptors import raise_descriptor_limit
+from commitmq.network.gate import raise_descriptor_limit
 from commitmq.store.access import open_folders
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
@@ -32,10 +32,9 @@ from commitmq.store.recovery import abort_file
 from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.store.store_lock import StoreLock
 from commitmq.supervision import node_files
-from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.exit_codes import CliExit, StartFailed
 from commitmq.supervision.keeper_watch import KeeperWatch
 from commitmq.supervision.processes import free_locks, start_time_ticks
-from commitmq.supervision.start_failed import StartFailed
 from commitmq.supervision.worker_process import WorkerProcess
 
 ORPHAN_PATIENCE_S = 5.0

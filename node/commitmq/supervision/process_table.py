@@ -20,13 +20,11 @@ from commitmq.log import Log
 from commitmq.network import ports
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.event_loop import EventLoop
-from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.exit_codes import START_ATTEMPTS, CliExit, StartFailed, progress_sentence
 from commitmq.supervision.forkserver import ForkServerDied
 from commitmq.supervision.forkserver_watch import ForkServerWatch
 from commitmq.supervision.processes import kill_lock_holder
-from commitmq.supervision.progress import progress_sentence
 from commitmq.supervision.roster import Role
-from commitmq.supervision.start_failed import START_ATTEMPTS, StartFailed
 from commitmq.supervision.worker_process import Phase, WorkerProcess
 from commitmq.workers.runtime.context import ExitCode, monotonic_ms
 

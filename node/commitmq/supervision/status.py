@@ -13,7 +13,7 @@ from commitmq.control import ControlBlock, DiskFlag, DispatcherFlag, DispatcherW
 from commitmq.network import ports
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.process_table import ProcessTable
-from commitmq.supervision.process_use import CpuMeter, MemoryGauge
+from commitmq.supervision.processes import CpuMeter, MemoryGauge
 from commitmq.supervision.worker_process import Phase
 
 # A worker's own position, and the position it follows: lag is the difference in bytes of the CommitLog.

@@ -27,45 +27,314 @@ After the death of a process:
 
 One loop (:meth:`Supervisor._turn`) handles everything; start and stop are plain sequences that turn it while they wait.
 It wakes at every event, and ``supervisor.poll_interval_ms`` after the last one at the latest.
+
+The drain of a node that stops: its workers end one after the other, from the beginning of the pipeline.
+
+Rotation of ``commitmq/node.log`` by its size: node.log, node.log.1 (the newest before it), up to node.log.N.
+
+One process rotates, the supervisor; all others only follow (:mod:`commitmq.log`): a process that is about to write a line
+and finds that the file's name belongs to another file opens that one. So no line is lost or cut, and no process waits for
+another. A process that writes without the log, such as a library that aborts, still writes into the file it has, which is
+node.log.1 by then.
+
+The file that is deleted is emptied first: a process that did not write for long may have it open, and its space is free at
+once. A death between two steps leaves a number out, which the next rotation closes; nothing is overwritten, because a file
+takes only a name that was freed before.
+
+Starts movers when they are needed (:mod:`commitmq.semantics.movers`). A mover that was started once is kept alive.
+
+The servers of plugins at a node's start: it waits for them, but not for long, and says where they serve.
+
+A server that fails does not keep a node from starting: the start says so, and why. One of RocketMQ's whose port is taken does
+keep it (:func:`.ports.require_free`): its clients would meet somebody else.
+
+What the supervisor tells a service manager: systemd's notification protocol (sd_notify(3)), without its library.
+
+    READY=1        the node accepts messages: recovery is done, all essential processes are ready. Sent again by the next
+                   supervisor when one was killed.
+    STATUS=…       what the start is busy with, and how it ended; ``systemctl status`` shows it
+    STOPPING=1     the node drains
+    WATCHDOG=1     the supervisor's loop turns; twice in each interval of ``WATCHDOG_USEC``
+
+Each is one datagram to the socket that ``NOTIFY_SOCKET`` names; without that variable nothing is sent. The main process of
+the service is the keeper, and the supervisor its child, so the unit needs ``NotifyAccess=all``. The variables are taken out
+of the environment: no other process of the node, and no plugin, speaks for it.
+
+A datagram that the manager cannot take at the moment waits for the next turn of the loop; the supervisor never waits for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
+import socket
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from commitmq import failpoints
 from commitmq import log as log_module
 from commitmq.config import NodeConfig
-from commitmq.control import Word, WorkerState, WorkerWord
+from commitmq.config.schema import LogConfig
+from commitmq.control import ControlBlock, Word, WorkerState, WorkerWord
 from commitmq.errors import CommitMQError, ProtocolError, StoreError, StoreLockedError
+from commitmq.log import Log
 from commitmq.network import ports
 from commitmq.protocol import wire
+from commitmq.semantics.movers import MOVERS
 from commitmq.supervision.admin_answers import AdminAnswers
 from commitmq.supervision.admin_socket import AddressInUseError, Handler, bind_admin
 from commitmq.supervision.console import Report
-from commitmq.supervision.drain import Drain
 from commitmq.supervision.event_loop import EventLoop
-from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.exit_codes import CliExit, StartFailed, with_a_way_out
 from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.keeper_watch import KeeperWatch
-from commitmq.supervision.live_settings import LiveSettings
-from commitmq.supervision.log_rotation import LogRotation
-from commitmq.supervision.mover_watch import MoverWatch
+from commitmq.supervision.live_settings import LiveSettings, SettingsOperations
 from commitmq.supervision.node_store import NodeStore
 from commitmq.supervision.process_table import ProcessTable
 from commitmq.supervision.processes import become_subreaper
 from commitmq.supervision.roster import Role, Roster, own_role, start_order
-from commitmq.supervision.servers import Servers
-from commitmq.supervision.service_manager import ServiceManager
-from commitmq.supervision.settings_operations import SettingsOperations
-from commitmq.supervision.start_failed import StartFailed, with_a_way_out
 from commitmq.supervision.worker_process import Phase, WorkerProcess
 from commitmq.workers.runtime.context import monotonic_ms
 from commitmq.workers.runtime.set_aside import listed
 from commitmq.workers.runtime.slots import role_slot
+
+
+class Drain:
+    """Ends the workers of ``table``. ``turn`` is one turn of the supervisor's loop, which waits for so many ms at most."""
+
+    def __init__(self, table: ProcessTable, timeout_s: int, turn: Callable[[float], None], log: Log) -> None:
+        self._table, self._timeout_s, self._turn, self._log = table, timeout_s, turn, log
+
+    def run(self) -> None:
+        """Returns when no worker lives any more."""
+        for worker in self._order():
+            self._stop_worker(worker)
+
+    def _order(self) -> list[WorkerProcess]:
+        """Plugins' workers first, which may be clients; their dispatchers last, when no more records come."""
+        workers = list(self._table.workers.values())
+        own = [worker for worker in workers if not worker.spec.plugin]
+        dispatchers = [worker for worker in workers if worker.spec.plugin and worker.spec.dispatcher]
+        others = [worker for worker in workers if worker.spec.plugin and not worker.spec.dispatcher]
+        return [*reversed(others), *reversed(own), *reversed(dispatchers)]
+
+    def _stop_worker(self, worker: WorkerProcess) -> None:
+        """Ask ``worker`` to drain and wait for its end. A worker that does not listen is killed when its time is over."""
+        worker.wanted = False
+        if not worker.pid:
+            # It died a moment ago and will not be restarted to drain. A process that the node can do without, and that was
+            # not started yet, has nothing to drain.
+            may_have_work = worker.spec.essential or worker.started_ms > 0
+            worker.unclean = worker.unclean or (worker.phase is Phase.WAITING and may_have_work)
+            worker.phase = Phase.DONE if worker.phase is Phase.DONE else Phase.IDLE
+            return
+        # A recovery that is still running has promised nothing yet: the next one begins again.
+        patience_ms = 2_000 if worker.one_shot else self._timeout_s * 1000
+        deadline_ms = monotonic_ms() + patience_ms
+        worker.ask_to_stop()
+        while worker.pid:
+            self._turn(deadline_ms - monotonic_ms())
+            if worker.pid and not worker.killed_because and monotonic_ms() >= deadline_ms:
+                self._log.error("worker does not stop, killing it", role=worker.role, pid=worker.pid)
+                worker.kill(f"it did not stop within {patience_ms / 1000:g} s")
+
+
+_LOOK_MS: Final = 1_000
+
+
+class LogRotation:
+    """Looks at the size once a second."""
+
+    def __init__(self, path: Path, log: Log) -> None:
+        self._path, self._log = path, log
+        self._next_ms = 0
+        self._complained = False
+
+    def tick(self, now_ms: int, config: LogConfig) -> None:
+        """Rotate when it is time. An error, as of a full disk, is logged once, and tried again."""
+        if now_ms < self._next_ms:
+            return
+        self._next_ms = now_ms + _LOOK_MS
+        try:
+            if self._path.stat().st_size < config.max_bytes or not log_module.is_followed():
+                return
+            rotate(self._path, config.files)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                self._log.error("the log cannot be rotated and grows", error=str(error))
+        else:
+            self._complained = False
+            self._log.info("a new log file begins", the_last=f"{self._path.name}.1")
+
+
+def rotate(path: Path, files: int) -> None:
+    """Give ``path`` the number 1, and each older file one more; ``files``, at least 2, stay. Raises OSError."""
+    numbers = _numbers(path)
+    free = next((number for number in range(1, files) if number not in numbers), files - 1)
+    for number in {one for one in numbers if one >= files} | ({free} & numbers):
+        with contextlib.suppress(OSError):
+            os.truncate(_numbered(path, number), 0)
+        _numbered(path, number).unlink()
+    for number in range(free - 1, 0, -1):
+        _numbered(path, number).rename(_numbered(path, number + 1))
+    path.rename(_numbered(path, 1))
+
+
+def _numbers(path: Path) -> set[int]:
+    ends = [one.name.removeprefix(f"{path.name}.") for one in path.parent.glob(f"{path.name}.*")]
+    return {int(end) for end in ends if end.isdecimal() and end.isascii() and int(end) > 0}
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
+
+
+class MoverWatch:
+    """The movers among the workers of ``table``."""
+
+    def __init__(self, table: ProcessTable, control: ControlBlock, log: Log) -> None:
+        self._table, self._control, self._log = table, control, log
+        self._seen = 0
+
+    def look(self) -> None:
+        """Start the movers that the ConsumeQueue dispatcher calls for. Costs a look at one word when it calls for no other."""
+        wanted = self._control.get(Word.MOVERS_WANTED)
+        if wanted == self._seen:
+            return
+        self._seen = wanted
+        for mover in MOVERS:
+            if wanted & mover.bit:
+                self._start(mover.role)
+
+    def ask(self, role: str) -> None:
+        """Start ``role`` for a client. Raises ProtocolError for another word, and for one that the configuration turns off."""
+        if role not in {mover.role for mover in MOVERS}:
+            names = ", ".join(mover.role for mover in MOVERS)
+            raise ProtocolError("INVALID_PARAMETER", f"there is no mover {role!r:.80}: the movers are {names}")
+        if role not in self._table.workers:
+            raise ProtocolError("SERVICE_NOT_AVAILABLE", f"this node runs no {role} process ({role}.enable is false)")
+        self._start(role)
+
+    def _start(self, role: str) -> None:
+        worker = self._table.workers.get(role)
+        if worker is not None and not worker.wanted:
+            self._log.info("a mover is needed", role=role)
+            worker.wanted, worker.phase, worker.start_at_ms = True, Phase.WAITING, 0
+
+
+class Servers:
+    """Those among ``workers`` that clients wait for."""
+
+    def __init__(self, workers: Iterable[WorkerProcess]) -> None:
+        self._workers = [worker for worker in workers if worker.spec.listens]
+
+    def wait(self, timeout_s: float, turn: Callable[[float], None], is_stopping: Callable[[], bool]) -> bool:
+        """Call ``turn`` with the milliseconds that are left, until each serves or has died once, or the time is over. False
+        when the node is to stop.
+        """
+        end_ms = monotonic_ms() + timeout_s * 1_000
+        while any(map(_comes, self._workers)) and (left_ms := end_ms - monotonic_ms()) > 0 and not is_stopping():
+            turn(left_ms)
+        return not is_stopping()
+
+    def addresses(self) -> dict[str, str]:
+        """By name of the server: where it serves."""
+        return {_name(one): one.endpoints[0] for one in self._workers if one.phase is Phase.READY and one.endpoints}
+
+    def warnings(self) -> list[str]:
+        """A sentence for each that does not serve."""
+        return [
+            f"the server {_name(worker)} does not serve{_because(worker)}; `commitmq status` shows it"
+            for worker in self._workers
+            if worker.phase is not Phase.READY
+        ]
+
+
+def _comes(worker: WorkerProcess) -> bool:
+    return worker.phase is Phase.STARTING or (worker.phase is Phase.WAITING and not worker.started_ms)
+
+
+def _because(worker: WorkerProcess) -> str:
+    return f" and is tried again: {worker.last_error}" if worker.last_error else " yet"
+
+
+def _name(worker: WorkerProcess) -> str:
+    return worker.role.removeprefix("worker-")
+
+
+_LONGEST_STATUS: Final = 300
+
+
+class ServiceManager:
+    """A service manager, or none."""
+
+    def __init__(self, environment: MutableMapping[str, str]) -> None:
+        """Takes its variables out of ``environment``."""
+        self._address = environment.pop("NOTIFY_SOCKET", "")
+        self._interval_ms = _interval_ms(environment.pop("WATCHDOG_USEC", ""))
+        environment.pop("WATCHDOG_PID", None)  # of the keeper, which this process speaks for
+        self._unsent: dict[str, str] = {}
+        self._is_stopping = False
+        self._sign_of_life_ms = 0
+
+    def listening_to(self, report: Report) -> Report:
+        """``report`` that the service manager hears too."""
+        if not self._address:
+            return report
+
+        def both(message: dict[str, Any]) -> None:
+            report(message)
+            self._hear(message)
+
+        return both
+
+    def turn(self, now_ms: int, *, stopping: bool) -> None:
+        """Called at each turn of the supervisor's loop, which ``now_ms`` (monotonic) is the time of."""
+        if not self._address:
+            return
+        if stopping and not self._is_stopping:
+            self._is_stopping = True
+            self._unsent.update({"STOPPING": "1", "STATUS": "stopping"})
+        if self._interval_ms and now_ms - self._sign_of_life_ms >= self._interval_ms // 2:
+            self._sign_of_life_ms = now_ms
+            self._unsent["WATCHDOG"] = "1"
+        self._send()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        event = message["event"]
+        if event == "ready":
+            self._unsent.update({"READY": "1", "STATUS": f"ready at {message['admin'][0]}"})
+        elif event == "info":
+            self._unsent["STATUS"] = str(message["message"])
+        elif event == "failed":
+            self._unsent["STATUS"] = str(message["error"])
+        elif event == "stopped":
+            in_order = "everything written is flushed" if message["clean"] else "not in order, the next start recovers"
+            self._unsent["STATUS"] = f"stopped; {in_order}"
+        self._send()
+
+    def _send(self) -> None:
+        if not self._unsent:
+            return
+        lines = [f"{name}={' '.join(value.split())[:_LONGEST_STATUS]}" for name, value in self._unsent.items()]
+        # A leading @ stands for the NUL of an abstract address.
+        address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as notify:
+                notify.sendto("\n".join(lines).encode(), address)
+        except OSError:
+            return  # a full socket, or a manager that starts anew: the next turn tries again
+        self._unsent.clear()
+
+
+def _interval_ms(text: str) -> int:
+    """``WATCHDOG_USEC`` in milliseconds; 0 without a watchdog."""
+    return int(text) // 1000 if text.isascii() and text.isdigit() else 0
+
 
 _BEFORE_CLAIM = ("discovery", "recovery")
 

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from commitmq.supervision.forkserver import ForkServer
-from commitmq.supervision.process_use import CpuMeter
+from commitmq.supervision.processes import CpuMeter
 from commitmq.supervision.roster import Role
 from commitmq.workers.runtime.context import ExitCode
 

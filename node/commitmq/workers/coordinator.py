@@ -5,7 +5,7 @@ Owns (only it writes): ``config/topics.json``, ``config/consumerOffset.json``, `
     ``commitmq/deleted_topics.json``, ``commitmq/deleting_topics.json``, ``commitmq/topics.journal``,
     ``commitmq/group_members.log``, ``commitmq/makers.log``; membership of groups and connected clients, in memory.
 Reads: the control block's WRITTEN, MIN_OFFSET, WRITER_TOPICS and MEMORY_TOPICS, and the ConsumeQueue dispatcher's TOPICS,
-    for deletions (:mod:`commitmq.coordination.deletions`).
+    for deletions (:mod:`commitmq.coordination.topics`).
 Advances: TOPICS_VERSION, SUBSCRIPTIONS_VERSION.
 Sockets: ROUTER ``coordinator`` (ipc and tcp) for requests; PUB ipc ``topics`` for changes: ``[b"topics", {"version",
     "topics": {name: settings}, "ending": [[name, incarnation]], "deleted": [[name, physical offset, incarnation]]}]``.
@@ -28,14 +28,14 @@ import zmq
 
 from commitmq.config import NodeConfig
 from commitmq.control import Word
-from commitmq.coordination.answers import Answer
-from commitmq.coordination.seats import Seats
+from commitmq.coordination.groups import Seats
+from commitmq.coordination.requests import Answer
 from commitmq.coordination.service import LISTS, READ_ONLY, RETRY_MS, Service, TopicNews
 from commitmq.errors import ProtocolError, StoreError
-from commitmq.network.share_of_time import ShareOfTime
+from commitmq.network.gate import ShareOfTime
 from commitmq.network.zap import LOCAL
 from commitmq.protocol import wire
-from commitmq.security.audit_line import Event
+from commitmq.security.audit import Event
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 
 ROLE = "coordinator"

@@ -31,10 +31,9 @@ from commitmq.errors import CommitMQError, ProtocolError, StoreError
 from commitmq.files import atomic_file
 from commitmq.format.constants import DEAD_LETTER_GROUP, DEAD_LETTER_PASSES, DLQ_PREFIX
 from commitmq.plugin import Actor, AuditLog, Event
-from commitmq.security.access_table import AccessTable
+from commitmq.security.access_file import AccessTable
 from commitmq.security.native_rights import CHANGES, needs_of
-from commitmq.security.policy import Action
-from commitmq.security.resource import ResourceType
+from commitmq.security.policy import Action, ResourceType
 from commitmq.security.user import Secret
 from commitmq_plugins.http_server import Request
 

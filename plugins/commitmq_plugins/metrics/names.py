@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from commitmq.counting import families
-from commitmq.counting.family import Family, Kind
+from commitmq.counting.families import Family, Kind
 
 NODE_LABELS: Final = ("cluster", "node_type", "node_id")
 """All native metrics have these labels first."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from commitmq.config import NodeConfig
 from commitmq.counting import families
-from commitmq.counting.family import Kind
+from commitmq.counting.families import Kind
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
 from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.semantics.timer import TIMER_TOPIC

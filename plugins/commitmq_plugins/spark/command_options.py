@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from commitmq.cli.progress import can_draw
+from commitmq.cli.output import can_draw
 from commitmq.store.access import require_store
 from commitmq.store.layout import StoreLayout
 

@@ -11,7 +11,7 @@ from typing import Self
 from bench.drivers.common import Job, Result
 from commitmq import Admin
 from commitmq.errors import CommitMQError
-from commitmq.protocol import node_metadata
+from commitmq.protocol import directory
 
 QUEUES_OF_A_TOPIC = 4096
 _POLL_S = 0.0005
@@ -24,7 +24,7 @@ def words(job: Job) -> list[str]:
 
 def connect_as_from_elsewhere() -> None:
     """From now on this process finds no token of the node on its own host: it connects by tcp and maps no files."""
-    node_metadata.token_matches = lambda store, token: False
+    directory.token_matches = lambda store, token: False
 
 
 class Times:

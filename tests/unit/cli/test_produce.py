@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from commitmq.cli.input_lines import Ending, input_lines
+from commitmq.cli.produce import Ending, input_lines
 
 
 def test_input_that_came_before_the_signal_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

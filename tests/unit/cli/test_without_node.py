@@ -17,7 +17,7 @@ import pytest
 from commitmq import extras
 from commitmq.cli.main import cli
 from commitmq.cli.node_verb import NodeVerb
-from commitmq.cli.progress import can_draw
+from commitmq.cli.output import can_draw
 from commitmq.errors import CommitMQError, MissingExtraError
 from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GoldenStore

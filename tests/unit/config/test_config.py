@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq.config import NodeConfig, dumps, from_mapping, load, loads, section_from, setting, validated
-from commitmq.config.profiles import PROFILES
+from commitmq.config.schema import PROFILES
 from commitmq.errors import ConfigError
 
 NODE_TOML = Path(__file__).resolve().parents[3] / "config" / "node.toml"

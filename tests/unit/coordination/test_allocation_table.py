@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from commitmq.coordination.allocation_table import AllocationTable
-from commitmq.coordination.group_strategy import use_strategy
+from commitmq.coordination.groups import use_strategy
 from commitmq.coordination.membership import Membership, Queue, View
 from commitmq.errors import ProtocolError
 from commitmq.semantics import allocation

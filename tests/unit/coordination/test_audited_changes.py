@@ -12,8 +12,7 @@ import pytest
 
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock
-from commitmq.coordination.changes import Change
-from commitmq.coordination.service import Service
+from commitmq.coordination.service import Change, Service
 from commitmq.format.constants import DEAD_LETTER_GROUP, DEAD_LETTER_PASSES
 from commitmq.store.layout import StoreLayout
 from small_disk import room

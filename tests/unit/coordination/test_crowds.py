@@ -18,7 +18,7 @@ import pytest
 
 from commitmq.config import NodeConfig, from_mapping
 from commitmq.control import ControlBlock
-from commitmq.coordination import pace
+from commitmq.coordination import groups as pace
 from commitmq.coordination.service import Service
 from commitmq.errors import ProtocolError
 from commitmq.store.layout import StoreLayout

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitmq.config import NodeConfig
-from commitmq.coordination.group_config_operations import GroupConfigOperations
 from commitmq.coordination.groups import Groups
 from commitmq.coordination.membership import Membership
-from commitmq.coordination.resets import begin_anew, to_begin_anew
+from commitmq.coordination.operations import GroupConfigOperations, begin_anew, to_begin_anew
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config

@@ -15,7 +15,7 @@ from commitmq.config import NodeConfig, from_mapping
 from commitmq.control import ControlBlock
 from commitmq.coordination.service import Service
 from commitmq.errors import ProtocolError
-from commitmq.semantics.client_limits import FORGET_MS, MAX_CHARACTERS, MAX_NAMES, shortened
+from commitmq.semantics.rates import FORGET_MS, MAX_CHARACTERS, MAX_NAMES, shortened
 from commitmq.store.layout import StoreLayout
 from small_disk import room
 

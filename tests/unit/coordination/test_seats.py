@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitmq.config import load
-from commitmq.coordination.groups import Groups
-from commitmq.coordination.seats import Seats
+from commitmq.coordination.groups import Groups, Seats
 from commitmq.store.layout import StoreLayout
 
 SESSION_MS, GRACE_MS = 6_000, 2_000

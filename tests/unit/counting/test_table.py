@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.counting.family import Family, Kind, doubling
+from commitmq.counting.families import Family, Kind, doubling
 from commitmq.counting.table import BLOCK_BYTES, OTHER, CountReader, CountTable, Described
 from commitmq.errors import StoreError
 

@@ -21,7 +21,7 @@ NAMED = re.compile(r"errno\.(ENOSPC|EDQUOT)|errno (not )?(in|==|!=) \(?\d")
 MAKERS = {
     "node/commitmq/files/no_space.py",
     "node/commitmq/files/write_all.py",
-    "node/commitmq/security/audit_chain.py",
+    "node/commitmq/security/audit.py",
 }
 
 

@@ -22,10 +22,8 @@ from commitmq.log import get_log
 from commitmq.network.guard import make_guard
 from commitmq.network.router import open_router
 from commitmq.protocol.channel import Channel
-from commitmq.protocol.profile import Profile
-from commitmq.security.access_file import AccessFile
-from commitmq.security.access_table import AccessTable
-from commitmq.security.local_users import parse_local_users
+from commitmq.protocol.node_address import Profile
+from commitmq.security.access_file import AccessFile, AccessTable, parse_local_users
 from commitmq.security.node_keys import KeyPair, load_node_keys, make_node_keys
 from commitmq.security.policy import Entry, Policies
 from commitmq.security.user import Secret, User

@@ -10,7 +10,7 @@ import socket
 
 import pytest
 
-from commitmq.network.loopback import NO_ACCOUNT, account_of_peer
+from commitmq.network.connection import NO_ACCOUNT, account_of_peer
 
 
 @pytest.mark.parametrize(("listens", "connects"), [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1")])

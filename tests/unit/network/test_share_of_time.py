@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from commitmq.network.share_of_time import BURST_S, LONGEST_REST_S, ShareOfTime
+from commitmq.network.gate import BURST_S, LONGEST_REST_S, ShareOfTime
 
 
 class _Loop:

@@ -17,17 +17,14 @@ import zmq
 
 from commitmq.config import NodeConfig
 from commitmq.log import get_log
-from commitmq.network.guard import make_guard
+from commitmq.network.guard import CONNECTIONS, PENDING, UserBounds, make_guard
 from commitmq.network.router import open_router
-from commitmq.network.user_bounds import CONNECTIONS, PENDING, UserBounds
 from commitmq.protocol.channel import Channel
-from commitmq.protocol.profile import Profile
-from commitmq.security.access_file import AccessFile
-from commitmq.security.access_table import AccessTable
+from commitmq.protocol.node_address import Profile
+from commitmq.security.access_file import AccessFile, AccessTable, UserQuotas
 from commitmq.security.node_keys import KeyPair, make_node_keys
 from commitmq.security.policy import Entry, Policies
 from commitmq.security.user import Secret, User
-from commitmq.security.user_quotas import UserQuotas
 from nodes import eventually
 
 KEYS = {"shop": KeyPair.make(), "cook": KeyPair.make()}

@@ -19,10 +19,10 @@ import pytest
 import zmq
 
 from commitmq import NodeUnavailableError
-from commitmq.protocol import name_addresses, wire
-from commitmq.protocol.channel import Channel
+from commitmq.protocol import channel as name_addresses
+from commitmq.protocol import wire
+from commitmq.protocol.channel import Channel, NameAddresses
 from commitmq.protocol.directory import Directory
-from commitmq.protocol.name_addresses import NameAddresses
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
 from commitmq_plugins.rocketmq.remoting.frame import Command, FrameParser, encode, request

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from commitmq import NodeUnavailableError
-from commitmq.protocol.node_metadata import Metadata, parse_metadata
+from commitmq.protocol.directory import Metadata, parse_metadata
 
 
 def metadata(store: Path, token: str, *, host: str = "0.0.0.0", address: str = "tcp://10.9.8.7:7310") -> Metadata:

@@ -10,14 +10,14 @@ import os
 import pytest
 
 from commitmq import CommitMQError
-from commitmq.protocol import zmq_context
-from commitmq.protocol.zmq_context import acquire_context, check_fork, release_context
+from commitmq.protocol import channel
+from commitmq.protocol.channel import acquire_context, check_fork, release_context
 
 
 def test_the_last_client_ends_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     # Other tests' clients that were interrupted inside of a call live until the garbage collector finds them.
-    monkeypatch.setattr(zmq_context, "_context", None)
-    monkeypatch.setattr(zmq_context, "_context_users", 0)
+    monkeypatch.setattr(channel, "_context", None)
+    monkeypatch.setattr(channel, "_context_users", 0)
     first = acquire_context()
     assert acquire_context() is first
     release_context()

@@ -20,12 +20,9 @@ import pytest
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.log import get_log
-from commitmq.security.access_changes import written_down
-from commitmq.security.access_file import AccessFile
-from commitmq.security.access_table import AccessTable
-from commitmq.security.audit_line import Actor
+from commitmq.security.access_file import LOOK_MS, AccessFile, AccessTable, LiveAccess, written_down
+from commitmq.security.audit import Actor
 from commitmq.security.audit_trail import AuditTrail
-from commitmq.security.live_access import LOOK_MS, LiveAccess
 from commitmq.security.user import Secret, User
 
 SECRET = "canary-of-the-secret"

@@ -23,9 +23,7 @@ import pytest
 from commitmq import failpoints
 from commitmq.log import get_log
 from commitmq.security import audit
-from commitmq.security.audit import AuditLimits, AuditLog
-from commitmq.security.audit_bounds import SAVED_S
-from commitmq.security.audit_line import Actor, Event, parsed
+from commitmq.security.audit import SAVED_S, Actor, AuditLimits, AuditLog, Event, parsed
 from commitmq.security.audit_trail import AuditTrail, Chain
 from nodes import eventually
 
@@ -235,7 +233,7 @@ import sys
 from pathlib import Path
 from commitmq.log import get_log
 from commitmq.security.audit import AuditLimits, AuditLog
-from commitmq.security.audit_line import Actor, Event
+from commitmq.security.audit import Actor, Event
 log = AuditLog(Path(sys.argv[1]), "coordinator", get_log("test"), AuditLimits(max_file_bytes=1024))
 for number in range(20):
     log.write(Event(Actor("shop"), "topic.create", f"Topic:t{number}"))

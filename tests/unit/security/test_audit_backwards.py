@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from commitmq.log import get_log
-from commitmq.security.audit import AuditLimits, AuditLog
-from commitmq.security.audit_backwards import Backwards, Place
-from commitmq.security.audit_files import older_files
-from commitmq.security.audit_line import Actor, Event
+from commitmq.security.audit import Actor, AuditLimits, AuditLog, Event, older_files
+from commitmq.security.audit_trail import Backwards, Place
 
 
 def written(folder: Path, count: int, max_file_bytes: int = 4_000) -> AuditLog:

@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitmq.security.access_table import AccessTable
-from commitmq.security.decide import decide
-from commitmq.security.policy import Action, Entry, Policies, parse_address
-from commitmq.security.resource import Resource, ResourceType
+from commitmq.security.access_file import AccessTable
+from commitmq.security.policy import Action, Entry, Policies, Resource, ResourceType, decide, parse_address
 from commitmq.security.user import Secret, User
 
 ORDERS = Resource(ResourceType.TOPIC, "orders")

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from commitmq.security.access_table import AccessTable
-from commitmq.security.exported_users import ExportedUsers, UserChange, exported_users
+from commitmq.security.access_file import AccessTable
+from commitmq.security.imported_access import ExportedUsers, UserChange, exported_users
 from commitmq.security.policy import Policies
 from commitmq.security.user import MAX_KEYS, Secret, User
 

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from commitmq.security.access_table import AccessTable
-from commitmq.security.mqadmin_acl import read_json, read_tables
+from commitmq.security.access_file import AccessTable
+from commitmq.security.imported_access import read_json, read_tables
 from commitmq.security.user import Secret, User
 
 USERS = """\

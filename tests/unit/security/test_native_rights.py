@@ -19,7 +19,7 @@ from commitmq.security.policy import Action
 
 NODE = Path(commitmq.__file__).parent
 SOURCES = {
-    "admin": ("supervision/supervisor.py", "supervision/settings_operations.py"),
+    "admin": ("supervision/supervisor.py", "supervision/live_settings.py"),
     "writer": ("workers/writer/process.py",),
     "memory": ("workers/memory.py",),
     "reader": ("workers/reader/process.py",),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commitmq.security.audit_line import Actor
+from commitmq.security.audit import Actor
 from commitmq.security.on_behalf import FIELD, Vouching
 
 ANN = Actor("ann", "dashboard", "10.1.2.3")

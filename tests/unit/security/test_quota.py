@@ -12,11 +12,8 @@ import pytest
 
 from commitmq.config import NodeConfig
 from commitmq.log import get_log
-from commitmq.security.access_file import AccessFile
-from commitmq.security.access_table import AccessTable
-from commitmq.security.quota import QUOTAS, Quota, parse_quota, quotas_from_json
-from commitmq.security.user import Secret, User
-from commitmq.security.user_quotas import UserQuotas
+from commitmq.security.access_file import AccessFile, AccessTable, UserQuotas
+from commitmq.security.user import QUOTAS, Quota, Secret, User, parse_quota, quotas_from_json
 
 
 @pytest.mark.parametrize(

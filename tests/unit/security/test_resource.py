@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitmq.security.resource import Resource, ResourcePattern, ResourceType
+from commitmq.security.policy import Resource, ResourcePattern, ResourceType
 
 NAMES = st.text("abc-_%.XYZ123", min_size=1, max_size=20)
 

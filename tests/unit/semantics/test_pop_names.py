@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 
 from commitmq.config import PopConfig
-from commitmq.semantics.pop import retry_flag, topic_of_flag
-from commitmq.semantics.pop_names import USUAL_NAMES, RetryNames
+from commitmq.semantics.pop import USUAL_NAMES, RetryNames, retry_flag, topic_of_flag
 from commitmq.semantics.retry import popped_topic
 
 V1, V2 = "%RETRY%g_orders", "%RETRY%g+orders"

@@ -16,11 +16,11 @@ from commitmq.semantics.pop_revive import (
     Ack,
     CheckPoint,
     CheckPointKey,
+    ReviveRound,
     ack_record,
     check_point_record,
     revive_topic,
 )
-from commitmq.semantics.revive_round import ReviveRound
 from pending_store import BROKER, PendingStore
 
 NOW = 1_763_800_000_000

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from commitmq.format.constants import Property
 from commitmq.format.record import Record
-from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC, integer
-from commitmq.semantics.transaction_check import CheckRound, CheckRules, Step
+from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC, CheckRound, CheckRules, Step, integer
 from pending_store import PendingStore
 
 APPENDS = (Step.CHECK, Step.RENEW, Step.DISCARD)

@@ -18,7 +18,7 @@ import zmq
 
 from commitmq.config import NodeConfig
 from commitmq.log import get_log
-from commitmq.network.share_of_time import BURST_S
+from commitmq.network.gate import BURST_S
 from commitmq.protocol import wire
 from commitmq.supervision.admin_socket import AdminSocket, Answer
 from nodes import eventually

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from commitmq.log import get_log
-from commitmq.supervision.drain import Drain
 from commitmq.supervision.process_table import ProcessTable
 from commitmq.supervision.roster import Role
+from commitmq.supervision.supervisor import Drain
 from commitmq.supervision.worker_process import Phase, WorkerProcess
 
 

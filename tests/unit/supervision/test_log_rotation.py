@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.supervision.log_rotation import rotate
+from commitmq.supervision.supervisor import rotate
 
 _WRITER = """
 import sys

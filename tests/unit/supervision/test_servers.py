@@ -11,7 +11,7 @@ import pytest
 
 from commitmq.supervision.console import lines_of
 from commitmq.supervision.roster import Role
-from commitmq.supervision.servers import Servers
+from commitmq.supervision.supervisor import Servers
 from commitmq.supervision.worker_process import Phase, WorkerProcess
 
 

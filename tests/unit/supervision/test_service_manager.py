@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.supervision.service_manager import ServiceManager
+from commitmq.supervision.supervisor import ServiceManager
 
 READY = {"event": "ready", "admin": ["tcp://127.0.0.1:7310"], "warnings": [], "store": "s"}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.progress import can_draw
+from commitmq.cli.output import can_draw
 
 if TYPE_CHECKING:
     from commitmq.bench.figures import Progress, Spread

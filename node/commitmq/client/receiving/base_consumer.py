@@ -28,8 +28,8 @@ from commitmq.client.receiving.reader_queues import ReaderQueues
 from commitmq.client.receiving.settings import ConsumerSettings, GroupOptions
 from commitmq.errors import CommitMQError, NodeUnavailableError
 from commitmq.log import get_log
+from commitmq.protocol.channel import check_fork
 from commitmq.protocol.directory import Directory
-from commitmq.protocol.zmq_context import check_fork
 
 if TYPE_CHECKING:
     from commitmq.client.handling.run import Run

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from commitmq.client.receiving.segments import SegmentMaps
 from commitmq.errors import ProtocolError
 from commitmq.protocol.channel import Channel
-from commitmq.protocol.directory import Directory
-from commitmq.protocol.node_metadata import Metadata
+from commitmq.protocol.directory import Directory, Metadata
 
 
 class Link(NamedTuple):

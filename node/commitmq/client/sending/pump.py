@@ -33,8 +33,7 @@ from commitmq.client.sending.run_encoder import encode_messages
 from commitmq.client.sending.send_future import SendFuture
 from commitmq.errors import SendError
 from commitmq.protocol import wire
-from commitmq.protocol.channel import Channel
-from commitmq.protocol.zmq_context import check_fork
+from commitmq.protocol.channel import Channel, check_fork
 
 _TICK_MS: Final = 50
 _CONNECT_S: Final = 0.5

@@ -16,7 +16,7 @@ from commitmq.client.transactions.half_message import HalfMessage, Listener, Tra
 from commitmq.client.transactions.link import TransactionLink
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Property
-from commitmq.protocol.zmq_context import check_fork
+from commitmq.protocol.channel import check_fork
 from commitmq.store.metadata.topic_name import validate_group
 
 if TYPE_CHECKING:

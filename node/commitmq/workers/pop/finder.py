@@ -11,8 +11,7 @@ from typing import Any, Final
 from commitmq.control import ControlBlock, Word
 from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError, ProtocolError
 from commitmq.format.constants import LMQ_PREFIX, QUEUE_OFFSET_OFFSET, Property
-from commitmq.semantics.pop import MAX_MESSAGES
-from commitmq.semantics.pop_names import USUAL_NAMES, RetryNames
+from commitmq.semantics.pop import MAX_MESSAGES, USUAL_NAMES, RetryNames
 from commitmq.semantics.retry import is_retry_topic
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.metadata.topic_config import MESSAGE_TYPE, MESSAGE_TYPE_PRIORITY

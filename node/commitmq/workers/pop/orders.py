@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from commitmq.config import PopConfig
-from commitmq.coordination.pace import Pace
+from commitmq.coordination.groups import Pace
 from commitmq.errors import InvalidMessageError, ProtocolError, StoreError
 from commitmq.files.aside import set_aside
 from commitmq.files.room import Room

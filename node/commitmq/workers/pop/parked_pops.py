@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from commitmq.semantics.pop_names import USUAL_NAMES, RetryNames
+from commitmq.semantics.pop import USUAL_NAMES, RetryNames
 from commitmq.store.queues.record_filter import RecordFilter
 
 STARTS: Final = ("earliest", "latest", "last")

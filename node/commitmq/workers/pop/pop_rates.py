@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from commitmq.errors import ProtocolError
-from commitmq.security.audit_line import Actor
+from commitmq.security.audit import Actor
 from commitmq.workers.pop.finder import Portion
 from commitmq.workers.pop.parked_pops import Pop
 from commitmq.workers.pop.shares import SHARE

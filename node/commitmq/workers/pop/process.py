@@ -33,7 +33,7 @@ import zmq
 from commitmq.control import Word, WorkerWord
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
-from commitmq.semantics.pop_names import RetryNames
+from commitmq.semantics.pop import RetryNames
 from commitmq.semantics.pop_revive import revive_topic
 from commitmq.workers.pop.clock import CLOCK, now_ms
 from commitmq.workers.pop.finder import Finder

@@ -14,8 +14,14 @@ from typing import Any, Final
 from commitmq.config import NodeConfig
 from commitmq.control import Word
 from commitmq.errors import OffsetOutOfRangeError
-from commitmq.semantics.pop_revive import REVIVE_GROUP, REVIVE_TOPIC_PREFIX, CheckPointKey, revive_topic
-from commitmq.semantics.revive_round import DuePoint, ReviveRound
+from commitmq.semantics.pop_revive import (
+    REVIVE_GROUP,
+    REVIVE_TOPIC_PREFIX,
+    CheckPointKey,
+    DuePoint,
+    ReviveRound,
+    revive_topic,
+)
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata.topic_files import TopicReader
 from commitmq.workers.pop.ack_search import AckSearch

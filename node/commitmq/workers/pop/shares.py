@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from commitmq.errors import ProtocolError
-from commitmq.semantics.pop_names import USUAL_NAMES, RetryNames
+from commitmq.semantics.pop import USUAL_NAMES, RetryNames
 from commitmq.workers.runtime.context import monotonic_ms
 from commitmq.workers.runtime.coordinator_line import CoordinatorLine
 

@@ -11,7 +11,7 @@ from commitmq.errors import CommitMQError, FilterError, ProtocolError
 from commitmq.log import Log
 from commitmq.network.router import Router
 from commitmq.protocol import wire
-from commitmq.security.needs import Actions
+from commitmq.security.native_rights import Actions
 from commitmq.store.queues.queue_reader import VIEW_BYTES
 from commitmq.workers.reader.filters import FAILED
 from commitmq.workers.reader.places import NoSuchQueueError

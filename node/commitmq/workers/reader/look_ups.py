@@ -8,7 +8,7 @@ from commitmq.config import ReaderConfig
 from commitmq.control import ControlBlock, Word
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
-from commitmq.security.needs import SUB_GET
+from commitmq.security.native_rights import SUB_GET
 from commitmq.semantics.stored_topics import topics_of
 from commitmq.store.memory.memory_files import NodeWord, TopicWord
 from commitmq.store.queues.queue_list import queues_on_disk

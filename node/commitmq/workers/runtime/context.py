@@ -36,13 +36,11 @@ from commitmq.files.no_space import is_no_space
 from commitmq.files.room import Room, StoppedWithoutRoom
 from commitmq.log import Log, configure, get_log
 from commitmq.network import ports
-from commitmq.network.auditing import audit_log
-from commitmq.network.guard import make_guard
+from commitmq.network.guard import UserBounds, audit_log, make_guard
 from commitmq.network.router import Router, open_router
-from commitmq.network.user_bounds import UserBounds
 from commitmq.protocol import wire
+from commitmq.security.access_file import UserQuotas
 from commitmq.security.on_behalf import Vouching
-from commitmq.security.user_quotas import UserQuotas
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.node_files import read_node_file
 from commitmq.workers.runtime.doorbell import NAPPING, SLEEPING, Doorbell, Ringer

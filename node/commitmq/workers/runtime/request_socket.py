@@ -10,7 +10,7 @@ import zmq
 
 from commitmq.errors import CommitMQError, ProtocolError
 from commitmq.protocol import wire
-from commitmq.security.audit_line import Event
+from commitmq.security.audit import Event
 from commitmq.workers.runtime.context import WorkerContext
 
 _REQUESTS_A_TURN: Final = 64

@@ -6,7 +6,7 @@ log gets them when it takes long.
 
 from __future__ import annotations
 
-from commitmq.supervision.progress import progress_sentence
+from commitmq.supervision.exit_codes import progress_sentence
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 
 _TELL_MS = 200

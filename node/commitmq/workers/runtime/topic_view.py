@@ -5,7 +5,7 @@ So when the version is ahead of the news taken, or news skip a version, the rest
 (:class:`commitmq.store.metadata.topic_files.TopicReader`), in a time proportional to the changes. Every change names
 its topics, because the cached data of their queues must be dropped.
 
-A topic that is ending (:mod:`commitmq.coordination.deletions`) is no topic here any more. Late information about an
+A topic that is ending (:mod:`commitmq.coordination.topics`) is no topic here any more. Late information about an
 ended incarnation, such as an answer that crossed the news on the way, does not bring it back.
 """
 

@@ -14,8 +14,18 @@ from collections.abc import Callable
 from typing import Final
 
 from commitmq.format.record import Record
-from commitmq.semantics.transaction import HALF_TOPIC, OP_TOPIC, ROLLBACK, discarded_record, op_offsets
-from commitmq.semantics.transaction_check import OPS_AT_ONCE, CheckRound, CheckRules, Decision, Step
+from commitmq.semantics.transaction import (
+    HALF_TOPIC,
+    OP_TOPIC,
+    OPS_AT_ONCE,
+    ROLLBACK,
+    CheckRound,
+    CheckRules,
+    Decision,
+    Step,
+    discarded_record,
+    op_offsets,
+)
 from commitmq.workers.transaction.appends import MOST_BYTES, Append, Appends
 from commitmq.workers.transaction.ends import Ends
 from commitmq.workers.transaction.half_queues import HalfQueues

@@ -33,10 +33,9 @@ from commitmq.format.constants import Property
 from commitmq.format.message_id import offset_message_id
 from commitmq.format.record import Record, encode_record
 from commitmq.protocol import wire
-from commitmq.security.audit_line import Actor, Event
+from commitmq.security.audit import Actor, Event
 from commitmq.semantics.derived import derived
-from commitmq.semantics.transaction import COMMIT, HALF_TOPIC, OP_TOPIC, OpBuffer, op_offsets, real_queue
-from commitmq.semantics.transaction_check import CheckRules
+from commitmq.semantics.transaction import COMMIT, HALF_TOPIC, OP_TOPIC, CheckRules, OpBuffer, op_offsets, real_queue
 from commitmq.workers.runtime.clocks import DoubtingClock, wall_ms
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.mover import Mover

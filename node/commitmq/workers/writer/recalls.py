@@ -17,7 +17,7 @@ from commitmq.format.constants import Host, Property
 from commitmq.format.message_id import unpack_host
 from commitmq.format.record import Record, encode_record
 from commitmq.network.router import Router
-from commitmq.security.audit_line import Event
+from commitmq.security.audit import Event
 from commitmq.semantics.recall import CANCEL_MARGIN_MS, RecallHandle, recall_handle, recall_record
 from commitmq.semantics.timer import TIMER_TOPIC, TimerRefusedError, TimerRules, timer_request
 from commitmq.store.log.run_check import CheckedRun

@@ -1,7 +1,7 @@
 """The coordinator's news of topics, and the writer's confirmation that it has heard of a deletion.
 
 A topic ends when this process hears of the deletion, before the coordinator reads the log's end for the tombstone
-(:mod:`commitmq.coordination.deletions`): the writer takes no more messages for the topic, forgets its queue offsets,
+(:mod:`commitmq.coordination.topics`): the writer takes no more messages for the topic, forgets its queue offsets,
 and then confirms the deletion in ``writer_topics``. It confirms nothing before its own start has published the log's
 end.
 """

@@ -15,7 +15,7 @@ import zmq
 from commitmq.network.guard import PROTOCOL, Guard
 from commitmq.protocol import wire
 from commitmq.protocol.channel import new_routing_id
-from commitmq.security.audit_line import Actor
+from commitmq.security.audit import Actor
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.topic_view import TopicViews
 from commitmq.workers.writer.born_hosts import user_of

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from commitmq.errors import StoreError
-from commitmq.security.audit_backwards import Backwards, Place
-from commitmq.security.audit_files import ENDING, process_of, roles
+from commitmq.security.audit import ENDING, process_of, roles
+from commitmq.security.audit_trail import Backwards, Place
 from commitmq_plugins.dashboard.api.node import BadValueError, Node, command, moment, value
 
 MOST_ROWS: Final = 200

@@ -32,9 +32,7 @@ from commitmq.client.consumer import Reader
 from commitmq.client.producer import Producer
 from commitmq.errors import CommitMQError, NodeUnavailableError
 from commitmq.plugin import WorkerContext
-from commitmq.security.access_file import AccessFile
-from commitmq.security.access_table import AccessTable
-from commitmq.security.live_access import LiveAccess
+from commitmq.security.access_file import AccessFile, AccessTable, LiveAccess
 from commitmq.security.on_behalf import Vouching
 from commitmq.semantics.stored_topics import topics_of
 from commitmq_plugins.dashboard.guard import ONLY_SUPER, Rights

@@ -17,11 +17,9 @@ from commitmq.errors import ProtocolError, StoreError
 from commitmq.format.message_id import parse_offset_message_id
 from commitmq.format.record import decode_record
 from commitmq.plugin import Actor
-from commitmq.security.access_file import AccessFile
-from commitmq.security.access_table import AccessTable
-from commitmq.security.needs import SUB
-from commitmq.security.policy import Entry, Policies
-from commitmq.security.resource import ResourcePattern
+from commitmq.security.access_file import AccessFile, AccessTable
+from commitmq.security.native_rights import SUB
+from commitmq.security.policy import Entry, Policies, ResourcePattern
 from commitmq.security.user import Secret, User, check_name
 from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.semantics.stored_topics import topics_of

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from commitmq.errors import CommitMQError, ProtocolError
 from commitmq.format.constants import RETRY_PREFIX
-from commitmq.security.needs import SUB_GET, SUB_UPDATE
+from commitmq.security.native_rights import SUB_GET, SUB_UPDATE
 from commitmq.semantics.retry import pop_retry_topic
 from commitmq.store.metadata.topic_name import is_send_forbidden
 from commitmq_plugins.rocketmq.broker.clients import Clients

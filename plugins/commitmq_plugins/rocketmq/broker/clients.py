@@ -24,7 +24,7 @@ import orjson
 from commitmq.errors import ProtocolError
 from commitmq.format.constants import Property
 from commitmq.log import Log
-from commitmq.semantics.client_limits import FORGET_MS, MAX_CLIENTS_A_REQUEST, shortened
+from commitmq.semantics.rates import FORGET_MS, MAX_CLIENTS_A_REQUEST, shortened
 from commitmq_plugins.rocketmq.broker.codes import filter_refusal
 from commitmq_plugins.rocketmq.broker.counting import version_name
 from commitmq_plugins.rocketmq.broker.neighbours import Neighbours

@@ -14,7 +14,7 @@ from itertools import accumulate
 from time import monotonic_ns
 from typing import Final, NamedTuple
 
-from commitmq.counting.family import Family, Kind
+from commitmq.counting.families import Family, Kind
 from commitmq.counting.table import CountTable
 from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.semantics.retry import retry_topic

@@ -32,8 +32,7 @@ from typing import Any, Final, Protocol
 from commitmq.errors import CommitMQError, ProtocolError
 from commitmq.log import LimitedLog, Log
 from commitmq.plugin import WorkerContext, failpoints, run_async
-from commitmq.security.access_file import AccessFile
-from commitmq.security.live_access import LiveAccess
+from commitmq.security.access_file import AccessFile, LiveAccess
 from commitmq.semantics.trace import TRACE_TOPIC
 from commitmq_plugins.rocketmq.broker.admin_server import AdminBroker, AdminClients, AdminUsers
 from commitmq_plugins.rocketmq.broker.admin_store import AdminGroups, AdminOffsets, AdminTopics, Queues

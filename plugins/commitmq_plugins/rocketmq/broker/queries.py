@@ -12,9 +12,8 @@ from commitmq.control import DispatcherWord
 from commitmq.errors import ProtocolError
 from commitmq.format.record import decode_record
 from commitmq.format.units import UNIT_STRUCT
-from commitmq.security.needs import SUB_GET
-from commitmq.semantics.pop import retry_flag
-from commitmq.semantics.pop_names import RetryNames
+from commitmq.security.native_rights import SUB_GET
+from commitmq.semantics.pop import RetryNames, retry_flag
 from commitmq.semantics.stored_topics import topics_of
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of

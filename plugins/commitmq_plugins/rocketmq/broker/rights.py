@@ -24,8 +24,8 @@ from commitmq.errors import ProtocolError
 from commitmq.format.constants import RETRY_PREFIX
 from commitmq.log import Log
 from commitmq.plugin import Actor, AuditLog, Event
-from commitmq.security.live_access import LiveAccess
-from commitmq.security.needs import (
+from commitmq.security.access_file import LiveAccess, UserQuotas
+from commitmq.security.native_rights import (
     ALL_NAMES,
     CREATE,
     DELETE,
@@ -41,9 +41,8 @@ from commitmq.security.needs import (
     read_need,
     topic_need,
 )
-from commitmq.security.resource import Resource, ResourceType
-from commitmq.security.signature import ACCESS_KEY, is_signed
-from commitmq.security.user_quotas import UserQuotas
+from commitmq.security.policy import Resource, ResourceType
+from commitmq.security.user import ACCESS_KEY, is_signed
 from commitmq.semantics.rates import Rates
 from commitmq.semantics.reply import reply_topic
 from commitmq_plugins.rocketmq.remoting.bodies import (

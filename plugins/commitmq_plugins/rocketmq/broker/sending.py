@@ -23,7 +23,7 @@ from commitmq.format.message_id import pack_host
 from commitmq.format.properties import decode_properties, encode_properties
 from commitmq.format.record import Record, decode_record
 from commitmq.format.unique_ids import UniqueIds
-from commitmq.security.needs import SUB
+from commitmq.security.native_rights import SUB
 from commitmq.semantics.delay import MAX_LEVEL
 from commitmq.semantics.priority import counts, priority_of, queue_of
 from commitmq.semantics.recall import RECALL_BODY, RecallHandle

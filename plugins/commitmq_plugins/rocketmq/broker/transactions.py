@@ -18,7 +18,7 @@ from commitmq.errors import CorruptRecordError, ProtocolError
 from commitmq.format.constants import Property
 from commitmq.format.record import decode_record
 from commitmq.log import Log
-from commitmq.security.needs import PUB
+from commitmq.security.native_rights import PUB
 from commitmq.semantics.transaction import HALF_TOPIC
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import response_code

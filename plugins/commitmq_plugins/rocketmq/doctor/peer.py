@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from commitmq.security.signature import ACCESS_KEY, SIGNATURE, sign
-from commitmq.security.user import Secret
+from commitmq.security.user import ACCESS_KEY, SIGNATURE, Secret, sign
 from commitmq_plugins.rocketmq.remoting.bodies import PERM_READ, PERM_WRITE, BrokerData, ClusterInfo, TopicRouteData
 from commitmq_plugins.rocketmq.remoting.client import NEXT_ADDRESS_S, RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode

@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 
 from commitmq.log import get_log
-from commitmq.security.access_table import AccessTable
-from commitmq.security.audit import AuditLimits, AuditLog
-from commitmq.security.audit_line import Actor
-from commitmq.security.policy import Entry, Policies, parse_actions
-from commitmq.security.resource import ResourcePattern
+from commitmq.security.access_file import AccessTable
+from commitmq.security.audit import Actor, AuditLimits, AuditLog
+from commitmq.security.policy import Entry, Policies, ResourcePattern, parse_actions
 from commitmq.security.user import Secret, User
 from commitmq_plugins.dashboard.api.routes import ROUTES
 from commitmq_plugins.dashboard.guard import NotAllowedError, Rights

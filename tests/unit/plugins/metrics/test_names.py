@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from commitmq.counting.family import Kind
+from commitmq.counting.families import Kind
 from commitmq_plugins.metrics import names
 
 PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"

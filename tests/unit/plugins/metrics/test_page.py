@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitmq.counting.family import Kind
+from commitmq.counting.families import Kind
 from commitmq_plugins.metrics.page import Page, label_text
 from exposition import parse, selectors
 

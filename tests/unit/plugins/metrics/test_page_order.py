@@ -15,7 +15,7 @@ import pytest
 from commitmq.config import from_mapping
 from commitmq.control import Word
 from commitmq.counting import families
-from commitmq.counting.family import Family, Kind
+from commitmq.counting.families import Family, Kind
 from commitmq.counting.table import Described
 from commitmq_plugins.metrics import process
 from commitmq_plugins.metrics.figures import Counted, Figures, GroupLag

@@ -13,14 +13,10 @@ import pytest
 
 import commitmq_plugins.rocketmq.broker as broker
 from commitmq.log import get_log
-from commitmq.security.access_file import AccessFile
-from commitmq.security.access_table import AccessTable
-from commitmq.security.live_access import LiveAccess
-from commitmq.security.needs import PUB
-from commitmq.security.policy import Entry, Policies
-from commitmq.security.resource import Resource, ResourceType
-from commitmq.security.signature import ACCESS_KEY, SIGNATURE, sign
-from commitmq.security.user import Secret, User
+from commitmq.security.access_file import AccessFile, AccessTable, LiveAccess
+from commitmq.security.native_rights import PUB
+from commitmq.security.policy import Entry, Policies, Resource, ResourceType
+from commitmq.security.user import ACCESS_KEY, SIGNATURE, Secret, User, sign
 from commitmq_plugins.rocketmq.broker.rights import Access, needs_of
 from commitmq_plugins.rocketmq.remoting.codes import V4_9_3, VERSION, RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps

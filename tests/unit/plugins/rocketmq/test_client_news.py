@@ -12,7 +12,7 @@ import orjson
 
 from commitmq.errors import ProtocolError
 from commitmq.log import get_log
-from commitmq.semantics.client_limits import MAX_CHARACTERS, MAX_CLIENTS_A_REQUEST, MAX_NAMES
+from commitmq.semantics.rates import MAX_CHARACTERS, MAX_CLIENTS_A_REQUEST, MAX_NAMES
 from commitmq_plugins.rocketmq.broker.clients import ClientNews
 from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, Node
 from commitmq_plugins.rocketmq.broker.registry import Registry

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from commitmq.format.java import java_string_hash
 from commitmq.semantics.delay import SCHEDULE_TOPIC
-from commitmq.semantics.properties import java_order
+from commitmq.semantics.derived import java_order
 from commitmq.store.log.readdressing import Target, find, readdress
 from commitmq.store.log.run_check import MessageIllegalError
 from golden_stores import unpack

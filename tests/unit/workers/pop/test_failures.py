@@ -16,8 +16,7 @@ import pytest
 
 from commitmq.config import NodeConfig, PopConfig
 from commitmq.errors import CorruptRecordError
-from commitmq.semantics.pop_revive import Ack, CheckPoint, CheckPointKey, revive_topic
-from commitmq.semantics.revive_round import DuePoint, ReviveRound
+from commitmq.semantics.pop_revive import Ack, CheckPoint, CheckPointKey, DuePoint, ReviveRound, revive_topic
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.pop import finder as finder_module

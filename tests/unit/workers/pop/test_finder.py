@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from commitmq.config import PopConfig
-from commitmq.semantics.pop_names import RetryNames
+from commitmq.semantics.pop import RetryNames
 from commitmq.store.queues.pull_result import PullStatus
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.pop import finder as finder_module

@@ -5,7 +5,7 @@ Method: pops by hand, and a clock that is handed in.
 
 from __future__ import annotations
 
-from commitmq.semantics.pop_names import RetryNames
+from commitmq.semantics.pop import RetryNames
 from commitmq.workers.pop.parked_pops import ParkedPops, Pop
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commitmq.errors import ProtocolError
-from commitmq.semantics.pop_names import RetryNames
+from commitmq.semantics.pop import RetryNames
 from commitmq.workers.pop.shares import Shares
 
 

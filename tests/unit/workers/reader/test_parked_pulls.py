@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 from zmq import MessageTracker
 
-from commitmq.network import unsent
-from commitmq.network.unsent import UnsentAnswers
+from commitmq.network import router
+from commitmq.network.router import UnsentAnswers
 from commitmq.workers.reader.parked_pulls import ParkedPulls, Pull
 
 
@@ -159,7 +159,7 @@ def test_clients_that_come_and_go_are_forgotten() -> None:
         if tracker is not None:
             tracker.leave()
     assert answers.is_over(b"x") is False
-    assert len(answers._untracked) == unsent._MAX_UNTRACKED_CLIENTS
+    assert len(answers._untracked) == router._MAX_UNTRACKED_CLIENTS
 
 
 def test_who_waits_for_the_log() -> None:

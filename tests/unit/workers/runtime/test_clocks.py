@@ -101,7 +101,7 @@ def test_a_fresh_time_is_now_or_just_behind_those_that_are_used() -> None:
 WALL = {
     "coordination/service.py": "generations of groups begin above those of the process before",
     "coordination/subscriptions.py": "RocketMQ's file has these times; a filter without members is kept for a day",
-    "security/audit_chain.py": "lines of the audit log",
+    "security/audit.py": "lines of the audit log",
     "supervision/keeper.py": "lines of node.log",
     "supervision/live_settings.py": "when a setting was changed",
     "workers/cleanup/process.py": "when segments were deleted; their ages are of a doubting clock",

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 from commitmq.format.constants import Host
 from commitmq.format.record import Record
-from commitmq.semantics.transaction import COMMIT, HALF_TOPIC, OP_TOPIC, OpBuffer, op_record
-from commitmq.semantics.transaction_check import OPS_AT_ONCE, CheckRules
+from commitmq.semantics.transaction import COMMIT, HALF_TOPIC, OP_TOPIC, OPS_AT_ONCE, CheckRules, OpBuffer, op_record
 from commitmq.workers.transaction import checks as module
 from commitmq.workers.transaction.checks import Checks
 from commitmq.workers.transaction.ledger import Ledger, Place

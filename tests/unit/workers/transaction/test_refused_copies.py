@@ -11,8 +11,7 @@ from typing import Any
 
 from commitmq.format.constants import Host
 from commitmq.format.record import Record
-from commitmq.semantics.transaction import COMMIT, DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC, OpBuffer, op_record
-from commitmq.semantics.transaction_check import CheckRules
+from commitmq.semantics.transaction import COMMIT, DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC, CheckRules, OpBuffer, op_record
 from commitmq.workers.transaction.appends import Append
 from commitmq.workers.transaction.checks import Checks
 from commitmq.workers.transaction.ledger import Ledger, Place
