@@ -1,7 +1,7 @@
 """The ConsumeQueue dispatcher: appends one 20-byte unit for each record to its queue's files (spec section 3).
 
 There are two additions: records of BatchCQ topics get a unit of another shape
-(:mod:`commitmq_dispatchers.batch_queues`), and a record may name further queues
+(:mod:`commitmq_dispatchers.consume_queue`), and a record may name further queues
 (:mod:`commitmq.store.log.multi_dispatch`).
 
 Invariants: the units of a queue are appended in the order of their records, at queue offset x 20; a unit is in its file
@@ -10,33 +10,405 @@ physical offset, so after any death the batch is simply dispatched again.
 
 A whole batch is grouped by queue with numpy and written with one pwrite for each queue and file; no Python code runs
 for each message. Memory grows with the number of queues only: a small object each, and descriptors in a bounded cache.
+
+Syncs some queues in a thread, so that waiting consumers are not delayed.
+
+An fdatasync of a queue that has grown waits for the file system's journal, and so for all other writes on their way to
+the device: beside an asynchronous flush of the log it took 75 ms, in which nothing was dispatched.
+
+The loop hands over separate descriptors (a queue's own may be closed meanwhile, and its files deleted) and the
+durable position that the sync will reach. Units appended meanwhile wait for the next sync. The thread touches nothing
+else, and the loop that started it reads the result after its end.
+
+Decides when the ConsumeQueue dispatcher writes down which queues there are and where they end.
+
+The file is :mod:`commitmq.store.queues.queue_ends`. Every recorded end must be on the device already: a start takes a
+queue that ends before its record for damaged. So the ends are taken at one place of the log and kept until everything
+below it is durable.
+
+While messages are dispatched, a thread writes the record so that waiting consumers are not delayed: a sync takes as
+long as the device needs. Only one thread runs at a time, and every operation that would make a record wrong waits for
+it first.
+
+Tracks the queues whose units are not all on the device yet, and so the position below which everything is.
+
+The queue that waits longest comes first, with the position that the log was dispatched to before its first unsynced
+unit: below that position no unit of any queue is missing on the device. So the durable position follows the syncs one
+by one, in any order, and a recovery begins at the unit that waits longest, not at the last time that all were synced.
+
+Queues of topics with ``queue.type=BatchCQ``: one 46-byte unit for each record (spec 3.9).
+
+It is a part of the ConsumeQueue dispatcher and keeps its invariants: units are in the order of their records, they are
+in the file before the batch's end is published, and appending them again changes nothing.
+
+The topic table says which topics these are. For a topic that is not in the table (it was just deleted) the record
+decides: only the node's writer makes inner batches, and only for such topics. A record of these topics without
+INNER_NUM and INNER_BASE counts as a batch of one, as in RocketMQ 5.4.0, where plain sends to such a topic are possible.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, pairwise
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
+from commitmq import failpoints
 from commitmq.config import NodeConfig
 from commitmq.errors import StoreError
+from commitmq.files import disk
 from commitmq.files.fd_cache import FdCache, affordable_files
-from commitmq.format.constants import UNIT_BYTES
+from commitmq.format.constants import BATCH_UNIT_BYTES, UNIT_BYTES, SysFlag
 from commitmq.format.units import UNIT
 from commitmq.plugin.hookspecs import DispatcherSpec, DispatcherView, hookimpl
 from commitmq.store.log import multi_dispatch
 from commitmq.store.log.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
+from commitmq.store.log.expiry import list_bases
+from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
+from commitmq.store.queues import queue_ends
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue, make_units
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.log_proof import LogProof
+from commitmq.store.queues.queue_ends import QueueEnds
 from commitmq.store.queues.queue_files import QueueFiles, SyncLaterError, list_queues, sync_error, sync_folders
-from commitmq_dispatchers.background_sync import BackgroundSync
-from commitmq_dispatchers.batch_queues import BatchQueues
-from commitmq_dispatchers.ends_record import EndsRecord
 from commitmq_dispatchers.queue_extensions import QueueExtensions
-from commitmq_dispatchers.unsynced import Unsynced
+
+_FOLDER: Final = "queue_folder"
+
+
+class BackgroundSync:
+    """One sync."""
+
+    def __init__(self, queues: list[QueueFiles], folders: set[str]) -> None:
+        """Take over the unsynced files of ``queues`` and the names in ``folders``: they count as synced from now on.
+
+        Raises StoreError when a descriptor cannot be opened; then nothing was taken over.
+        """
+        self._durable = (0, 0)
+        self._error: BaseException | None = None
+        self._files: list[tuple[str, int]] = []
+        try:
+            for queue in queues:
+                self._files += [(queue.place, fd) for fd in queue.unsynced_descriptors()]
+            names = folders.union(*(queue.folders_to_sync() for queue in queues))
+            # Deepest folder first: a folder's durable name is worth nothing before its content is durable.
+            for folder in sorted(names, key=lambda path: path.count("/"), reverse=True):
+                # A folder that was deleted meanwhile, with its topic, has no names to keep.
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.append((_FOLDER, disk.open_folder(folder)))
+        except OSError as error:
+            self._close()
+            raise sync_error(error, "") from error
+        except StoreError:
+            self._close()
+            raise
+        for queue in queues:
+            queue.hand_over_unsynced()
+        self._thread = threading.Thread(target=self._run, name="queue-sync", daemon=True)
+
+    def start(self, durable: tuple[int, int]) -> None:
+        """Begin. ``durable``: ``(position, timestamp)`` below which everything is on the device if this succeeds."""
+        self._durable = durable
+        try:
+            self._thread.start()
+        except RuntimeError:  # no room for a thread: the loop waits, as it would without one
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            for place, fd in self._files:
+                if failpoints.ACTIVE and place != _FOLDER:
+                    failpoints.hit(f"{place}.before_fdatasync")
+                disk.sync(fd, place, metadata=place == _FOLDER)
+        except BaseException as error:
+            # Any error counts: a sync that did not happen must not be reported as durable.
+            self._error = error
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for _, fd in self._files:
+            os.close(fd)
+        self._files.clear()
+
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def result(self) -> tuple[int, int]:
+        """Wait for the end: the durable position and timestamp. Raises StoreError when something could not be synced."""
+        self.join()
+        if self._error is not None:
+            reason = getattr(self._error, "strerror", None) or repr(self._error)
+            raise StoreError(f"cannot flush the queue: {reason}") from self._error
+        return self._durable
+
+
+# A start after a crash dispatches the log behind the record again: a fraction of a second's work.
+_INTERVAL_BYTES: Final = 64 << 20
+# With many queues a record takes longer to write: 4 KiB of log for each queue keep its share of the time small.
+_INTERVAL_BYTES_A_QUEUE: Final = 4096
+
+Queues = Callable[[], Iterable[ConsumeQueue | BatchConsumeQueue]]
+
+
+class EndsRecord:
+    """The record of one dispatcher's queues. A record that cannot be written is a warning: a start works without it."""
+
+    def __init__(self, view: DispatcherView, queues: Queues) -> None:
+        self._path = view.layout.queue_ends
+        self._log = view.log
+        self._folder = view.commit_log.folder
+        self._queues = queues
+        self._taken = -1
+        self._interval = _INTERVAL_BYTES
+        self._waiting: QueueEnds | None = None
+        self._writer: threading.Thread | None = None
+
+    def opened(self, position: int) -> None:
+        """All queues were opened and cut at ``position``."""
+        self._take(position)
+
+    def flushed(self, position: int, durable: int) -> None:
+        """The queues have all units below ``position``; those below ``durable`` are on the device."""
+        if self._writer is not None and self._writer.is_alive():
+            return
+        if self._waiting is not None and durable >= self._waiting.position:
+            self._save_behind()
+        elif self._waiting is None and position - self._taken >= self._interval:
+            self._take(position)
+            if durable >= position:
+                self._save_behind()
+
+    def closed(self, position: int, durable: int) -> None:
+        """The stop: nothing more is appended."""
+        self.settle()
+        if durable >= position:
+            self._take(position)
+            self._save(self._taken_out())
+
+    def expires(self, min_offset: int) -> None:
+        """Files whose last unit points below ``min_offset`` are about to go. Raises StoreError: then they must stay."""
+        if any(0 <= queue.first_byte < queue.end_byte - queue.file_bytes for queue in self._queues()):
+            self.settle()
+            queue_ends.expect_expiry(self._path, min_offset)
+            self._waiting, self._taken = None, -self._interval  # the next record has the remaining ones
+
+    def _take(self, position: int) -> None:
+        # Without a segment the log continues at its end, which is then its beginning. The folder is listed for this:
+        # this process may have mapped nothing since the log was empty.
+        log_start = next(iter(list_bases(self._folder)), position)
+        ends = QueueEnds.at(position, log_start, self._queues())
+        self._waiting, self._taken = ends, position
+        self._interval = max(_INTERVAL_BYTES, len(ends.queues) * _INTERVAL_BYTES_A_QUEUE)
+
+    def _taken_out(self) -> QueueEnds:
+        assert self._waiting is not None
+        ends, self._waiting = self._waiting, None
+        return ends
+
+    def _save_behind(self) -> None:
+        ends = self._taken_out()
+        self._writer = threading.Thread(target=self._save, args=(ends,), name="queue-ends", daemon=True)
+        try:
+            self._writer.start()
+        except RuntimeError:  # no room for a thread
+            self._writer = None
+            self._save(ends)
+
+    def settle(self) -> None:
+        """Wait for the thread to end."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+
+    def _save(self, ends: QueueEnds) -> None:
+        try:
+            ends.save(self._path)
+        except (StoreError, MemoryError) as error:
+            self._log.warning("the record of the queues' ends was not written", error=str(error) or repr(error))
+
+
+class Unsynced:
+    """Queues by the position of their first unsynced unit. :meth:`reached` sets that position for the units added next."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[
+            QueueFiles, list[int]
+        ] = {}  # bytes, and position and time when it began to wait; in that order
+        self._position = 0
+        self._timestamp = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[QueueFiles]:
+        return iter(self._waiting)
+
+    def __contains__(self, queue: QueueFiles) -> bool:
+        return queue in self._waiting
+
+    def reached(self, position: int, timestamp: int) -> None:
+        """Everything below ``position`` (bytes of the log) was added; ``timestamp`` (ms) is that of its newest record."""
+        self._position, self._timestamp = position, timestamp
+
+    def add(self, queue: QueueFiles, size: int) -> None:
+        """``size`` bytes were appended to ``queue``, of records at or behind the position reached."""
+        found = self._waiting.get(queue)
+        if found is None:
+            self._waiting[queue] = [size, self._position, self._timestamp]
+        else:
+            found[0] += size
+
+    def discard(self, queue: QueueFiles) -> None:
+        """``queue`` is synced, or deleted."""
+        self._waiting.pop(queue, None)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    def durable(self) -> tuple[int, int]:
+        """``(position, timestamp)`` below which no queue waits."""
+        for _, position, timestamp in self._waiting.values():
+            return position, timestamp
+        return self._position, self._timestamp
+
+    def waiting_below(self, position: int) -> list[QueueFiles]:
+        """Queues with unsynced units of records that begin, or may begin, below ``position``; the oldest first."""
+        found = []
+        for queue, (_, since, _) in self._waiting.items():
+            if since >= position:
+                break
+            found.append(queue)
+        return found
+
+    def with_bytes(self, least: int) -> list[QueueFiles]:
+        """Queues with at least ``least`` unsynced bytes."""
+        return [queue for queue, (size, _, _) in self._waiting.items() if size >= least]
+
+
+class BatchQueues:
+    """All queues under ``batchconsumequeue/``. Appended units wait in ``unsynced`` for their sync."""
+
+    def __init__(self, view: DispatcherView, fds: FdCache, unsynced: Unsynced) -> None:
+        self._view = view
+        self._root: Path = view.layout.batch_consume_queue
+        self._file_bytes = view.config.consume_queue.batch_file_bytes
+        self._fds = fds
+        self._queues: dict[tuple[str, int], BatchConsumeQueue] = {}
+        self._is_batch: dict[str, bool] = {}
+        self._unsynced = unsynced
+
+    def load(self, offset: int) -> None:
+        """Load every queue again and cut it at physical ``offset``, durably."""
+        self._queues.clear()
+        deleted = self._view.topics_deleted()
+        for topic, queue_id, folder in list_queues(self._root):
+            queue = BatchConsumeQueue(folder, self._file_bytes, self._fds)
+            queue.recover(offset)
+            queue.truncate(offset)
+            if topic in deleted and queue.max_physical_offset <= deleted[topic]:
+                # The topic was deleted, but these files were not: base offsets of a new topic of the same name begin at
+                # 0 again.
+                queue.destroy()
+                continue
+            durable = self._view.durable
+            if durable is not None and durable < offset and queue.max_physical_offset > durable:
+                # A killed process of this dispatcher may have left units that are in the page cache only.
+                queue.expect_unsynced(0)
+            if queue.is_dirty:
+                self._unsynced.add(queue, 0)
+            self._queues[topic, queue_id] = queue
+
+    def queues(self) -> Iterable[BatchConsumeQueue]:
+        """All of these queues."""
+        return self._queues.values()
+
+    def split(self, batch: DispatchBatch, rows: Rows) -> tuple[Rows, Rows]:
+        """Split ``rows`` (of ``batch``) into those of plain topics, and those that get a 46-byte unit."""
+        plain = [number for number, topic in enumerate(batch.topics) if self._is_plain(topic)]
+        if len(plain) == len(batch.topics):
+            return rows, rows[:0]
+        unknown = [number for number, topic in enumerate(batch.topics) if topic not in self._is_batch]
+        # The topic is no longer in the table: its records decide.
+        marked = _is_inner(rows) & (rows["sys_flag"] & SysFlag.INNER_BATCH != 0)
+        is_plain = np.isin(rows["topic"], plain) | (np.isin(rows["topic"], unknown) & ~marked)
+        return rows[is_plain], rows[~is_plain]
+
+    def _is_plain(self, topic: str) -> bool:
+        """True for a topic that certainly has plain queues. The result stays valid: the type cannot be changed."""
+        known = self._is_batch.get(topic)
+        if known is None:
+            attributes = self._view.topic_attributes(topic)
+            if attributes is None:
+                return False
+            known = self._is_batch[topic] = attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH
+        return not known
+
+    def append(self, batch: DispatchBatch, rows: Rows) -> list[tuple[str, int]]:
+        """Append the units of ``rows``; returns the queues that grew."""
+        changed: list[tuple[str, int]] = []
+        deleted = self._view.topics_deleted()
+        rows, starts = by_queue(rows)
+        inner = _is_inner(rows)
+        units = make_units(
+            rows["physical_offset"],
+            rows["size"],
+            rows["tags_code"],
+            rows["store_timestamp"],
+            np.where(inner, rows["inner_base"], rows["queue_offset"]),
+            np.where(inner, rows["inner_num"], 1),
+        )
+        for start, stop in pairwise(starts):
+            topic, queue_id = batch.topics[int(rows["topic"][start])], int(rows["queue_id"][start])
+            # Records from before the topic was deleted get no units.
+            start += int(np.searchsorted(rows["physical_offset"][start:stop], deleted.get(topic, 0)))
+            if start == stop:
+                continue
+            key = (topic, queue_id)
+            queue = self._queues.get(key)
+            if queue is None:
+                queue = BatchConsumeQueue(self._root / topic / str(queue_id), self._file_bytes, self._fds)
+                self._queues[key] = queue
+            queue.append_units(units[start:stop])
+            self._unsynced.add(queue, (stop - start) * BATCH_UNIT_BYTES)
+            changed.append(key)
+        return changed
+
+    def forget(self, topic: str) -> None:
+        """A topic was deleted: delete its queues."""
+        self._is_batch.pop(topic, None)
+        for key in [key for key in self._queues if key[0] == topic]:
+            queue = self._queues.pop(key)
+            self._unsynced.discard(queue)
+            queue.destroy()
+        folder = self._root / topic
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+    def expire(self, min_offset: int) -> None:
+        """Delete files whose last unit points below ``min_offset`` (spec 3.6)."""
+        for queue in self._queues.values():
+            queue.delete_files_below(min_offset, settled_below=min_offset)
+
+
+def _is_inner(rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which records hold a batch, by their properties."""
+    result: np.ndarray[Any, np.dtype[np.bool_]] = (rows["inner_num"] > 0) & (rows["inner_base"] >= 0)
+    return result
+
 
 _PAGE_BYTES = 4096
 _FEW_QUEUES = 64

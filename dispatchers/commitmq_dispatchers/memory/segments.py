@@ -1,4 +1,7 @@
-"""The segments of all memory topics, under the byte budget: allocation, and eviction to make room."""
+"""The segments of all memory topics, under the byte budget: allocation, and eviction to make room.
+
+One memory topic in its process.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,41 @@ import contextlib
 import errno
 import mmap
 import os
+from pathlib import Path
 from typing import Final
 
 from commitmq import failpoints
 from commitmq.errors import DiskFullError
 from commitmq.files.fd_cache import FdCache
 from commitmq.files.no_space import NO_SPACE
+from commitmq.format.file_names import segment_name
 from commitmq.plugin.hookspecs import TopicStoreView
+from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.memory.memory_files import NodeWord, TopicWord
 from commitmq.store.memory.shared_memory import PAGE_BYTES, SharedPage
-from commitmq_dispatchers.memory.topic import Topic
-from commitmq_dispatchers.memory.units import pages
+from commitmq_dispatchers.memory.units import UnitFiles, pages
+
+
+class Topic:
+    """One topic. ``segments``: allocated bytes of each existing segment, by its first offset, ascending."""
+
+    __slots__ = ("appender", "folder", "head", "incoming_bytes", "map", "name", "queues", "refusal", "segments", "used")
+
+    def __init__(self, name: str, folder: Path, head: SharedPage, appender: CommitLogAppender) -> None:
+        self.name = name
+        self.folder = folder
+        self.head = head
+        self.appender = appender
+        self.queues: dict[int, UnitFiles] = {}
+        self.segments: dict[int, int] = {}
+        self.map: mmap.mmap | None = None  # the appender's map of the active segment
+        self.incoming_bytes = 0  # size of the append under way
+        self.refusal: DiskFullError | None = None  # why it got no segment
+        self.used = PAGE_BYTES
+
+    def segment_path(self, base: int) -> str:
+        return f"{self.folder}/log/{segment_name(base)}"
+
 
 FILLER_BYTES: Final = 8
 _FIRST_PIECE_BYTES: Final = 64 * 1024

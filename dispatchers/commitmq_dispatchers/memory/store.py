@@ -23,8 +23,7 @@ from commitmq.store.log.append import Appended, CommitLogAppender, SegmentUnavai
 from commitmq.store.log.run_check import CheckedRun, MessageIllegalError
 from commitmq.store.memory.memory_files import NodeWord, TopicState, TopicWord, node_page, survives, topic_page
 from commitmq.store.memory.shared_memory import PAGE_BYTES, SharedPage, check_private
-from commitmq_dispatchers.memory.segments import FILLER_BYTES, NO_ROOM, Segments
-from commitmq_dispatchers.memory.topic import Topic
+from commitmq_dispatchers.memory.segments import FILLER_BYTES, NO_ROOM, Segments, Topic
 from commitmq_dispatchers.memory.units import UnitFiles
 
 _MAX_OPEN_FILES: Final = 256

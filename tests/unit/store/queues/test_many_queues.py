@@ -26,8 +26,7 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.recovery.store_recovery import recover
-from commitmq_dispatchers.consume_queue import ConsumeQueueDispatcher
-from commitmq_dispatchers.unsynced import Unsynced
+from commitmq_dispatchers.consume_queue import ConsumeQueueDispatcher, Unsynced
 from queue_store import QueueStore
 
 TOPICS, QUEUES = 120, 10
