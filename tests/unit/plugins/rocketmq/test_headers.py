@@ -6,8 +6,6 @@ once from values to texts and back.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from dataclasses import fields
 from typing import Any
 
@@ -30,12 +28,10 @@ from commitmq_plugins.rocketmq.remoting.headers import (
     header,
 )
 
-MODULES = [importlib.import_module(one.name) for one in pkgutil.iter_modules(headers.__path__, f"{headers.__name__}.")]
 CLASSES: list[type[Header]] = sorted(
     {
         value
-        for module in MODULES
-        for value in vars(module).values()
+        for value in vars(headers).values()
         if isinstance(value, type) and issubclass(value, Header) and value is not Header
     },
     key=lambda one: one.__name__,
