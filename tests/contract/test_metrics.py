@@ -54,7 +54,6 @@ ROCKETMQ_QUERIES = (
     "histogram_quantile(0.99, sum(rate(rocketmq_message_size_bucket[5m])) by (le, topic))",
     "sum(rocketmq_consumer_lag_messages) by (cluster, topic, consumer_group)",
     "max(rocketmq_consumer_lag_latency_milliseconds) by (cluster, topic, consumer_group)",
-    "max(rocketmq_consumer_lag_latency) by (cluster, topic, consumer_group)",
     "sum(rocketmq_consumer_ready_messages) by (cluster, topic, consumer_group)",
     "sum(rocketmq_consumer_inflight_messages) by (cluster, topic, consumer_group)",
     "max(rocketmq_consumer_queueing_latency_milliseconds) by (cluster, topic, consumer_group)",
