@@ -34,7 +34,7 @@ ZIG = "ziglang>=0.13,<1"
 NUMBERS = (Path("node", "commitmq", "format", "constants.py"), KERNELS / "codes.py")
 ABI = ["-DPy_LIMITED_API=0x030b0000", "-DCYTHON_LIMITED_API=1"]
 # -fwrapv: integers wrap around, as Java's do.
-FLAGS = ["-O3", "-g0", "-fPIC", "-fwrapv", "-fvisibility=hidden", "-Wno-unreachable-code"]
+FLAGS = ["-O2", "-g0", "-fPIC", "-fwrapv", "-fvisibility=hidden", "-Wno-unreachable-code"]
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[misc]
