@@ -134,7 +134,7 @@ NO_STORE = {
     "control.py", "failpoints.py", "network/gate.py", "offline/log_damage.py",
     "supervision/processes.py", "store/index/index_shape.py", "trace_points.py", "store/memory/shared_memory.py",
     "store/log/transient_pool.py", "workers/runtime/doorbell.py",
-    "workers/writer/local_sockets.py", "workers/runtime/role_lock.py", "workers/allocate/segment_memory.py",
+    "workers/writer/local_sockets.py", "workers/runtime/role_lock.py", "workers/allocate.py",
     "counting/table.py",
     "memory/segments.py", "memory/store.py", "memory/units.py",
     "log.py", "supervision/keeper.py", "supervision/supervisor.py", "offline/snapshot.py", "offline/snapshot_state.py",

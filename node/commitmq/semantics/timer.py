@@ -3,10 +3,10 @@
 A message goes these steps:
 
 1. request      a property says when; :func:`timer_request` rounds the time and gives the record for the timer topic (for
-                runs of clients: :mod:`commitmq.workers.writer.timer_rule`)
+                runs of clients: :mod:`commitmq.workers.writer.put_rules`)
 2. enqueuing    :func:`commitmq.workers.timer.incoming.slots_of` picks the slots of the wheel; a time too far away *rolls*: it
                 takes an earlier slot
-3. due          :mod:`commitmq.workers.timer.due_slot` sorts a slot's units; cancellations come first
+3. due          :mod:`commitmq.workers.timer.deliveries` sorts a slot's units; cancellations come first
 4. re-put       :mod:`commitmq.workers.timer.deliveries` appends to the real topic, or to the timer topic for another round
 
 Times are milliseconds and handed in; "precision" is the width of a slot.

@@ -174,10 +174,10 @@ def start_order(config: NodeConfig) -> dict[str, str]:
         **({"dispatcher-index": DISPATCHER_MODULE} if config.index.enable else {}),
         "reput": "commitmq.workers.reput",
         "flush": "commitmq.workers.flush.process",
-        "allocate": "commitmq.workers.allocate.process",
+        "allocate": "commitmq.workers.allocate",
         **({"dispatcher-memory": "commitmq.workers.memory"} if config.memory.enable else {}),
         **{f"reader-{number}": "commitmq.workers.reader.process" for number in range(config.reader.count)},
-        "cleanup": "commitmq.workers.cleanup.process",
+        "cleanup": "commitmq.workers.cleanup",
         "writer": "commitmq.workers.writer.process",
         # Movers append through the writer: they start after it and stop before it.
         **{mover.role: mover.module for mover in movers.MOVERS if getattr(config, mover.role).enable},

@@ -27,7 +27,7 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.reader.filters import ExpressionFilter, Filters
-from commitmq.workers.runtime.subscription_view import BitMapFilter, CompiledSubscriptions, SubscriptionView
+from commitmq.workers.runtime.topic_view import BitMapFilter, CompiledSubscriptions, SubscriptionView
 from commitmq_dispatchers.consume_queue import ConsumeQueueDispatcher
 from queue_store import QueueStore
 

@@ -125,7 +125,7 @@ OTHER_RENAMES = {
     "node/commitmq/plugin/project.py": "a folder that was made whole gets its name",
     "node/commitmq/store/index/index_file.py": "a new index file gets a name that must be free",
     "node/commitmq/store/metadata/json_config.py": "RocketMQ's .bak: the former file is kept (spec 1.4)",
-    "node/commitmq/workers/allocate/process.py": "a new segment gets a name that must be free",
+    "node/commitmq/workers/allocate.py": "a new segment gets a name that must be free",
     "dispatchers/commitmq_dispatchers/memory/segments.py": "a new segment in shared memory gets a name that is free",
     "dispatchers/commitmq_dispatchers/memory/store.py": "folders in shared memory get their names, the owner's file last",
     "plugins/commitmq_plugins/spark/java.py": "several processes may make the file at once, each under a name of its own",

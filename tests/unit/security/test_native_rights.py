@@ -26,8 +26,8 @@ SOURCES = {
     "coordinator": ("coordination/operations.py",),
     "pop": ("workers/pop/process.py",),
     "transaction": ("workers/transaction/process.py",),
-    "cleanup": ("workers/cleanup/process.py", "workers/cleanup/expiry_requests.py"),
-    "dispatcher": ("workers/dispatcher/dispatcher_requests.py",),
+    "cleanup": ("workers/cleanup.py", "workers/cleanup.py"),
+    "dispatcher": ("workers/dispatcher/process.py",),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from commitmq.config.schema import FlowConfig
 from commitmq.store.log.append import Appended
 from commitmq.workers.runtime.flow import FlowRefusedError
-from commitmq.workers.writer.busy_sends import BusySends
+from commitmq.workers.writer.send_requests import BusySends
 
 
 def context_with(**settings: Any) -> Any:

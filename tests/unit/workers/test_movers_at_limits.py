@@ -32,12 +32,11 @@ from commitmq.semantics.retry import UNDELIVERED_TOPIC
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.semantics.transaction import renewed_half, renewed_immune_half
 from commitmq.store.log.run_check import RunCheck
-from commitmq.workers.pop.records import Records
+from commitmq.workers.pop.points import Records
 from commitmq.workers.runtime.run_making import RunMaker
 from commitmq.workers.runtime.run_mover import MovedRun
-from commitmq.workers.timer.due_slot import added_properties
-from commitmq.workers.transaction.appends import Append, Appends
-from commitmq.workers.transaction.ends import placed_commit
+from commitmq.workers.timer.deliveries import added_properties
+from commitmq.workers.transaction.ends import Append, Appends, placed_commit
 
 V4, V6 = Host("127.0.0.1", 1), Host("::1", 1)
 CONFIG = load(None, ["commit_log.append_properties_crc=true", "network.store_host=127.0.0.1"])

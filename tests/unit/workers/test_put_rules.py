@@ -25,7 +25,7 @@ from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.semantics.transaction import HALF_TOPIC
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.run_check import CheckedRun, RunCheck
-from commitmq.workers.writer import timer_rule
+from commitmq.workers.writer import put_rules
 from commitmq.workers.writer.put_rules import Placed, PutRules
 from commitmq.workers.writer.send_checks import Refusal
 from pending_store import PendingStore, blank
@@ -42,7 +42,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     made = Clock()
-    monkeypatch.setattr(timer_rule, "time", SimpleNamespace(time_ns=lambda: made.now_ms * 1_000_000))
+    monkeypatch.setattr(put_rules, "time", SimpleNamespace(time_ns=lambda: made.now_ms * 1_000_000))
     return made  # type: ignore[return-value]
 
 

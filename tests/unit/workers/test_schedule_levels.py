@@ -23,7 +23,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
 from commitmq.workers.runtime.run_making import RunMaker
-from commitmq.workers.schedule.levels import NEVER_MS, Level, Portion
+from commitmq.workers.schedule.process import NEVER_MS, Level, Portion
 from commitmq.workers.schedule.progress import Progress, ProgressFiles
 from golden_stores import GOLDEN_SEGMENT_BYTES
 from log_builder import HOST, SEGMENT_BYTES, build_log

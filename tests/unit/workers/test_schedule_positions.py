@@ -13,8 +13,7 @@ import pytest
 
 from commitmq.control import Word
 from commitmq.workers.runtime.mover_positions import MoverPositions
-from commitmq.workers.schedule.levels import Portion
-from commitmq.workers.schedule.process import Schedule
+from commitmq.workers.schedule.process import Portion, Schedule
 from commitmq.workers.schedule.progress import Progress
 from small_disk import room
 

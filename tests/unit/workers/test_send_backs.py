@@ -21,10 +21,10 @@ from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.semantics.retry import dead_letter_topic, retry_topic
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.run_check import RunCheck
-from commitmq.workers.writer import send_backs as module
+from commitmq.workers.writer import send_requests as module
 from commitmq.workers.writer.put_rules import PutRules
-from commitmq.workers.writer.send_backs import SendBacks
 from commitmq.workers.writer.send_checks import Refusal
+from commitmq.workers.writer.send_requests import SendBacks
 from pending_store import BROKER, PendingStore, blank
 
 GROUP = "Pending_retry"

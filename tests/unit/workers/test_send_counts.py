@@ -13,7 +13,7 @@ import pytest
 
 from commitmq.counting.table import CountReader, CountTable
 from commitmq.workers.writer.send_answers import PendingAck
-from commitmq.workers.writer.send_counts import SendCounts
+from commitmq.workers.writer.send_requests import SendCounts
 
 
 def counted(path: Path) -> dict[tuple[str, ...], list[int]]:
@@ -74,7 +74,7 @@ def test_a_stream_is_counted_while_it_goes_on(tmp_path: Path, monkeypatch: pytes
         sends.counts.settle(0)
     assert counted(sends.path)["messages_in_total", "a", "client"][0] >= 200, "many notes are counted at once"
     now = [time.monotonic_ns()]
-    monkeypatch.setattr("commitmq.workers.writer.send_counts.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("commitmq.workers.writer.send_requests.monotonic_ns", lambda: now[0])
     before = 0
     for _ in range(20):
         now[0] += 100_000_000

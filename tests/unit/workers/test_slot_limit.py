@@ -12,9 +12,9 @@ import pytest
 
 from commitmq.format.timer_wheel import SLOT_BYTES, WHEEL_BYTES, Slot, encode_slot
 from commitmq.semantics.timer import slot_index
-from commitmq.workers.writer import slot_limit as module
+from commitmq.workers.writer import put_rules as module
+from commitmq.workers.writer.put_rules import SlotLimit
 from commitmq.workers.writer.send_checks import Refusal
-from commitmq.workers.writer.slot_limit import SlotLimit
 
 SLOT_MS = 1_795_000_000_000
 LIMIT = 4

@@ -16,7 +16,7 @@ from commitmq.control import Word
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.workers.runtime.mover_positions import MoverPositions
-from commitmq.workers.timer.due_slot import ROW, DueSlot
+from commitmq.workers.timer.deliveries import ROW, DueSlot
 from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.process import Timer
 from commitmq.workers.timer.progress import Progress, ProgressFiles, SetBack

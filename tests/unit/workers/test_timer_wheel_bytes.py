@@ -28,8 +28,7 @@ from commitmq.workers.runtime.clocks import SteadyClock
 from commitmq.workers.runtime.moved_before import MovedBefore
 from commitmq.workers.runtime.run_making import RunMaker
 from commitmq.workers.timer import deliveries as module
-from commitmq.workers.timer.deliveries import Deliveries
-from commitmq.workers.timer.due_slot import ROW, DueSlot
+from commitmq.workers.timer.deliveries import ROW, Deliveries, DueSlot
 from commitmq.workers.timer.incoming import Incoming, TimerQueue, delete_keys, message_key, slots_of
 from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.process import Timer, oldest_slot_ms

@@ -5,37 +5,314 @@ this process was dead); the host then reads the log itself up to the batch's sta
 dispatched. If no batch comes although ``reput`` moved on, it reads the log as well. So a lost batch costs time, never
 records. ``dispatched`` is stored only after ``dispatch`` returned, and readers are woken after that.
 
-**Poison.** A dispatcher that dies too often on one record is parked (:mod:`commitmq.workers.dispatcher.death_count`):
+**Poison.** A dispatcher that dies too often on one record is parked (:mod:`commitmq.workers.dispatcher.dispatch_host`):
 nothing is imported or opened, the process only answers requests.
 
-**Ranges skipped by a person** (:mod:`commitmq.workers.dispatcher.position_verbs`) are taken out of every batch.
+**Ranges skipped by a person** (:mod:`commitmq.workers.dispatcher.process`) are taken out of every batch.
+
+Counts the deaths of a plugin's dispatcher in the batch behind its position, and so finds poison messages.
+
+The host counts a death in the control block before each batch and takes it back after the batch. So its successor finds
+there how often the dispatcher died in the batch behind its position, for any cause of death. With each death the
+batches of that range get smaller, down to single records. At ``dispatch.park_after`` deaths the single record is known,
+and the dispatcher is parked. Counting begins at zero when the node starts, because the plugin may have been repaired
+meanwhile. The node's own dispatchers are never parked.
+
+The ConsumeQueue dispatcher calls for the movers whose topics it sees (:mod:`commitmq.semantics.movers`).
+
+Offsets of the CommitLog as a dispatcher may have them: where records begin, and which record begins there.
+
+One dispatcher's view of topics: the deleted ones, and the attributes of the others.
+
+A deletion comes between the records stored before it and those after it. ``to_forget`` has the deletions that the
+dispatcher has not reached yet.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
 import zmq
 
 from commitmq import failpoints
-from commitmq.control import DispatcherFlag, DispatcherWord, Word
+from commitmq.config import DispatchConfig
+from commitmq.control import ControlBlock, DispatcherFlag, DispatcherWord, Word
 from commitmq.errors import CorruptRecordError, DiskFullError, StoreError
 from commitmq.files.no_space import is_no_space
 from commitmq.plugin import loading as plugins
 from commitmq.plugin.hookspecs import Dispatcher, DispatcherView
+from commitmq.semantics import movers
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
-from commitmq.workers.dispatcher.death_count import DeathCount
+from commitmq.store.metadata.deleted_topics import WatchedTable
 from commitmq.workers.dispatcher.dispatch_state import DispatchState
-from commitmq.workers.dispatcher.dispatcher_topics import DispatcherTopics
-from commitmq.workers.dispatcher.log_positions import LogPositions
-from commitmq.workers.dispatcher.mover_calls import MoverCalls
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.doorbell import Ringer
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.start_progress import StartProgress
-from commitmq.workers.runtime.subscription_view import CompiledSubscriptions
+from commitmq.workers.runtime.topic_view import CompiledSubscriptions, TopicViews
+
+
+class DeathCount:
+    """The words ``DEATHS`` and ``SUSPECT_END`` of one dispatcher. ``number``: deaths of its predecessors."""
+
+    def __init__(self, control: ControlBlock, slot: int, config: DispatchConfig, *, counts: bool) -> None:
+        """``counts`` is false for the node's own dispatchers."""
+        self._control, self._slot, self._config = control, slot, config
+        self.number = control.dispatcher(slot, DispatcherWord.DEATHS) if counts else 0
+        self._suspect_end = control.dispatcher(slot, DispatcherWord.SUSPECT_END)
+
+    @property
+    def is_too_high(self) -> bool:
+        """True when the host must park the dispatcher."""
+        return self.number >= self._config.park_after
+
+    def suspicious_rows(self) -> int:
+        """Rows in a batch, fewer with each death: all of them at no death, one at the last chance before parking."""
+        share = 1 - self.number / (self._config.park_after - 1)
+        return max(1, int(self._config.batch_messages ** max(0.0, share)))
+
+    def begin(self, end: int) -> None:
+        """A batch that ends at ``end`` is about to be dispatched."""
+        self._suspect_end = max(self._suspect_end, end)
+        self._control.put_dispatcher(self._slot, DispatcherWord.SUSPECT_END, self._suspect_end)
+        self._control.put_dispatcher(self._slot, DispatcherWord.DEATHS, self.number + 1)
+
+    def survive(self, position: int) -> None:
+        """The batch is dispatched, up to ``position``."""
+        if position >= self._suspect_end:
+            self.number = self._suspect_end = 0
+        self._control.put_dispatcher(self._slot, DispatcherWord.DEATHS, self.number)
+
+    def forgive(self) -> None:
+        """Count deaths from zero again."""
+        self.number = 0
+        self._control.put_dispatcher(self._slot, DispatcherWord.DEATHS, 0)
+        self._control.put_dispatcher(self._slot, DispatcherWord.SUSPECT_END, 0)
+
+
+class MoverCalls:
+    """Puts the word MOVERS_WANTED, when ``is_caller``, and wakes a mover whose topics have new messages."""
+
+    def __init__(self, context: WorkerContext, *, is_caller: bool) -> None:
+        self._context, self._is_caller = context, is_caller
+        self._control = context.control
+        self._ringers: dict[int, Ringer] = {}
+
+    def see_folders(self, queues: Path) -> None:
+        """The dispatcher opened the queues of the folder ``queues``."""
+        if self._is_caller:
+            self._call(movers.wanted_by_folders(queues))
+
+    def see_topics(self, topics: Iterable[str]) -> None:
+        """Messages of ``topics`` are in their queues."""
+        if self._is_caller and (bits := movers.wanted_by(topics)):
+            self._call(bits)
+            for mover in movers.MOVERS:
+                if bits & mover.bit:
+                    if mover.bit not in self._ringers:
+                        self._ringers[mover.bit] = self._context.ringer(mover.role)
+                    self._ringers[mover.bit].ring(urgent=False)
+
+    def close(self) -> None:
+        """Wake nobody any more."""
+        for ringer in self._ringers.values():
+            ringer.close()
+
+    def _call(self, bits: int) -> None:
+        called = self._control.get(Word.MOVERS_WANTED)
+        if bits & ~called:
+            self._control.put(Word.MOVERS_WANTED, called | bits)
+
+
+class LogPositions:
+    """Looks into the log. Nothing here is fast: it reads from the beginning of a segment, or one record at a time."""
+
+    def __init__(self, context: WorkerContext, log: CommitLog) -> None:
+        self._context, self._control, self._log = context, context.control, log
+
+    def begins_a_record(self, offset: int) -> bool:
+        """Whether a record begins at ``offset``. True also at the end of the log, below its beginning, and where it cannot be
+        read yet: such an offset was the writer's own end of the log at some time.
+        """
+        end = self._control.committed()
+        if end <= offset <= self._control.get(Word.WRITTEN) or offset < self._control.get(Word.MIN_OFFSET):
+            return True
+        try:
+            LogWalker(self._log, max_rows=1, max_bytes=self._log.segment_bytes).walk(offset, end)
+        except CorruptRecordError:
+            return False
+        return True
+
+    def check(self, said_by: str, offset: int) -> None:
+        """Raise ValueError for a dispatcher's offset that is not between two records."""
+        if not self.begins_a_record(offset):
+            raise ValueError(f"{said_by} returned the offset {offset}, where no record begins")
+
+    def record_behind(self, position: int, limit: int) -> dict[str, Any]:
+        """The record behind ``position``: offset, size, topic, queue and queue offset (offset alone at ``limit``)."""
+        start = position
+        while start < limit:
+            batch = LogWalker(self._log, max_rows=1, max_bytes=self._log.segment_bytes).walk(start, limit)
+            if len(batch):
+                row = batch.rows[0]
+                return {
+                    "physical_offset": int(row["physical_offset"]),
+                    "size": int(row["size"]),
+                    "topic": batch.topics[int(row["topic"])],
+                    "queue": int(row["queue_id"]),
+                    "queue_offset": int(row["queue_offset"]),
+                }
+            start = batch.end
+        return {"physical_offset": position}
+
+    def is_boundary(self, offset: int, low: int, high: int) -> bool:
+        """Whether a record between ``low`` and ``high`` begins at ``offset``, or it is one of the two."""
+        if offset in (low, high):
+            return True
+        start = max(low, offset - offset % self._log.segment_bytes)
+        for batch in self._walk(start, high):
+            if batch.end > offset:
+                return bool((batch.rows["physical_offset"] == offset).any())
+            if batch.end == offset:
+                return True
+        return False
+
+    def offset_by_time(self, timestamp: int, low: int, high: int) -> int:
+        """Physical offset of the first record stored at ``timestamp`` or later; ``high`` when there is none."""
+        start = low
+        for base in self._log.segments():
+            if low < base < high:
+                first = next(iter(self._walk(base, high, rows=1)), None)
+                if first is None or not len(first) or int(first.rows["store_timestamp"][0]) >= timestamp:
+                    break
+                start = base
+        for batch in self._walk(start, high):
+            found = (batch.rows["store_timestamp"] >= timestamp).nonzero()[0]
+            if len(found):
+                return int(batch.rows["physical_offset"][found[0]])
+        return high
+
+    def _walk(self, start: int, limit: int, rows: int = 16_384) -> Iterator[DispatchBatch]:
+        walker = LogWalker(self._log, max_rows=rows, max_bytes=32 * 1024 * 1024)
+        while start < limit:
+            batch = walker.walk(start, limit)
+            yield batch
+            start = batch.end
+            self._context.heartbeat()
+
+
+class DispatcherTopics:
+    """Deletions and attributes of topics; ``position`` is always that of the dispatcher."""
+
+    def __init__(self, context: WorkerContext, slot: int, positions: LogPositions) -> None:
+        self._context, self._control, self._slot = context, context.control, slot
+        self._positions = positions
+        self.dispatcher: Dispatcher | None = None
+        """The open dispatcher; without one a deletion waits."""
+        self._tombstones = WatchedTable(context.layout.tombstones)
+        self._checked: dict[str, int] | None = None
+        self.deleted = dict(self._tombstones.load())
+        self._told = dict(self.deleted)  # deletions that the dispatcher knows of, or will when it reaches their offset
+        self.to_forget: list[
+            tuple[int, str, int]
+        ] = []  # (offset, topic, a version that did not have it yet), ascending
+        self._topics_version = -1  # the TOPICS_VERSION up to which deletions are known
+        self._views: TopicViews | None = None  # created when the dispatcher first asks: most do not
+
+    def load(self) -> TopicViews:
+        """The topic table, which is kept up to date from now on."""
+        if self._views is None:
+            self._views = TopicViews(self._context.layout, self._control)
+        return self._views
+
+    def resume(self, position: int) -> None:
+        """A plugin's dispatcher begins at ``position``: it is told again of the deletions behind it."""
+        self._told = {topic: at for topic, at in self.deleted.items() if not self._is_to_be_told(at, position)}
+
+    def _is_to_be_told(self, deleted_at: int, position: int) -> bool:
+        """Whether the dispatcher, opened at ``position``, must yet be told of a topic that was deleted at
+        ``deleted_at``.
+
+        Everything behind ``position`` comes again, deletions as well as records, or was never told because the process
+        was dead or parked. An offset at which no record begins any more dates from a log that was cut since.
+        """
+        return position <= deleted_at <= self._control.get(Word.WRITTEN) and self._positions.begins_a_record(deleted_at)
+
+    def hear(self, socket: zmq.Socket[bytes], position: int) -> None:
+        """Take the coordinator's news; only deletions matter here."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frame = socket.recv_multipart(zmq.NOBLOCK)[1]
+                if self._views is not None:
+                    self._views.hear(frame)
+                news = orjson.loads(frame)
+                for topic, offset, _incarnation in news.get("deleted", []):
+                    self._delete_topic(topic, offset, int(news["version"]) - 1, position)
+
+    def check(self, position: int) -> None:
+        """Compare versions, because news may be lost, and read the tombstones when the version moved."""
+        self.forget_due(position)
+        version = self._control.get(Word.TOPICS_VERSION)
+        if version == self._topics_version:
+            return
+        # Read before the version counts as known, so that an unreadable file is tried again.
+        tombstones = self._tombstones.load()
+        if tombstones is not self._checked:
+            for topic, offset in tombstones.items():
+                self._delete_topic(topic, offset, self._topics_version, position)
+            self._checked = tombstones
+        self._topics_version = version
+        self._say_carried_out()
+
+    def _delete_topic(self, topic: str, offset: int, before: int, position: int) -> None:
+        """Tell the dispatcher of the deletion after the records stored before it, below ``offset``, and before later
+        ones.
+
+        The dispatcher may be far behind, so the log is read up to ``offset`` in the loop's own time.
+        """
+        if self.dispatcher is None or self._told.get(topic, -1) >= offset:
+            return
+        self._told[topic] = offset
+        bisect.insort(self.to_forget, (offset, topic, before))
+        self.forget_due(position)
+
+    def forget_due(self, position: int) -> None:
+        """Tell the dispatcher of the deletions whose offset it has reached."""
+        while self.to_forget and self.to_forget[0][0] <= position:
+            offset, topic, _ = self.to_forget.pop(0)
+            self.deleted[topic] = offset
+            forget = getattr(self.dispatcher, "forget", None)
+            if forget is not None:
+                forget(topic)
+                self._context.log.info("topic deleted", topic=topic, below=offset)
+            self._say_carried_out()
+
+    def _say_carried_out(self) -> None:
+        """Publish the TOPICS_VERSION up to which deleted topics are fully removed. From then on readers may trust the
+        queues of new topics of the same names, and tombstones may be dropped when the log holds nothing below them any
+        more.
+        """
+        if self.dispatcher is not None:
+            version = min((before for _, _, before in self.to_forget), default=self._topics_version)
+            if version > self._control.dispatcher(self._slot, DispatcherWord.TOPICS):
+                self._control.put_dispatcher(self._slot, DispatcherWord.TOPICS, version)
+
+    def attributes(self, topic: str) -> dict[str, str] | None:
+        """See DispatcherView. The topic table's file has a topic before a message of it can be in the log."""
+        views = self.load()
+        view = views.get(topic)
+        # A topic that was created again under an old name may be of another kind than the known one.
+        if (view is None or topic in self.deleted) and views.is_stale:
+            views.reload()
+            view = views.get(topic)
+        return None if view is None else dict(view.attributes)
+
 
 CONSUME_QUEUE: Final = "consume_queue"
 BATCHES_A_TURN: Final = 16

@@ -38,9 +38,8 @@ from commitmq.trace_points import TracePoint
 from commitmq.workers.flush.log_committer import LogCommitter
 from commitmq.workers.runtime.coalescing import CoalescingDelay
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
-from commitmq.workers.runtime.failed_sync import leave_note, write_again
+from commitmq.workers.runtime.failed_sync import SyncCounts, leave_note, write_again
 from commitmq.workers.runtime.slots import role_slot
-from commitmq.workers.runtime.sync_counts import SyncCounts
 
 ROLE = "flush"
 _PAGE_BYTES = 4096

@@ -14,18 +14,14 @@ from commitmq.protocol import wire
 from commitmq.semantics.pop import ReceiptHandle, retry_flag
 from commitmq.semantics.pop_revive import Ack, CheckPoint, CheckPointKey
 from commitmq.semantics.retry import popped_topic
-from commitmq.workers.pop.clock import now_ms
-from commitmq.workers.pop.finder import Finder, Found, Portion, take_back
+from commitmq.workers.pop.finder import Finder, Found, PopRates, Portion, take_back
 from commitmq.workers.pop.ordered_handler import OrderedHandler
-from commitmq.workers.pop.parked_pops import ParkedPops, Pop, rest_of
-from commitmq.workers.pop.points import Point, Points
-from commitmq.workers.pop.pop_rates import PopRates
-from commitmq.workers.pop.records import Records
-from commitmq.workers.pop.requests import Receipt, invisible_of, pop_of, receipts_of
+from commitmq.workers.pop.points import Point, Points, Records, now_ms
+from commitmq.workers.pop.requests import ParkedPops, Pop, Receipt, invisible_of, pop_of, receipts_of, rest_of
 from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.pop.turn import NO_RECORDS, Step, Turn, nothing
-from commitmq.workers.reader.answers import Answers
 from commitmq.workers.reader.filters import Filters
+from commitmq.workers.reader.pulls import Answers
 from commitmq.workers.runtime.clocks import JUMP_MS, fresh_ms
 from commitmq.workers.runtime.context import monotonic_ms
 

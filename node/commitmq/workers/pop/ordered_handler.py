@@ -20,18 +20,14 @@ from commitmq.protocol import wire
 from commitmq.semantics.pop import NORMAL, ORDERED_REVIVE_QUEUE
 from commitmq.semantics.pop_order import OrderState, first_pop
 from commitmq.semantics.pop_revive import CheckPoint
-from commitmq.workers.pop.clock import now_ms
-from commitmq.workers.pop.finder import Portion
-from commitmq.workers.pop.ordered_finder import OrderedFinder
+from commitmq.workers.pop.finder import OrderedFinder, PopRates, Portion
 from commitmq.workers.pop.orders import OrderKey, Orders
-from commitmq.workers.pop.parked_pops import ParkedPops, Pop, rest_of
-from commitmq.workers.pop.pop_counts import PopCounts
-from commitmq.workers.pop.pop_rates import PopRates
-from commitmq.workers.pop.requests import Receipt, asked_of
+from commitmq.workers.pop.points import PopCounts, now_ms
+from commitmq.workers.pop.requests import ParkedPops, Pop, Receipt, asked_of, rest_of
 from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.pop.shares import QueueKey, Share, Shares
 from commitmq.workers.pop.turn import NO_RECORDS, Step, nothing
-from commitmq.workers.reader.answers import Answers
+from commitmq.workers.reader.pulls import Answers
 from commitmq.workers.runtime.clocks import fresh_ms
 
 _AGAIN_MS: Final = 200

@@ -27,7 +27,7 @@ from commitmq.semantics.pop_order import FORGET_AFTER_MS, OrderState, file_conte
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config, orders_journal
 from commitmq.store.metadata.orders_journal import OrderChange, OrdersJournal, States, TopicSeen
-from commitmq.workers.pop.clock import now_ms
+from commitmq.workers.pop.points import now_ms
 from commitmq.workers.runtime.topic_view import TopicViews
 
 _FILE: Final = "consumerOrderInfo.json"

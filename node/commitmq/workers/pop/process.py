@@ -35,25 +35,20 @@ from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
 from commitmq.semantics.pop import RetryNames
 from commitmq.semantics.pop_revive import revive_topic
-from commitmq.workers.pop.clock import CLOCK, now_ms
-from commitmq.workers.pop.finder import Finder
+from commitmq.workers.pop.finder import Finder, OrderedFinder, PopRates
 from commitmq.workers.pop.handler import Handler
-from commitmq.workers.pop.in_flight import InFlight
-from commitmq.workers.pop.ordered_finder import OrderedFinder
 from commitmq.workers.pop.ordered_handler import OrderedHandler
 from commitmq.workers.pop.orders import OrderKey, Orders
-from commitmq.workers.pop.parked_pops import ParkedPops
-from commitmq.workers.pop.points import Points
-from commitmq.workers.pop.pop_rates import PopRates
-from commitmq.workers.pop.records import Records
+from commitmq.workers.pop.points import CLOCK, Points, Records, now_ms
 from commitmq.workers.pop.recovery import ProgressFile, read_points
+from commitmq.workers.pop.requests import ParkedPops
 from commitmq.workers.pop.revival import Revival
-from commitmq.workers.pop.revive_queues import ReviveQueues, cluster_of
+from commitmq.workers.pop.revive_queues import InFlight, ReviveQueues, cluster_of
 from commitmq.workers.pop.shares import Share, Shares
 from commitmq.workers.pop.unflushed import Unflushed
-from commitmq.workers.reader.answers import Answers
 from commitmq.workers.reader.filters import Filters
 from commitmq.workers.reader.places import Places, subscribe
+from commitmq.workers.reader.pulls import Answers
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.coordinator_line import CoordinatorLine
 from commitmq.workers.runtime.expired_segments import ExpiredSegments

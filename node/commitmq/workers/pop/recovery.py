@@ -31,13 +31,14 @@ from commitmq.store.metadata import json_config
 from commitmq.workers.pop.points import Point, Points
 from commitmq.workers.runtime.isolation import is_of_message
 from commitmq.workers.runtime.moved_before import MovedBefore
-from commitmq.workers.runtime.position_trail import Trail
+from commitmq.workers.runtime.mover_positions import Trail
 
 _TAGS: Final = frozenset(tag.encode() for tag in (CHECK_POINT_TAG, ACK_TAG, BATCH_ACK_TAG))
 
 
 class ProgressFile:
-    """``commitmq/pop.json``, with earlier positions for a log that is cut (:mod:`commitmq.workers.runtime.position_trail`)."""
+    """``commitmq/pop.json``, with earlier positions for a log that is cut
+    (:mod:`commitmq.workers.runtime.mover_positions`)."""
 
     def __init__(self, layout: StoreLayout, log: Log, flushed: Callable[[], int] = lambda: 0) -> None:
         """``flushed``: everything below it is durable now."""

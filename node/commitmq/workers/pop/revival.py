@@ -20,8 +20,7 @@ from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError, ProtocolE
 from commitmq.format.record import Record
 from commitmq.semantics.pop_revive import CheckPoint, checked_topic
 from commitmq.store.metadata.topic_name import validate_group
-from commitmq.workers.pop.points import Point
-from commitmq.workers.pop.records import Records
+from commitmq.workers.pop.points import Point, Records
 from commitmq.workers.pop.shares import Shares
 from commitmq.workers.reader.places import Places
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms

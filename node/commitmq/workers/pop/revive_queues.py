@@ -4,36 +4,131 @@ Check points of this process are known in memory and are done when they come her
 made before a death of which the log's part is gone: its messages come back here. What the group or its topics do not allow now
 gets a new check point, which is due later, so that it holds up no others. The committed offset of
 ``CID_RMQ_SYS_REVIVE_GROUP`` is that of the last processed record.
+
+Acks that the timer has not delivered yet, found where they wait.
+
+A revive round judges a check point by the acks in the revive queue. After a long stop everything is overdue, and the timer may
+have delivered a check point and not yet its acks. So the acks of an unknown check point are looked for in the timer topic too:
+RocketMQ would bring such a message back although it was acknowledged.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, Final
 
+import numpy as np
+
 from commitmq.config import NodeConfig
 from commitmq.control import Word
-from commitmq.errors import OffsetOutOfRangeError
+from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError, ProtocolError
+from commitmq.format.constants import Property
+from commitmq.format.java import java_string_hash
+from commitmq.protocol import wire
 from commitmq.semantics.pop_revive import (
+    ACK_TAG,
+    BATCH_ACK_TAG,
     REVIVE_GROUP,
     REVIVE_TOPIC_PREFIX,
+    Ack,
     CheckPointKey,
     DuePoint,
     ReviveRound,
     revive_topic,
 )
+from commitmq.semantics.retry import popped_topic
+from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata.topic_files import TopicReader
-from commitmq.workers.pop.ack_search import AckSearch
-from commitmq.workers.pop.clock import now_ms
-from commitmq.workers.pop.points import Point, Points
+from commitmq.workers.pop.orders import Orders
+from commitmq.workers.pop.points import Point, Points, now_ms
 from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.reader.places import Places
+from commitmq.workers.reader.pulls import Answers, text_field
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.coordinator_line import CoordinatorLine
 from commitmq.workers.runtime.isolation import is_of_message
 
+_CODES: Final = np.array([java_string_hash(ACK_TAG), java_string_hash(BATCH_ACK_TAG)], np.int64)
 _UNITS: Final = 2_000
+_MOST: Final = 500_000
+TURN_S: Final = 0.05
+_SLACK_MS: Final = 60_000
+"""An ack is stored after its messages were received. The clock may have been set back by so much in between."""
+
+
+class AckSearch:
+    """The acks of the timer topic that were found so far, by check point; beyond ``most`` the oldest are forgotten.
+
+    It reads what was stored since the oldest check point was received that it was asked for: the check points lie in the
+    revive topic behind its committed offset, so this bound outlives every death.
+    """
+
+    def __init__(self, places: Places, revive_topic: str, beat: Callable[[], None], *, most: int = _MOST) -> None:
+        self._places, self._topic, self._beat, self._most = places, revive_topic, beat, most
+        self._acks: dict[CheckPointKey, set[int]] = {}
+        self._first = self._next = -1
+        """What was read of the timer topic's queue: from the first offset up to the second one."""
+
+    def acked(self, keys: Sequence[CheckPointKey]) -> dict[CheckPointKey, set[int]] | None:
+        """The acknowledged offsets of each of these check points; each is asked for once. None: there is more to read, ask
+        again in the next turn.
+        """
+        if keys and not self._has_read(min(key.pop_time for key in keys) - _SLACK_MS):
+            return None
+        return {key: self._acks.pop(key, set()) for key in keys}
+
+    def _has_read(self, since_ms: int) -> bool:
+        """Read what was stored since then, for TURN_S. True when all of it was read."""
+        places = self._places
+        bound, floor = places.bound(), places.floor(TIMER_TOPIC)
+        start = places.queues.offset_by_time(TIMER_TOPIC, 0, since_ms, bound=bound, floor=floor)
+        if start is None:
+            return True
+        if self._first < 0:
+            self._first = self._next = start
+        until = time.monotonic() + TURN_S
+        while True:
+            if start < self._first:  # backwards, part by part, so that what was read stays one range
+                begin = max(start, self._first - _UNITS)
+                at = begin
+                while at < self._first and (end := self._read(at, self._first - at, bound, floor)) > at:
+                    at = end
+                self._first = begin
+            else:
+                behind = self._next
+                self._next = self._read(behind, _UNITS, bound, floor)
+                if self._next == behind:
+                    return True
+            if time.monotonic() >= until:
+                return False
+
+    def _read(self, start: int, count: int, bound: int, floor: int) -> int:
+        """Take the acks of up to ``count`` messages from ``start`` on. Returns where the next one is, ``start`` at the end."""
+        at, units = self._places.queues.units(TIMER_TOPIC, 0, start, count, bound=bound, floor=floor)
+        if not len(units):
+            return start
+        mine = np.isin(units["tags_code"].astype(np.int64), _CODES) & (units["size"].astype(np.int64) > 0)
+        for place in units["physical_offset"][mine].tolist():
+            self._take(place)
+        self._beat()
+        return at + len(units)
+
+    def _take(self, place: int) -> None:
+        try:
+            record = self._places.log.record(place)
+            if record.properties.get(Property.REAL_TOPIC) != self._topic:
+                return
+            ack = Ack.parse(record.body)
+        except (CorruptRecordError, OffsetOutOfRangeError, InvalidMessageError):
+            return
+        self._acks.setdefault(ack.key, set()).update(ack.acked)
+        if len(self._acks) > self._most:
+            del self._acks[next(iter(self._acks))]
+
+
 _LOOK_MS: Final = 500
 _NEVER: Final = -2
 
@@ -227,3 +322,45 @@ class ReviveQueues:
         for request in requests:
             for _, queue, offset in request["offsets"]:
                 self._committed[queue] = max(self._committed.get(queue, _NEVER), offset)
+
+
+_MOST_ROWS: Final = 500
+
+
+class InFlight:
+    """The operation ``in_flight``: what the consumers of a group have received and not acknowledged, for an administrator.
+
+    It only reads what the process counts anyway.
+    """
+
+    def __init__(self, points: Points, orders: Orders, queues: ReviveQueues, answers: Answers) -> None:
+        self._points, self._orders, self._queues, self._answers = points, orders, queues, answers
+
+    def answer(self, client: bytes, header: dict[str, Any]) -> None:
+        """A page of ``[topic, stored topic, queue, messages]``, in the order of stored topics and queues.
+
+        ``revive``: how far messages that nobody acknowledged are from coming back, for all groups together. ``late_ms``:
+        for how long the first check point has been due.
+        """
+        group = text_field(header, "group")
+        after = header.get("after")
+        if after is not None and (type(after) is not list or [type(one) for one in after] != [str, int]):
+            raise ProtocolError("INVALID_PARAMETER", "after must be the value of next in the page before")
+        now = now_ms()
+        counts = self._points.queues_of(group)
+        for queue, count in self._orders.out_of(group).items():
+            counts[queue] = counts.get(queue, 0) + count
+        behind = sorted(key for key in counts if after is None or key > tuple(after))
+        page = behind[:_MOST_ROWS]
+        rows = [[popped_topic(topic, group), topic, queue, counts[topic, queue]] for topic, queue in page]
+        due = self._points.next_due_ms()
+        self._answers.send(
+            client,
+            wire.ok(
+                header["id"],
+                queues=rows,
+                next=list(page[-1]) if len(behind) > len(page) else None,
+                messages=sum(counts.values()),
+                revive={**self._queues.lag(), "late_ms": 0 if due is None else max(0, now - due)},
+            ),
+        )

@@ -17,9 +17,9 @@ from commitmq.format.record import Record
 from commitmq.protocol import wire
 from commitmq.semantics.pop_revive import CheckPointKey
 from commitmq.semantics.timer import TIMER_TOPIC
-from commitmq.workers.pop.records import Records
+from commitmq.workers.pop.points import Records
 from commitmq.workers.pop.unflushed import Unflushed
-from commitmq.workers.reader.answers import Answers
+from commitmq.workers.reader.pulls import Answers
 from commitmq.workers.runtime.run_mover import Put, RunMover
 
 

@@ -27,12 +27,9 @@ import zmq
 from commitmq.control import WorkerWord
 from commitmq.errors import ProtocolError
 from commitmq.protocol import wire
-from commitmq.workers.reader.answers import Answers
-from commitmq.workers.reader.key_queries import KeyQueries
-from commitmq.workers.reader.look_ups import LookUps
-from commitmq.workers.reader.parked_pulls import ParkedPulls
+from commitmq.workers.reader.look_ups import KeyQueries, LookUps
 from commitmq.workers.reader.places import Places
-from commitmq.workers.reader.pulls import PART_NS, Pulls
+from commitmq.workers.reader.pulls import PART_NS, Answers, ParkedPulls, Pulls
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 

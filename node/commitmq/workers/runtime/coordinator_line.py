@@ -1,4 +1,7 @@
-"""The connection of a mover to the coordinator: a few requests at a time, and a wait for their answers."""
+"""The connection of a mover to the coordinator: a few requests at a time, and a wait for their answers.
+
+A process's connection to another process of its node, over ipc.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,19 @@ import zmq
 
 from commitmq.errors import ProtocolError
 from commitmq.protocol import wire
-from commitmq.workers.runtime import dealer
-from commitmq.workers.runtime.context import WorkerContext
+from commitmq.protocol.channel import new_routing_id
+from commitmq.workers.runtime.context import Socket, WorkerContext
+
+
+def connect(context: WorkerContext, role: str) -> Socket:
+    """A DEALER to ``role``. It sends only while that process listens, and drops what was not sent when it is closed."""
+    found = context.zmq.socket(zmq.DEALER)
+    found.setsockopt(zmq.LINGER, 0)
+    found.setsockopt(zmq.IMMEDIATE, 1)
+    found.setsockopt(zmq.ROUTING_ID, new_routing_id())
+    found.connect(context.layout.ipc(role))
+    return found
+
 
 _PATIENCE_S: Final = 2.0
 _SILENT_S: Final = 0.5
@@ -73,7 +87,7 @@ class CoordinatorLine:
 
     def _connected(self) -> zmq.Socket[bytes]:
         if self._socket is None:
-            self._socket = dealer.connect(self._context, "coordinator")
+            self._socket = connect(self._context, "coordinator")
         return self._socket
 
     def close(self) -> None:

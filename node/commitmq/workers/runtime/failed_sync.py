@@ -5,6 +5,8 @@ device. The kernel reports the error once: to the descriptors that were open the
 for example by the supervisor because the device hung. Then an error, if there was one, is lost with the process, and
 the page cache cannot be trusted any more. The successor makes the pages dirty again, by writing their content, before
 it calls anything durable.
+
+What a process counts of its syncs of the log: how long they take, and how many bytes each makes durable.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from commitmq.counting import families
+from commitmq.counting.table import CountTable
 from commitmq.errors import StoreError
 from commitmq.files import disk
 from commitmq.files.write_all import write_all
@@ -22,6 +26,27 @@ from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery.writer_tail import writer_tail
+from commitmq.workers.runtime.context import WorkerContext
+
+
+class SyncCounts:
+    """The histograms of one process."""
+
+    def __init__(self, table: CountTable, by: str) -> None:
+        self._durations = table.histogram(families.FLUSH_DURATION, by)
+        self._sizes = table.histogram(families.FLUSH_SIZE, by)
+
+    @classmethod
+    def of(cls, context: WorkerContext, by: str) -> SyncCounts | None:
+        """None where nothing is counted."""
+        table = context.counts
+        return None if table is None else cls(table, by)
+
+    def synced(self, took_ns: int, size_bytes: int) -> None:
+        """A sync that took so long made so many bytes durable."""
+        self._durations.observe(took_ns)
+        self._sizes.observe(size_bytes)
+
 
 _CHUNK_BYTES = 1 << 20
 

@@ -17,9 +17,9 @@ from commitmq.semantics.retry import UNDELIVERED_TOPIC
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.readdressing import Target, find, readdress
 from commitmq.store.log.run_check import CheckedRun
-from commitmq.workers.runtime.deleted_topics import DeletedTopics
 from commitmq.workers.runtime.isolation import is_of_message, isolated
 from commitmq.workers.runtime.run_mover import MovedRun
+from commitmq.workers.runtime.topic_view import DeletedTopics
 
 Integers = NDArray[np.int64]
 Report = Callable[[str, int], None]

@@ -20,7 +20,7 @@ import zmq
 from commitmq.control import DispatcherWord, Word, WorkerState, WorkerWord
 from commitmq.protocol import wire
 from commitmq.store.log.run_check import CheckedRun
-from commitmq.workers.runtime import dealer
+from commitmq.workers.runtime import coordinator_line
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.slots import role_slot
 
@@ -159,7 +159,7 @@ class RunMover:
         if self._socket is None or generation != self._generation:
             self.close()
             self._generation = generation
-            self._socket = dealer.connect(self._context, "writer")
+            self._socket = coordinator_line.connect(self._context, "writer")
             self._socket.setsockopt(zmq.SNDTIMEO, _LOOK_MS)
             self._socket.setsockopt(zmq.RCVTIMEO, _LOOK_MS)
         return self._socket

@@ -9,7 +9,7 @@ first message on that is not done, so each is delivered once also after RocketMQ
 A damaged file is set aside, and its previous generation counts, or else the other file. Where nothing is left, all messages
 that the log still has are looked at again: those whose delivery is found in the log are passed over.
 
-After a cut of the log that took deliveries, earlier positions count (:mod:`commitmq.workers.runtime.position_trail`).
+After a cut of the log that took deliveries, earlier positions count (:mod:`commitmq.workers.runtime.mover_positions`).
 
 ``schedule.json`` is written first. It is durable before ``delayOffset.json`` changes, and both are written only when
 everything delivered before them is flushed.
@@ -30,7 +30,7 @@ from commitmq.semantics.delay import MAX_LEVEL
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.json_config import DataVersion
-from commitmq.workers.runtime.position_trail import Trail
+from commitmq.workers.runtime.mover_positions import Trail
 
 UNKNOWN: Final = -1
 _MOST: Final = (1 << 63) - 1

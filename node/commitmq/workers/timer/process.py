@@ -45,8 +45,7 @@ from commitmq.workers.runtime.mover import Mover
 from commitmq.workers.runtime.mover_positions import MoverPositions
 from commitmq.workers.runtime.set_aside import SetAside
 from commitmq.workers.runtime.start_progress import StartProgress
-from commitmq.workers.timer.deliveries import Deliveries
-from commitmq.workers.timer.due_slot import ROW, DueSlot, Rows
+from commitmq.workers.timer.deliveries import ROW, Deliveries, DueSlot, Rows
 from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, TimerQueue, slots_of
 from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.making_again import MakingAgain

@@ -9,7 +9,7 @@ made again from the timer topic.
 A damaged file is set aside, and what it said is not known: wheel and timer log are made again then, and messages whose
 delivery is found in the log are passed over.
 
-After a cut of the log that took deliveries, earlier positions count (:mod:`commitmq.workers.runtime.position_trail`).
+After a cut of the log that took deliveries, earlier positions count (:mod:`commitmq.workers.runtime.mover_positions`).
 
 ``timer.json`` is written first, and both only when all that they speak of is durable.
 """
@@ -29,7 +29,7 @@ from commitmq.format.timer_check import TimerCheck, decode_check, encode_check
 from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
-from commitmq.workers.runtime.position_trail import Trail
+from commitmq.workers.runtime.mover_positions import Trail
 
 UNKNOWN: Final = -1
 _MOST: Final = (1 << 63) - 1

@@ -26,9 +26,7 @@ from commitmq.semantics.transaction import (
     discarded_record,
     op_offsets,
 )
-from commitmq.workers.transaction.appends import MOST_BYTES, Append, Appends
-from commitmq.workers.transaction.ends import Ends
-from commitmq.workers.transaction.half_queues import HalfQueues
+from commitmq.workers.transaction.ends import MOST_BYTES, Append, Appends, Ends, HalfQueues
 from commitmq.workers.transaction.ledger import Ledger, Place
 
 Ask = Callable[[Record, Place], None]

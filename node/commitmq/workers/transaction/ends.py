@@ -4,37 +4,386 @@ The ends of one turn are carried out together, with the ack that their producers
 of the turn want the ack ``memory``. A committed message is appended first; the op message that says so may come
 some seconds later, because the committed message itself names its half message. A rollback has no other trace than its op
 message, so that is appended before the answer.
+
+Finds in the log what became of half messages that no op message names: so a committed message is appended once.
+
+The op message of an end comes up to some seconds after the committed message. A process that dies in between leaves the
+committed message as the only trace. It names the place of its half message. One that was ended by an earlier place, before
+it went back to the half topic, is found by what the records share (:func:`commitmq.workers.transaction.ledger.key_of`).
+
+Reads the half topic and the op topic: their one queue, and their records in the log.
+
+Appends the records of this process through the writer, those of one queue together.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from commitmq import failpoints
+from commitmq.control import DispatcherWord, Word
 from commitmq.coordination import requests
-from commitmq.errors import ProtocolError
-from commitmq.format.constants import Property
-from commitmq.format.record import Record
+from commitmq.counting import families
+from commitmq.counting.table import CountTable
+from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError, ProtocolError
+from commitmq.format.constants import MIN_RECORD_BYTES, PREBLANK_SIZE, PREPARED_OFFSET_OFFSET, Host, Property, SysFlag
+from commitmq.format.record import Record, body_bytes_of, decode_record, encode_record
 from commitmq.semantics import delay, timer
 from commitmq.semantics.derived import broker_order, derived
 from commitmq.semantics.transaction import (
     COMMIT,
+    DISCARD_TOPIC,
     ROLLBACK,
     EndTransaction,
     check_end,
     committed_record,
+    integer,
     op_record,
     real_queue,
 )
-from commitmq.workers.runtime.context import monotonic_ms
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
+from commitmq.store.log.run_check import CheckedRun
+from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.isolation import is_of_message
+from commitmq.workers.runtime.run_mover import MovedRun, Put, RunMover
 from commitmq.workers.runtime.topic_view import TopicViews
-from commitmq.workers.transaction.appends import MOST_BYTES, Append, Appends
-from commitmq.workers.transaction.half_queues import HalfQueues
-from commitmq.workers.transaction.ledger import PASSED, Ledger, Place
-from commitmq.workers.transaction.transaction_counts import TransactionCounts
+from commitmq.workers.transaction.ledger import PASSED, Key, Ledger, Place, key_of
+
+
+@dataclass(slots=True)
+class FoundEnds:
+    """Queue offsets of half messages."""
+
+    committed: set[int] = field(default_factory=set)
+    discarded: set[int] = field(default_factory=set)
+
+
+def find_superseded(halves: Sequence[Record]) -> set[int]:
+    """Which of ``halves``, in queue order, were put back: a later one is the same message, checked once more."""
+    found: set[int] = set()
+    open_at: dict[tuple[Key, int], list[int]] = {}
+    for half in halves:
+        key, times = key_of(half), check_times(half)
+        former = open_at.get((key, times - 1))
+        if times and former:
+            found.add(former.pop(0))
+        open_at.setdefault((key, times), []).append(half.queue_offset)
+    return found
+
+
+def find_ends(log: CommitLog, halves: Sequence[Record], end: int, beat: Callable[[], None]) -> FoundEnds:
+    """What became of ``halves``. The log is read up to ``end``. ``beat`` is called now and then.
+
+    Raises CorruptRecordError.
+    """
+    found = FoundEnds()
+    if not halves:
+        return found
+    by_place = {half.physical_offset: half for half in halves}
+    by_key = {key_of(half): half for half in halves if check_times(half)}
+    by_times: dict[tuple[Key, int], list[int]] = {}
+    for one in halves:
+        by_times.setdefault((key_of(one), check_times(one)), []).append(one.queue_offset)
+    walker = LogWalker(log, max_rows=65_536, max_bytes=16 << 20)
+    at = min(by_place)
+    while at < end:
+        batch = walker.walk(at, end)
+        discards = batch.topics.index(DISCARD_TOPIC) if DISCARD_TOPIC in batch.topics else -1
+        flags = batch.rows["sys_flag"] & int(SysFlag.TRANSACTION_MASK)
+        for row in np.flatnonzero(flags == int(SysFlag.TRANSACTION_COMMIT)).tolist():
+            half = by_place.get(_prepared_offset(batch, row))
+            if half is None and not by_key:
+                continue
+            record = decode_record(batch.record(row))
+            key = key_of(record)
+            if half is None or key_of(half) != key:
+                half = by_key.get(key)
+            if half is not None and record.prepared_transaction_offset <= half.physical_offset:
+                found.committed.add(half.queue_offset)
+        if discards >= 0:
+            for row in np.flatnonzero(batch.rows["topic"] == discards).tolist():
+                record = decode_record(batch.record(row))
+                found.discarded.update(by_times.get((key_of(record), check_times(record)), ()))
+        at = batch.end
+        beat()
+    walker.release()
+    return found
+
+
+def check_times(half: Record) -> int:
+    """How often ``half`` was checked before it was stored."""
+    return max(0, integer(half.properties.get(Property.TRANSACTION_CHECK_TIMES, "0")))
+
+
+def _prepared_offset(batch: DispatchBatch, row: int) -> int:
+    flags = int(batch.rows["sys_flag"][row])
+    hosts = sum(20 if flags & wide else 8 for wide in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6))
+    at = PREPARED_OFFSET_OFFSET + hosts
+    return int.from_bytes(batch.record(row)[at : at + 8], "big", signed=True)
+
+
+class TransactionCounts:
+    """What the transaction process counts. Without ``metrics.enable`` none of this exists."""
+
+    def __init__(self, table: CountTable) -> None:
+        self._table = table
+        self._open = table.count(families.TRANSACTIONS_OPEN)
+
+    @classmethod
+    def of(cls, context: WorkerContext) -> TransactionCounts | None:
+        """None where nothing is counted."""
+        table = context.counts
+        return None if table is None else cls(table)
+
+    def committed(self, half: Record) -> None:
+        """The transaction of ``half`` was committed."""
+        topic = self._ended(half, "commit")
+        age_ms = time.time_ns() // 1_000_000 - half.born_timestamp
+        self._table.histogram(families.TRANSACTION_TIME, topic).observe(max(0, age_ms))
+
+    def rolled_back(self, half: Record) -> None:
+        """The transaction of ``half`` was rolled back."""
+        self._ended(half, "rollback")
+
+    def open(self, count: int) -> None:
+        """So many transactions have no end."""
+        self._open.set(count)
+
+    def _ended(self, half: Record, outcome: str) -> str:
+        topic = half.properties.get(Property.REAL_TOPIC) or half.topic
+        self._table.count(families.TRANSACTIONS_ENDED, topic, outcome).add()
+        return topic
+
+
+QUEUE: Final = 0
+_HEAD_BYTES: Final = 8
+
+Wanted = Callable[[int, memoryview], bool]
+
+
+class Head(NamedTuple):
+    """A half message whose body was not read: ``record`` has none."""
+
+    record: Record
+    body_bytes: int
+
+
+class HalfQueues:
+    """The queues as far as they are dispatched, and the log as far as it is committed."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        config, layout = context.config, context.layout
+        self._control = context.control
+        self.log = CommitLog(layout.commit_log, config.commit_log.segment_bytes, config.commit_log.max_mapped_segments)
+        self._expired = ExpiredSegments(context, self.log)
+        self._reader = QueueReader(self.log, layout.consume_queue, config.consume_queue.file_bytes)
+
+    def release(self) -> None:
+        """Unmap what is to be deleted; call it in every turn."""
+        self._expired.release()
+
+    def bounds(self, topic: str) -> tuple[int, int]:
+        """``(first offset, next offset)`` of a queue; zeros for one that has never had a message."""
+        bound, floor = self._bounds()
+        return self._reader.bounds(topic, QUEUE, bound=bound, floor=floor) or (0, 0)
+
+    def records(self, topic: str, offset: int, count: int) -> tuple[int, list[Record]]:
+        """``(offset behind, records)`` of up to ``count`` units from ``offset`` on. Units without a record are left out."""
+        behind, places = self._places(topic, offset, count)
+        found = [record for _, place, _ in places if (record := self.record(place)) is not None]
+        return behind, found
+
+    def heads(self, topic: str, offset: int, count: int, wanted: Wanted) -> tuple[int, list[Head]]:
+        """As :meth:`records`, without bodies: a look at many half messages costs what their properties cost.
+
+        ``wanted`` is told a queue offset and the bytes of its record; only records that it wants are decoded.
+        """
+        behind, places = self._places(topic, offset, count)
+        found = []
+        for number, place, size in places:
+            try:
+                is_wanted = wanted(number, self.log.read(place, size))
+            except OffsetOutOfRangeError:
+                continue
+            if is_wanted and (head := self.head(place)) is not None:
+                found.append(head)
+        return behind, found
+
+    def record(self, place: int) -> Record | None:
+        """The record at physical offset ``place``; None when none is there (any more)."""
+        data = self._data(place)
+        try:
+            return None if data is None else decode_record(data, expected_physical_offset=place)
+        except (CorruptRecordError, ValueError):
+            return None
+
+    def head(self, place: int) -> Head | None:
+        """As :meth:`record`, without the body."""
+        data = self._data(place)
+        try:
+            if data is None:
+                return None
+            record = decode_record(data, with_body=False, expected_physical_offset=place)
+        except (CorruptRecordError, ValueError):
+            return None
+        return Head(record, body_bytes_of(data))
+
+    def _places(self, topic: str, offset: int, count: int) -> tuple[int, list[tuple[int, int, int]]]:
+        """``(offset behind, (queue offset, physical offset, size) of each unit that has a record)``."""
+        bound, floor = self._bounds()
+        at, units = self._reader.units(topic, QUEUE, offset, count, bound=bound, floor=floor)
+        pairs = zip(units["physical_offset"].tolist(), units["size"].tolist(), strict=True)
+        found = [
+            (number, place, size)
+            for number, (place, size) in enumerate(pairs, at)
+            if size >= MIN_RECORD_BYTES and size != PREBLANK_SIZE
+        ]
+        return at + len(units), found
+
+    def _data(self, place: int) -> memoryview | None:
+        if not self._control.get(Word.MIN_OFFSET) <= place <= self._control.committed() - MIN_RECORD_BYTES:
+            return None
+        try:
+            size = int.from_bytes(self.log.read(place, _HEAD_BYTES)[:4], "big")
+            return self.log.read(place, size) if MIN_RECORD_BYTES <= size <= self.log.segment_bytes else None
+        except (OffsetOutOfRangeError, ValueError):
+            return None
+
+    def _bounds(self) -> tuple[int, int]:
+        return self._control.dispatcher(0, DispatcherWord.DISPATCHED), self._control.get(Word.MIN_OFFSET)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+MOST_BYTES = 16 << 20
+"""Of bodies that are appended together: they are copied several times on their way."""
+_MOST_RUN_BYTES = 1 << 20
+_CRC_DIGITS = 10
+_LOOK_S = 0.05
+
+
+@dataclass(slots=True)
+class Append:
+    """A record to append. Afterwards ``place`` is where it is, or ``code`` and ``sentence`` say why it is not stored;
+    ``retry``: waiting may help.
+    """
+
+    record: Record
+    place: Place | None = None
+    code: str = ""
+    sentence: str = ""
+    retry: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    data: list[bytes]
+    appends: list[Append]
+    size: int = 0
+
+
+class Appends:
+    """The way to the writer."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        config = context.config
+        self._context = context
+        self.way = RunMover(context)
+        self.host = Host(config.network.store_host, config.network.store_port)
+        self._has_crc = config.commit_log.append_properties_crc
+        self._run_bytes = min(_MOST_RUN_BYTES, config.commit_log.max_run_bytes)
+
+    def writer_serves(self) -> bool:
+        """Wait for the writer. False when this process shall stop first."""
+        while not self._context.stopping:
+            if self.way.writer_lives:
+                return True
+            self._context.wait(0)  # requests may wait meanwhile: they would end a longer wait at once
+            time.sleep(_LOOK_S)
+        return False
+
+    @property
+    def writer_lives(self) -> bool:
+        """Whether the writer serves."""
+        return self.way.writer_lives
+
+    def put(self, name: str, appends: Sequence[Append], ack: str = "flushed") -> None:
+        """Append all, and wait for the acks. ``name`` is that of the failpoints. Raises WriterLost."""
+        runs = self._runs(appends)
+        if not runs:
+            return
+        if failpoints.ACTIVE:
+            failpoints.hit(f"transaction.before_{name}")
+        again: list[Append] = []
+        for run, (moved, put) in zip(runs, self._sent(runs, ack), strict=True):
+            if put.code and len(run.appends) > 1 and not put.retry:
+                again += run.appends  # one of them is not as it should be: each for itself
+            else:
+                _note(run, moved, put)
+        for one in again:
+            for run in self._runs([one]):
+                _note(run, *self._sent([run], ack)[0])
+        if failpoints.ACTIVE:
+            failpoints.hit(f"transaction.after_{name}")
+
+    def _sent(self, runs: Sequence[_Run], ack: str) -> list[tuple[MovedRun, Put]]:
+        moved = []
+        for run in runs:
+            first = run.appends[0].record
+            ends = np.cumsum([len(one) for one in run.data], dtype=np.int64)
+            checked = CheckedRun(np.frombuffer(b"".join(run.data), np.uint8), ends, len(run.data), moved=True)
+            moved.append(MovedRun(first.topic, first.queue_id, checked, ":" in first.born_host.ip))
+        return list(zip(moved, self.way.put(moved, ack), strict=True))
+
+    def _runs(self, appends: Sequence[Append]) -> list[_Run]:
+        open_runs: dict[tuple[str, int, bool], _Run] = {}
+        runs: list[_Run] = []
+        for one in appends:
+            try:
+                data = self._encoded(one.record)
+            except Exception as error:
+                if not is_of_message(error):
+                    raise
+                one.code, one.sentence = "MESSAGE_ILLEGAL", str(error) or repr(error)
+                continue
+            key = one.record.topic, one.record.queue_id, ":" in one.record.born_host.ip
+            run = open_runs.get(key)
+            if run is None or run.size + len(data) > self._run_bytes:
+                run = open_runs[key] = _Run([], [])
+                runs.append(run)
+            run.data.append(data)
+            run.appends.append(one)
+            run.size += len(data)
+        return runs
+
+    def _encoded(self, record: Record) -> bytes:
+        properties = record.properties
+        if self._has_crc:  # the writer fills it in
+            properties = {**properties, Property.CRC32: "0" * _CRC_DIGITS}
+        return encode_record(replace(record, store_host=self.host, properties=properties), buckets=None)
+
+    def close(self) -> None:
+        self.way.close()
+
+
+def _note(run: _Run, moved: MovedRun, put: Put) -> None:
+    places = [] if put.code else put.places(moved.run)
+    for index, one in enumerate(run.appends):
+        if put.code:
+            one.code, one.sentence, one.retry = put.code, put.sentence, put.retry
+        else:
+            one.code = ""
+            one.place = Place(*places[index]) if index < len(places) else Place(-1, -1)
+
 
 DECISIONS: Final = {"commit": int(COMMIT), "rollback": int(ROLLBACK)}
 NAMES: Final = {value: name for name, value in DECISIONS.items()}

@@ -7,8 +7,7 @@ from typing import Any, Final
 from commitmq.coordination import requests
 from commitmq.format.constants import Property
 from commitmq.semantics.transaction import HALF_TOPIC
-from commitmq.workers.transaction.found_ends import check_times
-from commitmq.workers.transaction.half_queues import HalfQueues, Head
+from commitmq.workers.transaction.ends import HalfQueues, Head, check_times
 from commitmq.workers.transaction.ledger import Ledger
 
 MOST: Final = 256

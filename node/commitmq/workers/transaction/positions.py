@@ -11,7 +11,7 @@ from commitmq.errors import ProtocolError
 from commitmq.semantics.transaction import CHECK_GROUP, HALF_TOPIC, OP_TOPIC
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.coordinator_line import CoordinatorLine
-from commitmq.workers.transaction.half_queues import QUEUE
+from commitmq.workers.transaction.ends import QUEUE
 
 _ANSWER_S: Final = 1.0
 

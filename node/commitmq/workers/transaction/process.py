@@ -42,11 +42,19 @@ from commitmq.workers.runtime.mover import Mover
 from commitmq.workers.runtime.run_mover import WriterLost
 from commitmq.workers.runtime.set_aside import SetAside
 from commitmq.workers.runtime.topic_view import TopicViews
-from commitmq.workers.transaction.appends import Appends
 from commitmq.workers.transaction.checks import Checks
-from commitmq.workers.transaction.ends import End, EndedError, Ends, parse_end
-from commitmq.workers.transaction.found_ends import check_times, find_ends, find_superseded
-from commitmq.workers.transaction.half_queues import HalfQueues
+from commitmq.workers.transaction.ends import (
+    Appends,
+    End,
+    EndedError,
+    Ends,
+    HalfQueues,
+    TransactionCounts,
+    check_times,
+    find_ends,
+    find_superseded,
+    parse_end,
+)
 from commitmq.workers.transaction.ledger import Ledger, Place
 from commitmq.workers.transaction.listing import list_open
 from commitmq.workers.transaction.positions import Positions
@@ -58,7 +66,6 @@ from commitmq.workers.transaction.producers import (
     may_be_asked,
     registrant_of,
 )
-from commitmq.workers.transaction.transaction_counts import TransactionCounts
 
 ROLE = "transaction"
 _REQUESTS_A_TURN: Final = 512

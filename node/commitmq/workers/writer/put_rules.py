@@ -3,17 +3,35 @@
 
 The check of a run tells in a word whether any record carries such a property, so plain runs pay nothing. A run has one
 destination: the client puts messages of one delay level into one run, and messages with times of their own into another.
+
+How many messages may be due in the same second: RocketMQ's ``timerCongestNumEachSlot`` (spec 12.2).
+
+While a slot of the wheel has more messages than the limit, further ones are refused at random, the more the fuller it is; with
+twice the limit all are. The file of the wheel says what a slot had when this writer first saw a message for it. From then on
+the writer counts what it takes itself, for the timer puts messages into the wheel a moment later. A cancellation is
+never refused. Messages that a transaction commits are not counted before they are in the wheel.
+
+The put-time rule for messages with a time of their own: they are stored in ``rmq_sys_wheel_timer`` (spec 12.2).
+
+:mod:`commitmq.semantics.timer` has the rule for one record. Here it is for runs, whose messages may have different times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.config import NodeConfig
+from commitmq.config.schema import TimerConfig
+from commitmq.files import disk
 from commitmq.format.constants import (
     HOST_BYTES,
     HOST_V6_BYTES,
@@ -24,13 +42,166 @@ from commitmq.format.constants import (
     SysFlag,
 )
 from commitmq.format.record import parts_of
-from commitmq.semantics import delay, transaction
-from commitmq.semantics.timer import REQUESTS, TIMER_TOPIC
+from commitmq.format.timer_wheel import SLOT_BYTES, decode_slot
+from commitmq.semantics import delay, timer, transaction
+from commitmq.semantics.timer import REQUESTS, TIMER_TOPIC, TimerRules, refused_share, slot_for, slot_index
 from commitmq.store.layout import StoreLayout
-from commitmq.store.log.readdressing import Target, find, readdress, sizes_of, starts_of
+from commitmq.store.log.property_numbers import longs
+from commitmq.store.log.readdressing import Found, Target, find, readdress, sizes_of, starts_of
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError, RunCheck
 from commitmq.workers.writer.send_checks import Refusal
-from commitmq.workers.writer.timer_rule import TimerRule, due_of, without_requests
+
+_MOST_SLOTS: Final = 65_536
+_PRECISION_MS: Final = 1_000
+_RETRY_MS: Final = 1_000  # then a delay leads to another slot
+_OFF: Final = 2**31 - 1
+
+
+class SlotLimit:
+    """``wheel`` is the path of the file ``timerwheel``. ``draw`` gives a number from 0 to 1."""
+
+    def __init__(self, wheel: Path, limit: int, draw: Callable[[], float] = random.random) -> None:
+        self._wheel = wheel
+        self._rules = TimerRules(congest_count=limit)
+        self._draw = draw
+        self._counts: dict[int, int] = {}
+        """By the slot's time, in the order in which they were first seen."""
+
+    def take(self, slots_ms: NDArray[np.int64], *, counts: bool = True) -> None:
+        """Count messages of one run for the slots ``slots_ms``, all or none. Raises Refusal.
+
+        Without ``counts`` it is a look: the messages are not stored in the wheel now.
+        """
+        limit = self._rules.congest_count
+        if limit >= _OFF:
+            return
+        slots, numbers = np.unique(slots_ms, return_counts=True)
+        totals: dict[int, int] = {}
+        for slot, number in zip(slots.tolist(), numbers.tolist(), strict=True):
+            before = self._count(slot)
+            totals[slot] = before + number
+            if totals[slot] > 2 * limit or (before > limit and self._draw() < refused_share(before, self._rules)):
+                raise Refusal(
+                    "WHEEL_TIMER_FLOW_CONTROL",
+                    f"{before} messages are due in the same second as {number} of this send; more than {limit}"
+                    f" (timer.slot_messages) are refused at random, more than {2 * limit} always",
+                    _RETRY_MS,
+                )
+        if counts:
+            self._counts.update(totals)
+            if len(self._counts) > _MOST_SLOTS:
+                self._forget()
+
+    def _count(self, slot_ms: int) -> int:
+        if slot_ms in self._counts:
+            return self._counts[slot_ms]
+        try:
+            with disk.opened(self._wheel, os.O_RDONLY, "timerwheel") as fd:
+                raw = os.pread(fd, SLOT_BYTES, slot_index(slot_ms) * SLOT_BYTES)
+        except OSError:
+            return 0  # the timer has not made it yet
+        slot = slot_for(decode_slot(raw, 0), slot_ms) if len(raw) == SLOT_BYTES else None
+        return 0 if slot is None else max(0, slot.messages)
+
+    def _forget(self) -> None:
+        """Slots that have passed; then, if need be, the oldest half: the file knows them by now."""
+        now_ms = time.time_ns() // 1_000_000 - _PRECISION_MS
+        kept = [slot for slot in self._counts if slot > now_ms]
+        if len(kept) > _MOST_SLOTS // 2:
+            kept = kept[len(kept) - _MOST_SLOTS // 2 :]
+        self._counts = {slot: self._counts[slot] for slot in kept}
+
+
+PRECISION_MS: Final = 1_000
+_ILLEGAL: Final = "WHEEL_TIMER_MSG_ILLEGAL"
+_MOST_MS: Final = 1 << 50  # further away than any limit, and no sum with it overflows
+_NAMES: Final = (*timer.REQUESTS, Property.TIMER_DELETE_KEY)
+_SCALES: Final = (1000, 1, 1)
+
+
+class TimerRule:
+    """Finds the times of a run's messages, and the properties that they get."""
+
+    def __init__(self, config: TimerConfig, wheel: Path) -> None:
+        """``wheel``: the path of the file ``timerwheel``."""
+        self._config = config
+        self._slots = SlotLimit(wheel, config.slot_messages)
+
+    def properties(self, run: CheckedRun, topic: str, queue_id: int, *, is_stored: bool = True) -> list[bytes] | None:
+        """The encoded properties that each message of ``run`` gets in the timer topic; None when the times of all have
+        passed: then they are plain messages.
+
+        A message whose time has passed goes with the others of its run, and is delivered at once. ``is_stored``: it will be
+        stored in the timer topic now. Raises Refusal.
+        """
+        if not self._config.enable:
+            raise Refusal("WHEEL_TIMER_NOT_ENABLE", "this node delivers no messages at a time (timer.enable is false)")
+        found = find(run.data, starts_of(run), sizes_of(run), _NAMES)
+        now_ms = time.time_ns() // 1_000_000
+        asked = _asked(found, now_ms)
+        passed = asked <= now_ms
+        if (passed & (found.lengths[3] > 0)).any():
+            raise Refusal(_ILLEGAL, "a cancellation must come before the time of delivery")
+        late_ms = int(asked.max()) - now_ms
+        if late_ms > self._config.max_delay_ms:
+            sentence = f"the message is due in {late_ms} ms, timer.max_delay_ms allows {self._config.max_delay_ms}"
+            raise Refusal(_ILLEGAL, sentence)
+        if passed.all():
+            return None
+        exact = asked % PRECISION_MS == 0
+        out = np.where(exact, asked - PRECISION_MS, asked - asked % PRECISION_MS)
+        self._slots.take(out[~passed & (found.lengths[3] == 0)], counts=is_stored)
+        rest = f"{Property.REAL_TOPIC}\x01{topic}\x02{Property.REAL_QUEUE_ID}\x01{queue_id}\x02"
+        times, numbers = np.unique(out, return_inverse=True)
+        encoded = [f"{Property.TIMER_OUT_MS}\x01{one}\x02{rest}".encode() for one in times.tolist()]
+        return [encoded[number] for number in numbers.tolist()]
+
+
+def due_of(more: bytes) -> int:
+    """The slot (ms) in properties that :meth:`TimerRule.properties` has made."""
+    return int(more[len(Property.TIMER_OUT_MS) + 1 :].partition(b"\x02")[0])
+
+
+def _asked(found: Found, now_ms: int) -> NDArray[np.int64]:
+    """When each message is to be delivered. Raises Refusal."""
+    asked: NDArray[np.int64] = np.zeros(found.starts.shape[1], np.int64)
+    known: NDArray[np.bool_] = np.zeros(len(asked), np.bool_)
+    for name, (row, scale) in enumerate(zip(timer.REQUESTS, _SCALES, strict=True)):
+        there = (found.lengths[name] > 0) & ~known
+        if not there.any():
+            continue
+        values, good = longs(found.data, found.starts[name], np.where(there, found.lengths[name], 0))
+        if (there & ~good).any():
+            text = found.value(name, int(np.argmax(there & ~good))).decode("utf-8", "replace")
+            raise Refusal(_ILLEGAL, f"the property {row} is no number: {text!r:.80}")
+        times = np.clip(values, -_MOST_MS, _MOST_MS) * scale
+        asked[there] = (times if row == Property.TIMER_DELIVER_MS else times + now_ms)[there]
+        known |= there
+    if not known.all():
+        raise Refusal(
+            "MESSAGE_ILLEGAL",
+            f"all messages of a run need a time of delivery, or none: give {', '.join(timer.REQUESTS)}, or send several runs",
+        )
+    return asked
+
+
+def without_requests(run: CheckedRun) -> CheckedRun:
+    """``run`` without the requests for a timer: a delay level wins over them, and they are not stored."""
+    names = tuple(name.encode() + b"\x01" for name in timer.REQUESTS)
+    records = [_without(run.data[start:end], names) for start, end in zip(starts_of(run), run.ends, strict=True)]
+    ends = np.cumsum([len(one) for one in records], dtype=np.int64)
+    return CheckedRun(np.frombuffer(b"".join(records), np.uint8), ends, run.count, run.special, run.moved)
+
+
+def _without(record: NDArray[np.uint8], names: tuple[bytes, ...]) -> bytes:
+    data = record.tobytes()
+    parts = parts_of(data)
+    at, size = parts.properties, parts.properties_bytes
+    pairs = [one for one in data[at : at + size].split(b"\x02") if one and not one.startswith(names)]
+    text = b"".join(one + b"\x02" for one in pairs)
+    total = at + len(text)
+    return total.to_bytes(4, "big") + data[4 : at - 2] + len(text).to_bytes(2, "big") + text
+
 
 _DELAY = 1 << SPECIAL_PROPERTIES.index(Property.DELAY)
 _TRANSACTION = 1 << SPECIAL_PROPERTIES.index(Property.TRANSACTION_PREPARED)

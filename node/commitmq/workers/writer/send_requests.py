@@ -3,45 +3,578 @@
 Uses no socket, only the frames' metadata; workers.writer.process has the loop around it. The checks of topic and fields
 are in :mod:`commitmq.workers.writer.send_checks`, those of the payload here. All of them come before the first byte is
 stored, so a refused request has ``outcome`` not_stored. :mod:`commitmq.workers.writer.send_answers` makes the answers.
+
+Appends to the log, and waits a moment for what an append needs: the next segment, or a buffer of the pool.
+
+Reads one record of the log that a request names.
+
+The operation ``send_back``: a copy of a message that a consumer could not handle goes to its group's retry topic, through
+a delay level, or to its dead letters (spec 12.4).
+
+The consumer names the message by its place, and the copy is made from the log: a client can neither forge nor lose a part
+of it. The rules are in :mod:`commitmq.semantics.retry`. A try that does not fit becomes a dead letter, and a message of which
+not even that fits is set aside (:mod:`commitmq.semantics.fitting`): a group is never held up.
+
+The operation ``recall``: a cancellation of a message that waits for its time (spec 12.2, 18; remoting 3.8).
+
+It is a timer message itself, which is due in the slot of the other one. The client names that one by its place in the log,
+or by RocketMQ's recall handle. The rules are in :mod:`commitmq.semantics.recall`.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from time import monotonic_ns
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import zmq
 
 from commitmq import failpoints
-from commitmq.control import Word
-from commitmq.format.constants import Property
+from commitmq.control import DiskFlag, Word
+from commitmq.counting import families
+from commitmq.counting.table import Count, CountTable, Histogram
+from commitmq.errors import CommitMQError, CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError, StoreError
+from commitmq.files import disk
+from commitmq.format.constants import MIN_RECORD_BYTES, WAITING_TOPICS, Host, Property, SysFlag
+from commitmq.format.file_names import segment_name
+from commitmq.format.message_id import unpack_host
 from commitmq.format.producer_mark import mark_of
+from commitmq.format.record import Record, decode_record, encode_record, peek
+from commitmq.network.gate import Gate
 from commitmq.network.guard import Guard
 from commitmq.network.router import Router
 from commitmq.protocol import wire
-from commitmq.semantics.retry import dead_letter_topic
-from commitmq.store.log.append import Appended, CommitLogAppender
+from commitmq.security.audit import Event
+from commitmq.semantics import delay
+from commitmq.semantics.fitting import first_that_fits
+from commitmq.semantics.recall import CANCEL_MARGIN_MS, RecallHandle, recall_handle, recall_record
+from commitmq.semantics.retry import (
+    DEFAULT_MAX_RETRIES,
+    TO_DEAD_LETTERS,
+    SentBack,
+    copies,
+    dead_letter_topic,
+    is_last_try,
+    retry_topic,
+)
+from commitmq.semantics.timer import TIMER_TOPIC, TimerRefusedError, TimerRules, timer_request
+from commitmq.store.log.append import Appended, CommitLogAppender, PoolFullError, SegmentUnavailableError
 from commitmq.store.log.inner_batch import count_messages
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError
+from commitmq.store.metadata.topic_name import validate_group
 from commitmq.store.producers.producer_table import SequenceRefusedError
-from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.flow import Flow, FlowRefusedError
+from commitmq.workers.runtime.refusals import Refusals
 from commitmq.workers.runtime.set_aside import SetAside
 from commitmq.workers.runtime.topic_view import TopicViews
-from commitmq.workers.writer.born_hosts import BornHosts, client_of, keeps_hosts, peer_address, user_of
-from commitmq.workers.writer.busy_sends import BusySends
 from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
-from commitmq.workers.writer.patient_append import PatientAppend
 from commitmq.workers.writer.producers import Numbered, Producers, ProducersUnusableError, numbered
-from commitmq.workers.writer.put_rules import PutRules
-from commitmq.workers.writer.recalls import LATE_RECALL, Recalls
+from commitmq.workers.writer.put_rules import Placed, PutRules
 from commitmq.workers.writer.send_answers import PendingAck, SendAnswers
-from commitmq.workers.writer.send_backs import NoCopyError, SendBacks
 from commitmq.workers.writer.send_checks import FORBIDDEN, Refusal, SendChecks, integer, unnumbered
-from commitmq.workers.writer.send_counts import Send, SendCounts
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError, batch_properties
+from commitmq.workers.writer.unknown_topics import BornHosts, client_of, keeps_hosts, peer_address, user_of
+
+Store = Callable[[Callable[[], Appended]], Appended]
+_MOST_RETRY_MS: Final = 1_000
+
+
+class BusySends:
+    """When the writer refuses sends because it is behind: the time limits of ``[flow]`` (spec 5.4).
+
+    Two limits, each off with 0. A refusal has the code SYSTEM_BUSY, the reason, and ``retry_after_ms``; nothing is stored.
+
+    ``send_queue_wait_ms``: a request over ZeroMQ that waited longer is refused. The writer has no queue with times in
+    it. The gate's thread notes how many bytes of a connection had come at which time (:meth:`Connection.judge`), so a
+    request that ends below such a count has waited at least since then. That is proven by the node's own clock, with a
+    resolution of some 25 ms. A request over the local socket waits for one turn of the writer only, which the other
+    limit covers.
+
+    ``page_cache_busy_ms``: an append that took longer. The sends that came while it lasted are refused: those that are
+    there when it has ended, until the writer has caught up, for the time of the limit at most.
+
+    ``gate`` guards the port of the writer.
+    """
+
+    def __init__(self, context: WorkerContext, gate: Gate) -> None:
+        config = context.config.flow
+        self._wait_ms = config.send_queue_wait_ms
+        self._busy_s = config.page_cache_busy_ms / 1000
+        self._peers = gate.peers
+        self._refusals = Refusals(context.control, context.slot)
+        self._took_s = 0.0
+        """How long the slow append took; 0.0 while nothing is refused for one."""
+        self._until = 0.0
+        self._is_new = False
+        if self._wait_ms:
+            gate.limit_waits(self._wait_ms / 1000)
+
+    @classmethod
+    def of(cls, context: WorkerContext, gate: Gate) -> BusySends | None:
+        """None where both limits are off."""
+        config = context.config.flow
+        return cls(context, gate) if config.send_queue_wait_ms or config.page_cache_busy_ms else None
+
+    def admit(self, client: Peer) -> None:
+        """Raise FlowRefusedError for a send of ``client`` that waited for too long."""
+        if self._took_s:
+            if time.monotonic() < self._until:
+                self._refuse(
+                    f"an append took {self._took_s * 1000:.0f} ms: the page cache or the disk is slower than the sends"
+                    " (flow.page_cache_busy_ms)",
+                    int(self._busy_s * 1000),
+                )
+            self._took_s = 0.0
+        if self._wait_ms and not isinstance(client, int):
+            connection = self._peers.get(client)
+            if connection is not None and connection.is_late:
+                self._refuse(
+                    f"the send waited longer than {self._wait_ms} ms for the writer (flow.send_queue_wait_ms)",
+                    self._wait_ms,
+                )
+
+    def timed(self, store: Store) -> Store:
+        """``store``, which appends, with a look at its time; itself where that has no limit."""
+        if not self._busy_s:
+            return store
+
+        def timed(append: Callable[[], Appended]) -> Appended:
+            began = time.monotonic()
+            try:
+                return store(append)
+            finally:
+                now = time.monotonic()
+                if now - began > self._busy_s:
+                    self._took_s, self._until, self._is_new = now - began, now + self._busy_s, True
+
+        return timed
+
+    def end_turn(self, *, more: bool) -> None:
+        """A turn of the writer has ended. ``more``: requests may be left that came before its end."""
+        if self._is_new:  # what came over the local sockets meanwhile is in the next turn
+            self._is_new = False
+        elif not more:
+            self._took_s = 0.0
+
+    def _refuse(self, sentence: str, retry_ms: int) -> None:
+        self._refusals.count()
+        raise FlowRefusedError(sentence, min(retry_ms, _MOST_RETRY_MS))
+
+
+_RETRY_MS: Final = 200
+_SEGMENT_PATIENCE_MS: Final = 1_000
+_SEGMENT_LOOK_S: Final = 0.0005
+_POOL_PATIENCE_MS: Final = 100
+
+
+class PatientAppend:
+    """``publish`` makes what was appended visible."""
+
+    def __init__(self, context: WorkerContext, publish: Callable[[], None]) -> None:
+        self._context = context
+        self._control = context.control
+        self._allocate = context.ringer("allocate")
+        self._publish = publish
+
+    def store(self, append: Callable[[], Appended]) -> Appended:
+        """Append and publish. When a segment is missing, wait for it a moment, unless the disk is known to be full.
+
+        Raises Refusal; then nothing is stored.
+        """
+        deadline = 0
+        while True:
+            try:
+                if failpoints.ACTIVE:
+                    failpoints.hit("writer.before_append")
+                done = append()
+                break
+            except PoolFullError:
+                deadline = deadline or monotonic_ms() + _POOL_PATIENCE_MS
+                if monotonic_ms() >= deadline:
+                    raise Refusal(
+                        "SYSTEM_BUSY",
+                        "the transient store pool is full: the disk is slower than the sends",
+                        _RETRY_MS,
+                    ) from None
+                self._context.heartbeat()
+                time.sleep(0.002)
+            except SegmentUnavailableError as error:
+                if self._control.get(Word.DISK_FLAGS) & DiskFlag.NO_SEGMENT:
+                    raise Refusal(
+                        "CREATE_MAPPED_FILE_FAILED",
+                        "no space for the next segment of the log; reads work",
+                        self._context.config.disk.check_interval_ms,
+                    ) from None
+                # A run may need more segments than allocate keeps ready; with preallocate_segments = 0 it keeps none.
+                self._control.put(Word.SEGMENT_WANTED, error.base)
+                self._allocate.ring()
+                deadline = deadline or monotonic_ms() + _SEGMENT_PATIENCE_MS
+                if monotonic_ms() >= deadline:
+                    raise Refusal("CREATE_MAPPED_FILE_FAILED", "the next segment is not ready yet", _RETRY_MS) from None
+                self._context.heartbeat()
+                time.sleep(_SEGMENT_LOOK_S)
+            except StoreError as error:
+                raise Refusal("SYSTEM_ERROR", str(error)) from error
+        if failpoints.ACTIVE:
+            failpoints.hit("writer.after_append")
+        self._publish()
+        return done
+
+
+Send = Callable[[Peer, dict[str, Any], Frames], "bytes | PendingAck"]
+_BY_NODE: Final = ("send_back", "recall")
+_CLIENT, _NODE = "client", "node"
+_MOST_TOPICS: Final = 10_000
+_MOST_NOTES: Final = 512
+_OLDEST_NS: Final = 250_000_000
+
+
+_Stored = tuple[str, int, int]
+"""Topic, messages, bytes."""
+_Note = tuple[_Stored | None, bool, int, int, bool]
+"""What was stored, whether a process of the node moved it, when the request was read, the time until it was in the log or
+answered, whether its answer waits for the device.
+"""
+
+
+class _Topic(NamedTuple):
+    messages: Count
+    size_bytes: Count
+    sizes: Histogram
+
+
+class SendCounts:
+    """What the writer, and the process of memory topics, count of sends: see :mod:`commitmq.counting.families`.
+
+    One note is taken for each request, of one message or of a run. The notes are counted together
+    (:meth:`SendCounts.settle`): when a turn brings no further one, when there are many, or when the oldest is a quarter
+    of a second older than the newest. So a send costs hardly more than the note, and a scrape sees it a moment later.
+    Without ``metrics.enable`` none of this exists.
+    """
+
+    def __init__(self, table: CountTable) -> None:
+        self._table = table
+        self._memory = table.histogram(families.SEND_DURATION, "memory")
+        self._flushed = table.histogram(families.SEND_DURATION, "flushed")
+        self._single = table.histogram(families.APPEND_DURATION, "single")
+        self._run = table.histogram(families.APPEND_DURATION, "run")
+        self._lengths = table.histogram(families.APPEND_MESSAGES)
+        self._waiting = table.count(families.SENDS_WAITING)
+        self._topics: dict[tuple[str, bool], _Topic] = {}
+        self.last: _Stored | None = None
+        """What the send at hand has stored."""
+        self._notes: list[_Note] = []
+        self._acked: list[int] = []
+        self._seen = self._were_waiting = 0
+
+    @classmethod
+    def of(cls, context: WorkerContext) -> SendCounts | None:
+        """None where nothing is counted."""
+        table = context.counts
+        return None if table is None else cls(table)
+
+    def timed_send(self, send: Send) -> Send:
+        """``send`` with a look at its time and its refusal."""
+
+        def timed(identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
+            began_ns = monotonic_ns()
+            self.last = None
+            try:
+                answer = send(identity, header, frames)
+            except Exception as error:
+                code = str(getattr(error, "code", "SYSTEM_ERROR"))
+                self._table.count(families.SENDS_REFUSED, code).add()
+                raise
+            waits = type(answer) is PendingAck
+            if waits:
+                answer.began_ns = began_ns  # type: ignore[union-attr]
+            moved = "moved" in header or header["op"] in _BY_NODE
+            self._notes.append((self.last, moved, began_ns, monotonic_ns() - began_ns, waits))
+            return answer
+
+        return timed
+
+    def acked(self, began_ns: int) -> None:
+        """A send that waited for the device was answered."""
+        self._acked.append(monotonic_ns() - began_ns)
+
+    def settle(self, waiting: int) -> None:
+        """At the end of a turn: count the notes when it is time; ``waiting`` sends wait for the device."""
+        all_notes = self._notes
+        count = len(all_notes) + len(self._acked)
+        if (
+            count != self._seen
+            and count < _MOST_NOTES
+            and (not all_notes or all_notes[-1][2] - all_notes[0][2] < _OLDEST_NS)
+        ):
+            self._seen = count
+            return
+        if waiting != self._were_waiting:
+            self._were_waiting = waiting
+            self._waiting.set(waiting)
+        if not count:
+            return
+        self._seen = 0
+        by_topic: dict[tuple[str, bool], list[_Stored]] = {}
+        single: list[int] = []
+        runs: list[int] = []
+        for stored, moved, _, took_ns, _ in all_notes:
+            if stored is not None:
+                by_topic.setdefault((stored[0], moved), []).append(stored)
+                (single if stored[1] == 1 else runs).append(took_ns)
+        for (topic, moved), found in by_topic.items():
+            self._count(topic, moved, found)
+        self._single.observe_all(single)
+        self._run.observe_all(runs)
+        self._lengths.observe_all([stored[1] for found in by_topic.values() for stored in found])
+        self._memory.observe_all([note[3] for note in all_notes if not note[4]])
+        self._flushed.observe_all(self._acked)
+        all_notes.clear()
+        self._acked.clear()
+
+    def _count(self, topic: str, moved: bool, stored: list[_Stored]) -> None:
+        found = self._topics.get((topic, moved)) or self._begin(topic, moved)
+        found.messages.add(sum(one[1] for one in stored))
+        found.size_bytes.add(sum(one[2] for one in stored))
+        if not moved:
+            found.sizes.observe_all([one[2] // one[1] for one in stored])
+
+    def dead_letter(self, topic: str, group: str) -> None:
+        """A message of ``topic`` that a consumer of ``group`` sent back is a dead letter."""
+        self._table.count(families.DEAD_LETTERS, topic, group).add()
+
+    def _begin(self, topic: str, moved: bool) -> _Topic:
+        table, source = self._table, _NODE if moved else _CLIENT
+        if len(self._topics) >= _MOST_TOPICS:
+            self._topics.clear()  # deleted topics leave no trace but their rows
+        found = self._topics[topic, moved] = _Topic(
+            table.count(families.MESSAGES_IN, topic, source),
+            table.count(families.BYTES_IN, topic, source),
+            table.histogram(families.MESSAGE_SIZE, topic),
+        )
+        return found
+
+
+def read_record(context: WorkerContext, place: int) -> Record:
+    """The record at ``place``. It is read and not mapped: a mapping would keep the space of an expired segment.
+
+    Raises OSError, OffsetOutOfRangeError, CorruptRecordError.
+    """
+    end = context.control.committed()
+    if place >= end:
+        raise OffsetOutOfRangeError(f"the log ends at {end}")
+    segment_bytes = context.config.commit_log.segment_bytes
+    at = place % segment_bytes
+    with disk.opened(context.layout.commit_log / segment_name(place - at), os.O_RDONLY, "segment") as fd:
+        head = os.pread(fd, 8, at)
+        size = peek(head)[0] if len(head) == 8 else 0
+        if not MIN_RECORD_BYTES <= size <= segment_bytes - at:
+            raise CorruptRecordError("no record begins there")
+        return decode_record(os.pread(fd, size, at))
+
+
+_MOST: Final = 1 << 62
+_MOST_RETRIES_TOLD: Final = (1 << 31) - 2  # one more is stored, as a Java int
+_MAX_RETRIES: Final = 1 << 30
+
+
+class NoCopyError(CommitMQError):
+    """No copy of ``record`` fits, not even as a dead letter of ``group``: the message is to be set aside."""
+
+    def __init__(self, record: Record, group: str, why: str) -> None:
+        super().__init__(why)
+        self.record, self.group = record, group
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy that is to be stored. ``topic`` and ``queue_id``: where the group will read it."""
+
+    placed: Placed
+    topic: str
+    queue_id: int
+    dead: bool
+    born_host_bytes: int
+    source: Record
+    group: str
+
+
+class SendBacks:
+    """Makes the copies. ``rules`` says where a delayed one waits."""
+
+    def __init__(self, context: WorkerContext, topics: TopicViews, rules: PutRules) -> None:
+        config = context.config
+        self._context = context
+        self._topics = topics
+        self._rules = rules
+        self._host = Host(config.network.store_host, config.network.store_port)
+        self._turn = 0
+
+    def copy_of(self, header: dict[str, Any]) -> Copy:
+        """The copy that a request asks for, as it fits: the try may have become a dead letter. Raises Refusal, NoCopyError."""
+        group = header.get("group")
+        if type(group) is not str:
+            raise Refusal("INVALID_PARAMETER", "group must be a string")
+        try:
+            validate_group(group)
+        except InvalidMessageError as error:
+            raise Refusal("INVALID_PARAMETER", str(error)) from error
+        level = integer(header, "delay_level", 0, TO_DEAD_LETTERS, delay.MAX_LEVEL)
+        if header.get("delay_ms") is not None:
+            level = delay.level_at_least(integer(header, "delay_ms", 0, 0, _MOST))
+        most = DEFAULT_MAX_RETRIES
+        if header.get("max_retries") is not None:
+            most = integer(header, "max_retries", 0, 0, _MAX_RETRIES)
+        record = self._record(header)
+        dead = is_last_try(record, level, most)
+        queue = self._queue_of(dead_letter_topic(group) if dead else retry_topic(group), group)
+        retries = integer(header, "reconsume_times", 0, 0, _MOST_RETRIES_TOLD)
+        tries = copies(record, group, queue, delay_level=level, max_retries=most, retries=retries)
+        try:
+            made, placed = first_that_fits(tries, self._placed, (InvalidMessageError, MessageIllegalError))
+        except (InvalidMessageError, MessageIllegalError) as error:
+            raise NoCopyError(record, group, f"no copy fits: {error}") from error
+        if made.dead and not dead:
+            self._queue_of(made.record.topic, group)
+        born_host_bytes = 20 if ":" in record.born_host.ip else 8
+        return Copy(placed, made.record.topic, made.record.queue_id, made.dead, born_host_bytes, record, group)
+
+    def _placed(self, made: SentBack) -> Placed:
+        """Where the copy is stored. Raises InvalidMessageError, MessageIllegalError when it breaks a limit there."""
+        data = np.frombuffer(encode_record(replace(made.record, store_host=self._host), buckets=None), np.uint8)
+        run = CheckedRun(data, np.array([len(data)], np.int64), 1, moved=True)
+        return self._rules.place_copy(run, made.record.topic, made.record.queue_id, delayed=not made.dead)
+
+    def _record(self, header: dict[str, Any]) -> Record:
+        """The record that the request names. Raises Refusal."""
+        topic = header.get("topic")
+        queue = integer(header, "queue", -1, 0, 1 << 30)
+        number = integer(header, "queue_offset", -1, 0, _MOST)
+        place = integer(header, "physical_offset", -1, 0, _MOST)
+        try:
+            record = read_record(self._context, place)
+        except (OSError, OffsetOutOfRangeError, CorruptRecordError) as error:
+            raise Refusal("MESSAGE_ILLEGAL", f"there is no message at {place} of the log: {error}") from error
+        if (record.topic, record.queue_id, record.queue_offset) != (topic, queue, number):
+            raise Refusal("MESSAGE_ILLEGAL", f"the message at {place} of the log is not {topic}/{queue}@{number}")
+        if record.topic in WAITING_TOPICS:
+            raise Refusal(
+                "MESSAGE_ILLEGAL", f"the message at {place} of the log waits in {record.topic}; no group has it"
+            )
+        if record.sys_flag & SysFlag.INNER_BATCH:
+            raise Refusal("MESSAGE_ILLEGAL", "a message of an inner batch cannot be sent back alone")
+        return record
+
+    def _queue_of(self, topic: str, group: str) -> int:
+        """A queue of the retry or dead-letter topic, each in its turn. Raises Refusal."""
+        view = self._topics.get(topic)
+        if view is None:
+            raise Refusal(
+                "TOPIC_NOT_EXIST", f"there is no topic {topic!r}: group.retry_topics makes those of the group {group!r}"
+            )
+        if not view.is_writable:
+            raise Refusal("NO_PERMISSION", f"topic {topic!r} is not writable")
+        self._turn += 1
+        return self._turn % max(1, view.write_queues)
+
+
+LATE_RECALL: Final = "the cancellation was stored too late to be sure: the message may be delivered all the same"
+_STORED_IN_MS: Final = 50
+_DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """A cancellation that is to be stored. ``slot_ms``: the slot of the message that it cancels."""
+
+    placed: Placed
+    topic: str
+    slot_ms: int
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the timer may have opened the slot without it, when it was just stored."""
+        return time.time_ns() // 1_000_000 > self.slot_ms - CANCEL_MARGIN_MS + _STORED_IN_MS
+
+
+class Recalls:
+    """Makes the cancellations."""
+
+    def __init__(self, context: WorkerContext, rules: PutRules, port: Router | None = None) -> None:
+        """``port``: knows who asks, for the audit log."""
+        config = context.config
+        self._context, self._port = context, port
+        self._rules = rules
+        self._timer = config.timer
+        self._host = Host(config.network.store_host, config.network.store_port)
+
+    def recall_of(self, identity: Peer, header: dict[str, Any], born_host: bytes) -> Recall:
+        """The cancellation that a request of ``identity`` asks for; one ``by_person`` is audited. Raises Refusal."""
+        if not self._timer.enable:
+            raise Refusal("WHEEL_TIMER_NOT_ENABLE", "this node delivers no messages at a time (timer.enable is false)")
+        handle = self._handle(header)
+        now_ms = time.time_ns() // 1_000_000
+        rules = TimerRules(max_delay_s=self._timer.max_delay_ms // 1000 + 1)
+        group = header.get("group", _DEFAULT_GROUP)
+        try:
+            record = recall_record(handle, str(group), now_ms, unpack_host(born_host), rules)
+            timed = timer_request(record, now_ms, rules, fresh=True)
+        except TimerRefusedError as error:
+            raise Refusal(error.code, str(error)) from error
+        slot_ms = handle.deliver_ms - 1
+        if timed is None or slot_ms - now_ms < CANCEL_MARGIN_MS:
+            raise Refusal(
+                "ILLEGAL_OPERATION", "the message cannot be cancelled: it is due in less than 0.5 s, or was due"
+            )
+        data = np.frombuffer(
+            encode_record(replace(timed, store_host=self._host), buckets=None, empty_values=True), np.uint8
+        )
+        if header.get("by_person") is True and self._port is not None and isinstance(identity, bytes):
+            about = {"unique_id": handle.unique_key, "due_ms": handle.deliver_ms}
+            actor, resource = self._port.actor(identity, header), f"Topic:{handle.topic}"
+            self._context.audit.change(Event(actor, "recall", resource, request=header["id"], after=about))
+        run = CheckedRun(data, np.array([len(data)], np.int64), 1, moved=True)
+        return Recall(self._rules.place_copy(run, TIMER_TOPIC, 0, delayed=False), handle.topic, slot_ms)
+
+    def _handle(self, header: dict[str, Any]) -> RecallHandle:
+        text = header.get("handle")
+        if text is not None:
+            try:
+                return _of_topic(RecallHandle.decode(str(text)), header)
+            except InvalidMessageError as error:
+                raise Refusal("INVALID_PARAMETER", str(error)) from error
+        place = integer(header, "physical_offset", -1, 0, _MOST)
+        try:
+            record = read_record(self._context, place)
+        except (OSError, OffsetOutOfRangeError, CorruptRecordError) as error:
+            raise Refusal("MESSAGE_ILLEGAL", f"there is no message at {place} of the log: {error}") from error
+        handle = _checked(record, header.get("unique_id"), place, self._context.config.network.broker_name)
+        return _of_topic(handle, header)
+
+
+def _of_topic(handle: RecallHandle, header: dict[str, Any]) -> RecallHandle:
+    """Raises Refusal for a message of another topic than the request's, whose rights were looked at."""
+    if handle.topic != header.get("topic"):
+        raise Refusal("INVALID_PARAMETER", f"the message belongs to another topic than {header.get('topic')!r:.300}")
+    return handle
+
+
+def _checked(record: Record, unique_id: object, place: int, broker: str) -> RecallHandle:
+    """The handle of ``record``. Raises Refusal when it is no message that waits for its time, or another one."""
+    try:
+        handle = recall_handle(record, broker) if record.topic == TIMER_TOPIC else None
+    except ValueError:
+        handle = None
+    if handle is None or handle.unique_key != unique_id or Property.TIMER_DELETE_KEY in record.properties:
+        raise Refusal("MESSAGE_ILLEGAL", f"the message at {place} of the log is none that waits for its time")
+    return handle
+
 
 _PERSISTED_RETRY_MS = 200
 # Properties that the writer sets itself, after it has refused a client's.

@@ -31,9 +31,8 @@ from commitmq.errors import StoreError
 from commitmq.files import disk
 from commitmq.format.file_names import segment_name
 from commitmq.workers.runtime.context import WorkerContext
-from commitmq.workers.runtime.failed_sync import leave_note, write_again
+from commitmq.workers.runtime.failed_sync import SyncCounts, leave_note, write_again
 from commitmq.workers.runtime.slots import role_slot
-from commitmq.workers.runtime.sync_counts import SyncCounts
 
 _SYNC, _SYNCED, _TIMESTAMP = int(Word.WRITER_SYNC), int(Word.WRITER_SYNCED), int(Word.WRITER_SYNCED_TIMESTAMP)
 _FLUSHED, _FLUSH_ERRNO = int(Word.FLUSHED), int(Word.FLUSH_ERRNO)

@@ -20,7 +20,7 @@ from commitmq.control import ControlBlock, DiskFlag, Word
 from commitmq.format.file_names import segment_name
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
-from commitmq.workers.allocate.process import SegmentAllocator
+from commitmq.workers.allocate import SegmentAllocator
 
 SMALL = 1 << 16
 

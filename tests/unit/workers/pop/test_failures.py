@@ -24,11 +24,10 @@ from commitmq.workers.pop import handler as handler_module
 from commitmq.workers.pop import revive_queues as revive_module
 from commitmq.workers.pop.finder import Finder
 from commitmq.workers.pop.handler import Handler
-from commitmq.workers.pop.parked_pops import ParkedPops, Pop
-from commitmq.workers.pop.points import Point, Points
+from commitmq.workers.pop.points import Point, Points, Records
 from commitmq.workers.pop.process import Pop as Process
-from commitmq.workers.pop.records import Records
 from commitmq.workers.pop.recovery import Reading
+from commitmq.workers.pop.requests import ParkedPops, Pop
 from commitmq.workers.pop.revival import Fate, Return
 from commitmq.workers.pop.revive_queues import ReviveQueues
 from commitmq.workers.pop.shares import Share

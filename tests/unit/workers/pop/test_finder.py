@@ -20,8 +20,8 @@ from commitmq.store.queues.pull_result import PullStatus
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.pop import finder as finder_module
 from commitmq.workers.pop.finder import Finder, Found
-from commitmq.workers.pop.parked_pops import Pop
 from commitmq.workers.pop.points import Points
+from commitmq.workers.pop.requests import Pop
 from commitmq.workers.pop.shares import Share
 from commitmq.workers.runtime.topic_view import TopicView
 

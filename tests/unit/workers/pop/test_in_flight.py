@@ -17,11 +17,11 @@ from commitmq.protocol import wire
 from commitmq.semantics.pop_order import first_pop
 from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey
 from commitmq.store.layout import StoreLayout
-from commitmq.workers.pop import in_flight as module
 from commitmq.workers.pop import orders as orders_module
-from commitmq.workers.pop.in_flight import InFlight
+from commitmq.workers.pop import revive_queues as module
 from commitmq.workers.pop.orders import OrderKey, Orders
 from commitmq.workers.pop.points import Point, Points
+from commitmq.workers.pop.revive_queues import InFlight
 from small_disk import room
 
 NOW = 1_800_000_000_000

@@ -22,12 +22,10 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config, orders_journal
 from commitmq.workers.pop import ordered_handler as module
 from commitmq.workers.pop import orders as orders_module
-from commitmq.workers.pop.finder import Portion
-from commitmq.workers.pop.ordered_finder import Taken, _first, _handed_out
+from commitmq.workers.pop.finder import Portion, Taken, _first, _handed_out
 from commitmq.workers.pop.ordered_handler import OrderedHandler
 from commitmq.workers.pop.orders import OrderKey, Orders
-from commitmq.workers.pop.parked_pops import Pop
-from commitmq.workers.pop.requests import Receipt, receipts_of
+from commitmq.workers.pop.requests import Pop, Receipt, receipts_of
 from commitmq.workers.pop.shares import Share
 from small_disk import room
 

@@ -6,7 +6,7 @@ Method: pops by hand, and a clock that is handed in.
 from __future__ import annotations
 
 from commitmq.semantics.pop import RetryNames
-from commitmq.workers.pop.parked_pops import ParkedPops, Pop
+from commitmq.workers.pop.requests import ParkedPops, Pop
 
 
 def pop(client: bytes = b"c", group: str = "g", topics: tuple[str, ...] = ("orders",), wait_ms: int = 100) -> Pop:

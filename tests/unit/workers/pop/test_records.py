@@ -17,7 +17,7 @@ from commitmq.format.constants import Property
 from commitmq.format.record import Record, decode_record
 from commitmq.semantics.pop_revive import Ack, CheckPoint, CheckPointKey, revive_topic
 from commitmq.semantics.timer import TIMER_TOPIC
-from commitmq.workers.pop.records import Records
+from commitmq.workers.pop.points import Records
 from commitmq.workers.pop.requests import invisible_of, pop_of, receipts_of
 from commitmq.workers.reader.filters import Filters
 from golden_stores import unpack

@@ -24,10 +24,9 @@ from commitmq.semantics.pop_revive import CHECK_POINT_TAG, Ack, CheckPoint
 from commitmq.workers.pop import handler as handler_module
 from commitmq.workers.pop.finder import Found, Portion
 from commitmq.workers.pop.handler import Handler
-from commitmq.workers.pop.parked_pops import ParkedPops, Pop
-from commitmq.workers.pop.points import Points
-from commitmq.workers.pop.records import Records
+from commitmq.workers.pop.points import Points, Records
 from commitmq.workers.pop.recovery import Reading
+from commitmq.workers.pop.requests import ParkedPops, Pop
 from commitmq.workers.pop.shares import Share
 from commitmq.workers.runtime.run_mover import MovedRun, Put
 

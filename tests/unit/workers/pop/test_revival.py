@@ -16,7 +16,7 @@ from commitmq.config import load
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.format.record import Record
 from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey
-from commitmq.workers.pop.records import Records
+from commitmq.workers.pop.points import Records
 from commitmq.workers.pop.revival import Fate, Return, Revival
 from commitmq.workers.runtime.run_mover import Put
 

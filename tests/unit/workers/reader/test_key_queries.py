@@ -16,7 +16,7 @@ from commitmq.errors import ProtocolError
 from commitmq.format.index_header import IndexShape
 from commitmq.format.record import Record
 from commitmq.store.queues.queue_reader import QueueReader
-from commitmq.workers.reader.key_queries import KeyQueries, parse_query
+from commitmq.workers.reader.look_ups import KeyQueries, parse_query
 from index_store import IndexStore
 
 CONFIG = load(None, ["index.hash_slots=5", "index.max_items=50", "reader.max_query_items=1000"])

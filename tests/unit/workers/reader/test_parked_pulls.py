@@ -14,7 +14,7 @@ from zmq import MessageTracker
 
 from commitmq.network import router
 from commitmq.network.router import UnsentAnswers
-from commitmq.workers.reader.parked_pulls import ParkedPulls, Pull
+from commitmq.workers.reader.pulls import ParkedPulls, Pull
 
 
 def pull(client: bytes = b"c", queue: int = 0, wait_ms: int = 30_000, filter_bytes: int = 0) -> Pull:

@@ -17,7 +17,7 @@ from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.workers.pop.recovery import ProgressFile
-from commitmq.workers.runtime.position_trail import Trail
+from commitmq.workers.runtime.mover_positions import Trail
 from commitmq.workers.schedule import progress as schedule
 from commitmq.workers.timer import progress as timer
 

@@ -12,8 +12,8 @@ from typing import Any
 from commitmq.format.constants import Host
 from commitmq.format.record import Record
 from commitmq.semantics.transaction import COMMIT, DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC, CheckRules, OpBuffer, op_record
-from commitmq.workers.transaction.appends import Append
 from commitmq.workers.transaction.checks import Checks
+from commitmq.workers.transaction.ends import Append
 from commitmq.workers.transaction.ledger import Ledger, Place
 
 REFUSED = 1

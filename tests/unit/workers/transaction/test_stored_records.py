@@ -17,8 +17,7 @@ from commitmq.format.constants import Property, SysFlag
 from commitmq.format.record import Record, decode_record
 from commitmq.semantics import delay, timer
 from commitmq.semantics.transaction import COMMIT, HALF_TOPIC, OP_TOPIC, ROLLBACK, EndTransaction, OpBuffer, op_offsets
-from commitmq.workers.transaction.appends import Append, Appends
-from commitmq.workers.transaction.ends import End, Ends, placed_commit
+from commitmq.workers.transaction.ends import Append, Appends, End, Ends, placed_commit
 from commitmq.workers.transaction.ledger import Ledger, Place
 from pending_store import BROKER, PendingStore
 

@@ -1,4 +1,15 @@
-"""cleanup: deletes the oldest segments of the CommitLog, by age, disk use, a budget, or by hand (spec section 10).
+"""Expiry by hand: the operation ``expire`` of the cleanup worker.
+
+    expire {before?, keep_bytes?, dry_run?}
+
+``before``: delete segments stored before this time (milliseconds since 1970). ``keep_bytes``: delete segments further
+than this many bytes behind the log's end. With both, delete only segments that both allow. With neither, delete the
+segments that expired by age now, at any hour. Only whole segments are deleted. The answer comes when the deletion is
+done. Repeating a request is harmless.
+
+Asks the coordinator for the positions of all consumer groups; cleanup must not delete unread messages.
+
+cleanup: deletes the oldest segments of the CommitLog, by age, disk use, a budget, or by hand (spec section 10).
 
 Owns       deletion of segments, ``commitmq/min_offset``.
 Reads      the disk's use, the files' times; flushed, dispatched and durable positions; through the coordinator, with
@@ -18,25 +29,99 @@ Killed anywhere, it leaves at worst segments below the minimum; its successor, o
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import zmq
 
 from commitmq import failpoints
 from commitmq.config import NodeConfig
 from commitmq.control import DispatcherWord, Word, WorkerWord
-from commitmq.errors import CommitMQError, StoreError
+from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError, StoreError
 from commitmq.files.disk import sync_folder
 from commitmq.files.disk_space import DiskUse, DiskWatch
 from commitmq.format.file_names import segment_name
+from commitmq.protocol import wire
+from commitmq.protocol.channel import new_routing_id
 from commitmq.store.log import expiry
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.retention import Claim, Plan, Reason, Rules, Situation, decide, local_hour, next_by_age
 from commitmq.store.queues import queue_ends
-from commitmq.store.queues.slowest_group import UnitFinder, slowest
-from commitmq.workers.cleanup.expiry_requests import ByHand, expiry_socket
-from commitmq.workers.cleanup.group_positions import group_positions
+from commitmq.store.queues.slowest_group import GroupPosition, UnitFinder, slowest
 from commitmq.workers.runtime.clocks import DoubtingClock, wall_ms
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.request_socket import RequestSocket
+
+_MOST: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """The parameters of an expiry by hand."""
+
+    before_ms: int | None = None
+    keep_bytes: int | None = None
+    dry_run: bool = False
+
+
+def expiry_socket(context: WorkerContext, expire: Callable[[ByHand], dict[str, Any]]) -> RequestSocket:
+    """The socket of the cleanup worker."""
+    operations = {"expire": lambda header: expire(_by_hand(header))}
+    return RequestSocket(context, "cleanup", operations, {"expire": ("before", "keep_bytes")})
+
+
+def _by_hand(header: dict[str, Any]) -> ByHand:
+    numbers = []
+    for field in ("before", "keep_bytes"):
+        value = header.get(field)
+        if value is not None and (type(value) is not int or not 0 <= value < _MOST):
+            raise ProtocolError("INVALID_PARAMETER", f"{field} must be a whole number, not {value!r:.40}")
+        numbers.append(value)
+    dry_run = header.get("dry_run", False)
+    if type(dry_run) is not bool:
+        raise ProtocolError("INVALID_PARAMETER", f"dry_run must be true or false, not {dry_run!r:.40}")
+    return ByHand(numbers[0], numbers[1], dry_run)
+
+
+_PATIENCE_S: Final = 10.0
+
+
+def group_positions(context: WorkerContext) -> list[GroupPosition]:
+    """Committed offsets of all groups, and offset 0 for queues that a member reads without having committed.
+
+    Raises NodeUnavailableError when the coordinator does not answer in time, ProtocolError when it refuses.
+    """
+    dealer: zmq.Socket[bytes] = context.zmq.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.ROUTING_ID, new_routing_id())
+    try:
+        dealer.connect(context.layout.ipc("coordinator"))
+        found: list[GroupPosition] = []
+        after: Any = None
+        while True:
+            page = _ask(context, dealer, {"op": "group.positions", "id": len(found), "after": after})
+            found += [GroupPosition(*row) for row in page["positions"]]
+            after = page["next"]
+            if after is None:
+                return found
+    finally:
+        dealer.close()
+
+
+def _ask(context: WorkerContext, dealer: zmq.Socket[bytes], question: dict[str, Any]) -> dict[str, Any]:
+    dealer.send(wire.pack(question))
+    deadline = time.monotonic() + _PATIENCE_S
+    while not dealer.poll(200):
+        context.heartbeat()
+        if time.monotonic() >= deadline:
+            raise NodeUnavailableError("the coordinator does not answer")
+    context.heartbeat()
+    answer = wire.parse_answer(dealer.recv())
+    if not answer["ok"]:
+        raise wire.refusal(answer)
+    return answer
+
 
 ROLE = "cleanup"
 HOLDERS_MS: Final = 2_000

@@ -1,1 +1,0 @@
-"""allocate: creates CommitLog segments before the writer needs them."""

@@ -1,1 +1,0 @@
-"""cleanup: deletes the oldest segments of the CommitLog."""
