@@ -75,9 +75,15 @@ from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue, make_units
 from commitmq.store.queues.consume_queue import ConsumeQueue
-from commitmq.store.queues.log_proof import LogProof
 from commitmq.store.queues.queue_ends import QueueEnds
-from commitmq.store.queues.queue_files import QueueFiles, SyncLaterError, list_queues, sync_error, sync_folders
+from commitmq.store.queues.queue_files import (
+    LogProof,
+    QueueFiles,
+    SyncLaterError,
+    list_queues,
+    sync_error,
+    sync_folders,
+)
 from commitmq_dispatchers.queue_extensions import QueueExtensions
 
 _FOLDER: Final = "queue_folder"

@@ -28,7 +28,7 @@ from commitmq.format.producer_mark import mark_prefix, parse_mark
 from commitmq.format.unique_ids import UniqueIds
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.producers.producer_snapshot import ProducerSnapshot
+from commitmq.store.producers import ProducerSnapshot
 from golden_stores import GOLDEN_SEGMENT_BYTES, GoldenStore
 from messages_stored import read_all
 from nodes import Node, commitmq, eventually, free_ports, start_node, started

@@ -14,7 +14,7 @@ from commitmq.client.receiving.record_check import check_bytes, check_places
 from commitmq.errors import CommitMQError, CorruptRecordError
 from commitmq.format.record import decode_record
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.queues.batch_queue_reader import BatchQueueReader
+from commitmq.store.queues.batch_consume_queue import BatchQueueReader
 from commitmq.store.queues.pull_result import PullStatus
 from commitmq.store.queues.queue_reader import QueueReader
 from nodes import start_node

@@ -13,7 +13,7 @@ import pytest
 from commitmq import Admin, ExactlyOnce, Producer
 from commitmq.format.file_names import segment_name
 from commitmq.store.layout import StoreLayout
-from commitmq.store.producers.producer_snapshot import ProducerSnapshot
+from commitmq.store.producers import ProducerSnapshot
 from nodes import Node, commitmq, eventually, start_node
 from shares import shared
 

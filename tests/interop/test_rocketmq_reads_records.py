@@ -20,8 +20,7 @@ from store_builder import QUEUE_FILE_BYTES, SEGMENT_BYTES, write_store
 from commitmq.format.compression import compress, compression_flags
 from commitmq.format.record import Host, Record
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
-from commitmq.store.metadata.group_config import GroupConfig, GroupTable
+from commitmq.store.metadata.group_config import ConsumerOffsets, GroupConfig, GroupTable
 from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.queue_times import offset_by_time

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from commitmq.format.constants import RETRY_PREFIX
 from commitmq.semantics.retry import is_retry_topic
-from commitmq.store.metadata.topic_name import is_system_group
+from commitmq.store.metadata.topic_config import is_system_group
 from commitmq.supervision.exit_codes import progress_sentence
 
 ERROR: Final = "error"

@@ -424,7 +424,7 @@ def list_(with_system: bool, with_lag: bool, as_json: bool, node: str) -> None:
     Example: commitmq group list --lag
     """
     from commitmq.client.admin import Admin
-    from commitmq.store.metadata.topic_name import is_system_group
+    from commitmq.store.metadata.topic_config import is_system_group
 
     with Admin(node) as admin:
         groups = [one for one in admin.groups() if with_system or not is_system_group(one["name"])]

@@ -14,7 +14,7 @@ from commitmq.cli.quantity import Quantity
 
 if TYPE_CHECKING:
     from commitmq.store.layout import StoreLayout
-    from commitmq.store.log.retention import Segment
+    from commitmq.store.log.expiry import Segment
 
 
 @click.command()

@@ -12,7 +12,7 @@ import click
 from commitmq.cli.node_verb import address_of, node_options
 from commitmq.cli.output import LEAST_S, json_option, node_unless, print_json, print_table
 from commitmq.cli.quantity import seconds
-from commitmq.store.metadata.topic_name import is_system_group
+from commitmq.store.metadata.topic_config import is_system_group
 
 _LAST = 2
 _RANKS = {"retry": 1, "dlq": 1, "system": _LAST}  # of kinds of topics: which of two that are equally busy comes later

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from commitmq.client.admin_results import TopicInfo
 from commitmq.client.exported_config import FIXED, FORMAT, VERSION, ExportedConfig, exported_settings, is_exported
 from commitmq.errors import GroupNotFoundError, ProtocolError, TopicNotFoundError
-from commitmq.store.metadata.topic_name import is_system_group
+from commitmq.store.metadata.topic_config import is_system_group
 
 
 class ConfigChange(NamedTuple):

@@ -19,8 +19,13 @@ from typing import Any, Final
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
 from commitmq.store.metadata.group_config import CHANGEABLE, GroupConfig
-from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_SIMPLE, STORAGE_TYPE
-from commitmq.store.metadata.topic_name import validate_group, validate_topic
+from commitmq.store.metadata.topic_config import (
+    QUEUE_TYPE,
+    QUEUE_TYPE_SIMPLE,
+    STORAGE_TYPE,
+    validate_group,
+    validate_topic,
+)
 
 FORMAT: Final = "commitmq-config"
 VERSION: Final = 1

@@ -13,7 +13,7 @@ from commitmq.client.sharing.receipt import Receipt, settler_of
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Property
 from commitmq.format.properties import decode_properties
-from commitmq.store.metadata.topic_name import is_send_forbidden, validate_topic
+from commitmq.store.metadata.topic_config import is_send_forbidden, validate_topic
 
 if TYPE_CHECKING:
     from datetime import timedelta

@@ -13,7 +13,7 @@ from commitmq.format.constants import (
     MULTI_DISPATCH_SEPARATOR,
     Property,
 )
-from commitmq.store.metadata.topic_name import validate_topic
+from commitmq.store.metadata.topic_config import validate_topic
 
 Keys = str | Iterable[str]
 

@@ -9,7 +9,7 @@ import orjson
 from commitmq.config import GroupsConfig
 from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.store.metadata.group_config import GroupConfig, GroupTable
-from commitmq.store.metadata.topic_name import validate_group
+from commitmq.store.metadata.topic_config import validate_group
 
 
 class UnwrittenSettings:

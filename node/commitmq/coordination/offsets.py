@@ -31,7 +31,7 @@ from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
-from commitmq.store.metadata.consumer_offsets import ConsumerOffsets, journal_path, load_snapshot
+from commitmq.store.metadata.group_config import ConsumerOffsets, journal_path, load_snapshot
 from commitmq.store.metadata.journal import Replay
 from commitmq.store.metadata.offsets_journal import Change, DropGroup, DropTopic, OffsetsJournal, SetOffsets
 

@@ -26,7 +26,7 @@ from commitmq.store.metadata.topic_config import (
     STORAGE_TYPE,
     TopicConfig,
 )
-from commitmq.store.queues.batch_queue_reader import BatchQueueReader
+from commitmq.store.queues.batch_consume_queue import BatchQueueReader
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
 

@@ -17,8 +17,9 @@ from commitmq.store.metadata.topic_config import (
     QUEUE_TYPE_SIMPLE,
     STORAGE_MEMORY,
     STORAGE_TYPE,
+    is_send_forbidden,
+    validate_topic,
 )
-from commitmq.store.metadata.topic_name import is_send_forbidden, validate_topic
 
 MAX_QUEUES: Final = 4_096  # of one topic; an assignment of all its queues must fit a header
 PERM_LIMIT: Final = 8  # RocketMQ's valid permissions are below its priority bit (spec 1.4)

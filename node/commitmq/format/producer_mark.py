@@ -7,7 +7,7 @@
     SEQUENCE  twelve decimal digits: number of the message among those of this producer, epoch, topic and queue, from 0.
               Fixed in width, so that the marks of a run differ in digits only and can be made and checked as columns
 
-The marks make the producers' state derivable from the log alone (:mod:`commitmq.store.producers.producer_table`).
+The marks make the producers' state derivable from the log alone (:mod:`commitmq.store.producers`).
 RocketMQ keeps properties it does not know. The mark's place at the end distinguishes it from a property that was merely
 copied into another message.
 

@@ -25,8 +25,7 @@ from commitmq.offline.producers import write_down_producers
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.log.expiry import MinOffsetFile, delete_segment, finish_expiry, list_bases
-from commitmq.store.log.retention import Segment
+from commitmq.store.log.expiry import MinOffsetFile, Segment, delete_segment, finish_expiry, list_bases
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue

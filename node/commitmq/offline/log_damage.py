@@ -2,7 +2,7 @@
 
 ``store repair`` and a start decide alike: the extents of :mod:`commitmq.offline.extents` tell which bytes are not
 records, and the rules of a recovery (:mod:`commitmq.store.recovery.recovery_start`,
-:mod:`commitmq.store.recovery.cut_judge`) whether the log may end where it does. A segment that was cut short counts as
+:mod:`commitmq.store.recovery.cut_record`) whether the log may end where it does. A segment that was cut short counts as
 filled up with zeros.
 """
 
@@ -20,7 +20,7 @@ from commitmq.offline.log_beginning import refuse_missing_beginning
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery import abort_file
-from commitmq.store.recovery.cut_judge import judge, look_behind
+from commitmq.store.recovery.cut_record import judge, look_behind
 from commitmq.store.recovery.recovery_start import Begin, where_to_begin
 from commitmq.store.recovery.scan import scan_to_end
 from commitmq.store.recovery.sidecar import Sidecar

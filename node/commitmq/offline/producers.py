@@ -13,9 +13,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
 from commitmq.store.metadata import json_config
-from commitmq.store.producers.producer_replay import replay
-from commitmq.store.producers.producer_snapshot import ProducerSnapshot, may_have_producers
-from commitmq.store.producers.producer_table import ProducerTable
+from commitmq.store.producers import ProducerSnapshot, ProducerTable, may_have_producers, replay
 
 _MOST: Final = 1 << 62  # no producer is forgotten here: the node decides that, by its configuration
 _WINDOW: Final = 8

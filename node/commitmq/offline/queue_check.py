@@ -30,9 +30,8 @@ from commitmq.offline.store_view import StoreView
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue
-from commitmq.store.queues.log_proof import LogProof
 from commitmq.store.queues.queue_ends import QueueEnd, QueueEnds
-from commitmq.store.queues.queue_files import list_queues
+from commitmq.store.queues.queue_files import LogProof, list_queues
 
 Progress = Callable[[str, int, int, str], None]
 

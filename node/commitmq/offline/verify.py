@@ -17,7 +17,7 @@ Nothing is changed. The result is a list of :class:`Finding` s: the kind, the fi
 A store that was not closed orderly (``abort`` exists) may lack units and items of its last records, and may have a torn
 end: a recovery handles these. They are reported as notes, not as damage.
 
-The log is cut into pieces (:mod:`commitmq.store.log.log_split`). Each is a task that reads its part of the log once and
+The log is cut into pieces (:mod:`commitmq.store.log.commit_log`). Each is a task that reads its part of the log once and
 compares the records with their units and items; further tasks check the remaining units and files, for some queues or
 an index file each. So a :class:`~commitmq.offline.runner.Runner` may run them in parallel, with the same report.
 Memory: two numbers for each queue, and the results of the running pieces.
@@ -48,11 +48,11 @@ from commitmq.offline.verify_index import IndexList
 from commitmq.offline.verify_piece import PieceReport, PieceTask, check_piece
 from commitmq.offline.verify_timer import check_timer
 from commitmq.store.checkpoint import Checkpoint
-from commitmq.store.log.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
-from commitmq.store.metadata import consumer_offsets, json_config, orders_journal, topic_files
+from commitmq.store.log.commit_log import PIECE_BYTES, Job, Piece, pieces_of, prove
+from commitmq.store.metadata import group_config, json_config, orders_journal, topic_files
 from commitmq.store.metadata.epoch import read_epoch
 from commitmq.store.metadata.offsets_journal import OffsetsJournal
-from commitmq.store.producers.producer_snapshot import ProducerSnapshot
+from commitmq.store.producers import ProducerSnapshot
 from commitmq.store.queues.queue_ends import QueueEnds
 from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.recovery.sidecar import Sidecar
@@ -61,7 +61,7 @@ from commitmq.store.recovery.store_recovery import refuse_orphaned_queues
 __all__ = ["Finding", "Progress", "Report", "verify"]
 
 _BESIDE_A_JOURNAL: Final = {
-    "consumerOffset.json": consumer_offsets.load_snapshot,
+    "consumerOffset.json": group_config.load_snapshot,
     "topics.json": topic_files.load_snapshot,
 }
 _PIECES_AT_ONCE: Final = 512
@@ -256,7 +256,7 @@ class _Verifier:
             if self._layout.sidecar.exists():
                 checks.append((self._layout.sidecar, _load_sidecar))
             checks.append((self._layout.epoch, read_epoch))
-            checks.append((consumer_offsets.journal_path(self._layout), OffsetsJournal.read))
+            checks.append((group_config.journal_path(self._layout), OffsetsJournal.read))
             checks.append((topic_files.journal_path(self._layout), topic_files.TopicsJournal.read))
             checks.append((orders_journal.journal_path(self._layout), orders_journal.OrdersJournal.read))
         # A start makes these anew from the log.

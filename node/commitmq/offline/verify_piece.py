@@ -17,7 +17,7 @@ from commitmq.offline.piece_bounds import Bounds, Queue
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_index import IndexCheck, IndexList
 from commitmq.offline.verify_queues import QueueCheck
-from commitmq.store.log.log_split import NO_START, Piece, find_start, find_stop
+from commitmq.store.log.commit_log import NO_START, Piece, find_start, find_stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from commitmq.offline.findings import TIMER, Faults, Finding, Single
 from commitmq.offline.queue_units import runs
 from commitmq.offline.store_view import StoreView
 from commitmq.semantics.timer import TIMER_TOPIC
-from commitmq.store.log.property_numbers import longs
+from commitmq.store.log.append import longs
 from commitmq.store.log.readdressing import find
 from commitmq.store.metadata import json_config
 from commitmq.store.queues.consume_queue import ConsumeQueue

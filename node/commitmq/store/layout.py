@@ -114,7 +114,7 @@ class StoreLayout:
 
     @property
     def producers(self) -> Path:
-        """Snapshot of the idempotent producers (:mod:`commitmq.store.producers.producer_snapshot`)."""
+        """Snapshot of the idempotent producers (:mod:`commitmq.store.producers`)."""
         return self.own / "producers"
 
     @property

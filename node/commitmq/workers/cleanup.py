@@ -18,7 +18,7 @@ Advances   MIN_OFFSET (recovery sets its first value). DISK_FULL is not its word
 Sockets    ROUTER ``cleanup`` (ipc and tcp) for expiry by hand; DEALER to the coordinator; rings readers.
 Exit       :class:`commitmq.workers.runtime.context.ExitCode`.
 
-A round: decide (:mod:`commitmq.store.log.retention`), wait until the writer has a durable snapshot of its producer
+A round: decide (:mod:`commitmq.store.log.expiry`), wait until the writer has a durable snapshot of its producer
 table up to the new minimum, make the minimum durable, publish it, wait until the workers have unmapped the segments
 (HOLDERS_MS at most: a mapping of an unlinked file is harmless), then unlink one segment after the other. Nothing is
 ever truncated. ConsumeQueue and index files follow: their dispatchers see that the minimum grew.
@@ -46,7 +46,7 @@ from commitmq.protocol import wire
 from commitmq.protocol.channel import new_routing_id
 from commitmq.store.log import expiry
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.log.retention import Claim, Plan, Reason, Rules, Situation, decide, local_hour, next_by_age
+from commitmq.store.log.expiry import Claim, Plan, Reason, Rules, Situation, decide, local_hour, next_by_age
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.slowest_group import GroupPosition, UnitFinder, slowest
 from commitmq.workers.runtime.clocks import DoubtingClock, wall_ms

@@ -41,7 +41,7 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.memory.memory_files import MemoryTopics
 from commitmq.store.memory.shared_memory import memory_folder
 from commitmq.store.metadata.deleted_topics import WatchedTable
-from commitmq.store.queues.batch_queue_reader import BatchQueueReader
+from commitmq.store.queues.batch_consume_queue import BatchQueueReader
 from commitmq.store.queues.pull_result import PullStatus
 from commitmq.store.queues.queue_reader import QueueReader
 

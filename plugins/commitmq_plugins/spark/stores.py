@@ -27,8 +27,8 @@ from commitmq.store.log.dispatch_batch import LogWalker, consumable
 from commitmq.store.metadata.deleted_topics import load_tombstones
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq.store.metadata.topic_files import TopicReader
-from commitmq.store.queues.batch_queue_reader import BatchQueueReader
-from commitmq.store.queues.log_proof import LogProof, has_record_before
+from commitmq.store.queues.batch_consume_queue import BatchQueueReader
+from commitmq.store.queues.queue_files import LogProof, has_record_before
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
 from commitmq.store.recovery.scan import scan_to_end

@@ -18,7 +18,7 @@ from commitmq.errors import StoreError
 from commitmq.files import disk
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
-from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
+from commitmq.store.metadata.group_config import ConsumerOffsets
 from commitmq.store.metadata.offsets_journal import DropTopic, OffsetsJournal, SetOffsets
 
 

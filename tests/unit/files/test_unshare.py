@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from commitmq.files.unshare import unshare
-from commitmq.store.recovery import tail_cut
+from commitmq.store.recovery import store_recovery
 
 DATA = bytes(range(256)) * 256 + bytes(1 << 16)
 
@@ -52,7 +52,7 @@ def test_a_linked_file_gets_a_copy_of_its_own(tmp_path: Path, keep: int | None) 
 
 def test_a_cut_of_the_log_leaves_a_snapshot_as_it_is(tmp_path: Path) -> None:
     path, other = linked(tmp_path)
-    tail_cut._zero_tail(path, 1_000)
+    store_recovery._zero_tail(path, 1_000)
     assert path.read_bytes() == DATA[:1_000].ljust(len(DATA), b"\0")
     assert other.read_bytes() == DATA
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Host
 from commitmq.format.message_id import offset_message_id, pack_host, parse_offset_message_id, unpack_host
-from commitmq.store.metadata.topic_name import FORBIDDEN_TOPICS, is_send_forbidden, validate_group, validate_topic
+from commitmq.store.metadata.topic_config import FORBIDDEN_TOPICS, is_send_forbidden, validate_group, validate_topic
 from record_strategies import hosts
 
 SPEC = Path(__file__).resolve().parents[3] / "docs" / "spec" / "rocketmq-store.md"

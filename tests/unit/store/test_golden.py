@@ -23,8 +23,7 @@ from commitmq.format.record import Record, encode_filler, encode_record
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.metadata import json_config
-from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
-from commitmq.store.metadata.group_config import GroupTable
+from commitmq.store.metadata.group_config import ConsumerOffsets, GroupTable
 from commitmq.store.metadata.topic_config import TopicTable
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.queue_files import list_queues

@@ -24,7 +24,7 @@ from commitmq.format.timer_wheel import WHEEL_BYTES, decode_slot
 from commitmq.log import get_log
 from commitmq.semantics.timer import TimerRules, slot_index
 from commitmq.store.layout import StoreLayout
-from commitmq.store.log.property_numbers import longs
+from commitmq.store.log.append import longs
 from commitmq.workers.timer.incoming import Incoming, slots_of
 from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.metrics import TimerMetrics

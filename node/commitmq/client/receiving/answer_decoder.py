@@ -11,7 +11,7 @@ from commitmq.client.selector import MessageSelector
 from commitmq.client.sending.inner_batch import expand
 from commitmq.client.sending.light_queue import is_light, renumber
 from commitmq.errors import CorruptRecordError
-from commitmq.store.queues.tag_filter import TagFilter
+from commitmq.store.queues.message_filter import TagFilter
 
 
 class AnswerDecoder:

@@ -11,7 +11,7 @@ from commitmq.client.receiving.assignment import Queue, Start, check_start
 from commitmq.client.receiving.position_file import check_member
 from commitmq.client.selector import MessageSelector, selector
 from commitmq.format.constants import RETRY_PREFIX
-from commitmq.store.metadata.topic_name import validate_group, validate_topic
+from commitmq.store.metadata.topic_config import validate_group, validate_topic
 
 _MODES: Final = ("auto", "ranges", "bytes")
 

@@ -4,7 +4,7 @@
 refused (:mod:`commitmq.client.sending.busy`).
 
 :class:`Numbered` is idempotent sending: each message gets the next sequence of its queue
-(:mod:`commitmq.store.producers.producer_table`). The node stores each once and answers a repetition with its place. So a
+(:mod:`commitmq.store.producers`). The node stores each once and answers a repetition with its place. So a
 run without an answer is repeated on the next connection, with the same numbers and the same bytes, until it is answered or
 the time of its messages is over.
 

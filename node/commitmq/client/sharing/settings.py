@@ -9,7 +9,7 @@ from typing import Final, TypedDict
 from commitmq.client import checks
 from commitmq.client.handling.backoff import Backoff, check_backoff
 from commitmq.client.selector import MessageSelector, selector
-from commitmq.store.metadata.topic_name import validate_group, validate_topic
+from commitmq.store.metadata.topic_config import validate_group, validate_topic
 
 _MOST_WORKERS: Final = 10_000
 BACKOFF_S: Final = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)

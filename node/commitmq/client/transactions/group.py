@@ -17,7 +17,7 @@ from commitmq.client.transactions.link import TransactionLink
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Property
 from commitmq.protocol.channel import check_fork
-from commitmq.store.metadata.topic_name import validate_group
+from commitmq.store.metadata.topic_config import validate_group
 
 if TYPE_CHECKING:
     from commitmq.client.tracing import Tracer

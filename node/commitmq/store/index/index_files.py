@@ -1,39 +1,508 @@
 """The writing side of a store's index: files in order of their names, the newest one growing (spec 4.3).
 
-:mod:`commitmq.store.index.index_opening` says which files can be trusted after a start. A thread makes full files
+:mod:`commitmq.store.index.index_files` says which files can be trusted after a start. A thread makes full files
 durable as soon as they have a successor. A file whose fdatasync failed is worthless, because the kernel has marked its
 pages clean: it and all newer ones are deleted and the process ends, to rebuild them.
 
 A start looks at a sample of each file. After a crash the thread also reads whole files, one after the other; a damaged one and
 all newer ones are deleted, and indexing goes back (:attr:`IndexFiles.goes_back_to`).
+
+Detects an index file that is missing between two others, or before the first: the files do not tell, the log does.
+
+A file's header names the first and the last record that the file has items of. Either there is no record with a key
+between the last of one file and the first of the next, or a file is missing. The two records are usually adjacent in
+the log, so this takes one read.
+
+``commitmq/dispatchers/index/files.json``: which index files are durable, and the state at the last orderly stop.
+
+    durable      name of the newest durable file; every older one is durable too. "" while there is none
+    clean        the last stop was orderly: all files are complete and durable
+    position     when clean: everything of the log below this offset is in the files
+    newest       the newest file at that time ("" without one), and newest_end, the end offset in its header
+
+The last two tell whether another program (RocketMQ) used the files since.
+
+The index files of a store by name: their headers, and which of them are known durable.
+
+``files.json`` (:mod:`commitmq.store.index.index_files`) is on the device before the first byte of a file changes.
+
+Finds the number of hash slots and of items of index files from the files themselves: no field in them states it.
+
+A file has 40 + 4 slots + 20 items bytes (spec 4.1), which many pairs of numbers give. The positions of the items tell
+which pair it is: item ``n`` is at 40 + 4 slots + 20 n, and slot ``keyHash % slots`` holds an item of the same chain,
+``n`` or a newer one. A wrong pair meets zeros or chains of other keys within a few items. The newest item is searched
+by its physical offset, which the header has too; and because all pairs of one length differ by 5 slots for each item,
+it is on a known grid of 20 bytes.
+
+A power cut may leave a header whose items never reached the device. So a store that remembers its own shape
+(``commitmq/store.json``) keeps it unless items show another one: its torn files are made again.
+
+Opens an index after a start: keeps the files that can be trusted, and removes or repairs the others.
+
+    the process died alone     page cache intact: the header counts complete items only; items behind them are removed,
+                               and the record of the newest item is indexed from its first missing item on
+    the node died              only files known to be durable stay; newer ones are deleted and rebuilt from the end of
+                               the newest remaining file
+    the stop was orderly       all of them; nothing is written before there is something to add
+
+``files.json`` says which files are durable and whether the last stop was orderly. Without it, RocketMQ's rule applies:
+files that end after checkpoint.indexMsgTimestamp are deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
-from collections.abc import Callable, Iterator
+import re
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import orjson
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
-from commitmq.files import disk
+from commitmq.files import atomic_file, disk
 from commitmq.files.disk import sync_folder
-from commitmq.format.index_header import IndexHeader, IndexShape, list_index_files
+from commitmq.format.constants import SysFlag
+from commitmq.format.index_header import (
+    HEADER_BYTES,
+    ITEM_BYTES,
+    SLOT_BYTES,
+    IndexHeader,
+    IndexShape,
+    header_of,
+    list_index_files,
+)
+from commitmq.format.index_item import ITEM_STRUCT
 from commitmq.kernels.codes import STATE_LAST_ITEMS, STATE_LAST_OFFSET, STATE_ROW
 from commitmq.log import Log
 from commitmq.store.index.index_file import IndexFile, create, file_name, is_whole, new_state, store_error
-from commitmq.store.index.index_listing import IndexListing
-from commitmq.store.index.index_opening import IndexOpening, store_timestamp
-from commitmq.store.index.index_state import SavedState
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.log.dispatch_batch import DispatchBatch
+from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
+
+_SPACE: Final = ord(" ")
+_MOST_ROWS: Final = 1_024
+_BATCH_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 64 << 20  # of log without a key between two files: beyond that the search gives up
+
+
+class IndexChain:
+    """Searches the log for gaps, and remembers the stretches without gaps. Not thread-safe."""
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
+        self._whole: set[tuple[int, int]] = set()
+
+    def first_gap(self, headers: Sequence[IndexHeader]) -> int | None:
+        """Number of the first file (oldest first, with these ``headers``) before which one is missing; None if none is.
+
+        A file without an item tells nothing.
+        """
+        start, is_indexed = self._log.min_offset, False
+        for number, header in enumerate(headers):
+            if header.is_empty:
+                continue
+            if self._is_missing(start, header.begin_offset, is_indexed):
+                return number
+            start, is_indexed = max(header.end_offset, self._log.min_offset), header.end_offset >= self._log.min_offset
+        return None
+
+    def _names_key(self, rows: np.ndarray[Any, Any], start: int, end: int) -> bool:
+        """Whether the KEYS of one of ``rows``, records from ``start`` to ``end``, are more than spaces, which name none."""
+        is_letter = np.frombuffer(self._log.read(start, end - start), np.uint8) != _SPACE
+        letters_before = np.concatenate(([0], np.cumsum(is_letter)))
+        keys = rows["physical_offset"] - start + rows["keys_start"]
+        return bool((letters_before[keys + rows["keys_size"]] > letters_before[keys]).any())
+
+    def _is_missing(self, start: int, begin: int, start_is_indexed: bool) -> bool:
+        """Whether the log has a record with a key from ``start`` up to ``begin``, both record boundaries."""
+        if begin <= start or (start, begin) in self._whole:
+            return False
+        walker = LogWalker(self._log, max_rows=_MOST_ROWS, max_bytes=_BATCH_BYTES)
+        position = start
+        try:
+            while position < min(begin, start + _MOST_BYTES):
+                batch = walker.walk(position, begin)
+                rows = batch.rows
+                has_key = rows["sys_flag"] & SysFlag.TRANSACTION_ROLLBACK != SysFlag.TRANSACTION_ROLLBACK
+                if start_is_indexed:
+                    has_key &= rows["physical_offset"] != start
+                if (has_key & (rows["uniq_size"] > 0)).any():
+                    return True
+                rows = rows[has_key & (rows["keys_size"] > 0)]
+                if rows.size and self._names_key(rows, position, batch.end):
+                    return True
+                position = batch.end
+        except StoreError:
+            return False  # damage of the log, or a part that just expired: other checks report it
+        finally:
+            walker.release()
+        if len(self._whole) > _MOST_ROWS:
+            self._whole.clear()
+        self._whole.add((start, begin))
+        return False
+
+
+@dataclass(slots=True)
+class SavedState:
+    """See the module's text. Offsets are bytes of the log."""
+
+    durable: str = ""
+    clean: bool = False
+    position: int = -1
+    newest: str = ""
+    newest_end: int = -1
+
+    @classmethod
+    def load(cls, path: Path) -> SavedState | None:
+        """The file's content; None if it cannot be read: then RocketMQ's rule decides which files are durable."""
+        try:
+            data = orjson.loads(path.read_bytes())
+            return cls(
+                str(data["durable"]),
+                data["clean"] is True,
+                int(data["position"]),
+                str(data["newest"]),
+                int(data["newest_end"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def save(self, path: Path) -> None:
+        """Write the file durably. Raises DiskFullError or StoreError."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_file.replace(path, orjson.dumps(asdict(self)), "index_state")
+        except OSError as error:
+            raise store_error("cannot write the state of the index", error, path) from error
+
+
+class IndexListing:
+    """``names`` of all files under ``folder``, oldest first, and the known facts about them. One thread."""
+
+    def __init__(self, folder: Path, state_path: Path) -> None:
+        self.folder = folder
+        self._state_path = state_path
+        self.names: list[str] = []
+        self.headers: dict[str, IndexHeader] = {}
+        """The headers of all files that no longer grow."""
+        self.saved = SavedState()
+        """The content of ``files.json``."""
+        self.durable: set[str] = set()
+        self.lowered = False
+        """A file that was durable is so no longer."""
+
+    def save(self, *, clean: bool, position: int = -1, newest_end: int = -1) -> None:
+        """Write ``files.json``; without a ``position`` that and the newest file stay as they were."""
+        count = self.durable_count()
+        durable = self.names[count - 1] if count else ""
+        newest = self.names[-1] if self.names else ""
+        if clean and position < 0:
+            position, newest, newest_end = self.saved.position, self.saved.newest, self.saved.newest_end
+        saved = SavedState(durable, clean, position, newest, newest_end)
+        saved.save(self._state_path)
+        self.saved = saved
+
+    def durable_count(self) -> int:
+        """Number of files, from the oldest on, that are durable without a gap."""
+        return next((number for number, name in enumerate(self.names) if name not in self.durable), len(self.names))
+
+    def forget_durable(self, first: str) -> None:
+        """Mark the files from ``first`` on as no longer durable; the mark is on the device before they change."""
+        if any(name >= first for name in self.durable):
+            self.durable = {name for name in self.durable if name < first}
+            self.lowered = True
+            self.save(clean=False)
+
+    def delete_from(self, number: int) -> None:
+        """Delete the files from ``number`` on, newest first, so that a death in between leaves no gap."""
+        for name in reversed(self.names[number:]):
+            disk.unlink(self.folder / name, "index", missing_ok=True)
+            self.headers.pop(name, None)
+            self.durable.discard(name)
+        del self.names[number:]
+
+
+_SAMPLES: Final = 256
+_OFFSET: Final = struct.Struct(">q")
+_OFFSET_AT: Final = 4  # in an item, behind its hash
+_SLOT: Final = struct.Struct(">i")
+_SLOTS_A_ITEM: Final = ITEM_BYTES // SLOT_BYTES
+_NOT_ZERO: Final = re.compile(rb"[^\0]")
+_MOST_CANDIDATES: Final = 10_000
+# RocketMQ's proportion, for files without items.
+_ITEMS_A_SLOT: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FoundShape:
+    """``shape`` is None without files, or if it cannot be told; ``file`` has that shape. ``problem``: why some do not.
+
+    ``is_shown``: items of ``file`` show the shape. Else it is only one of the shapes of that length.
+    """
+
+    shape: IndexShape | None = None
+    file: str = ""
+    problem: str = ""
+    is_shown: bool = False
+
+
+def find_shape(folder: Path, likely: Iterable[IndexShape]) -> FoundShape:
+    """The shape of the index files in ``folder``, or of most of them if they differ. Shapes in ``likely`` are tried
+    before a search. Changes nothing.
+    """
+    try:
+        sizes = {name: (folder / name).stat().st_size for name in list_index_files(folder)}
+        # A power cut leaves a file of 0 bytes when the file was being made; the index deletes it.
+        sizes = {name: size for name, size in sizes.items() if size}
+        if not sizes:
+            return FoundShape()
+        lengths = Counter(sizes.values())
+        length = lengths.most_common(1)[0][0]
+        each = ", ".join(f"{count} of {size} bytes" for size, count in lengths.most_common())
+        problem = f"the files in {folder} differ in size ({each})" if len(lengths) > 1 else ""
+        names = [name for name, size in sizes.items() if size == length]
+        shape, name, is_shown = _shape_of_some(folder, names, length, likely)
+        if shape is None:
+            problem = (
+                problem or f"hash slots and items of the files in {folder}, of {length} bytes each, cannot be told"
+            )
+        return FoundShape(shape, name, problem, is_shown)
+    except OSError as error:
+        return FoundShape(problem=f"the files in {folder} cannot be read: {error.strerror}")
+
+
+def _shape_of_some(
+    folder: Path, names: list[str], length: int, likely: Iterable[IndexShape]
+) -> tuple[IndexShape | None, str, bool]:
+    """The shape that one of the files ``names`` shows, its name, and True; if all are empty, any shape that fits."""
+    candidates = [shape for shape in dict.fromkeys(likely) if shape.file_bytes == length]
+    empty = True
+    for name in names:
+        with open(folder / name, "rb") as file:
+            header = _header(file.fileno())
+            empty = empty and header.is_empty
+            shape = None if header.is_empty else _shape_of(file.fileno(), length, header, candidates)
+        if shape is not None:
+            return shape, name, True
+    return (next(iter(candidates), None) or _by_proportion(length) if empty else None), names[0], False
+
+
+def _shape_of(fd: int, length: int, header: IndexHeader, candidates: list[IndexShape]) -> IndexShape | None:
+    """The shape that the items of one file show; None where no shape fits."""
+    for shape in candidates:
+        if fits(fd, shape, header):
+            return shape
+    words = (length - HEADER_BYTES) // SLOT_BYTES
+    odd = words % _SLOTS_A_ITEM  # slots are so many more than a multiple of five
+    start = HEADER_BYTES + SLOT_BYTES * odd
+    rows = (length - start) // ITEM_BYTES
+    if length < start + 2 * ITEM_BYTES or (length - HEADER_BYTES) % SLOT_BYTES:
+        return None
+    with mmap.mmap(fd, length, access=mmap.ACCESS_READ) as data:
+        for at, row in enumerate(_rows_of_offset(data, header.end_offset, start)):
+            if at >= _MOST_CANDIDATES:
+                break
+            # A writer that was killed between an item and the header's end may be one item ahead.
+            for number in (header.count - 1, header.count, header.count - 2):
+                before = row - number  # rows that are slots
+                shape = IndexShape(odd + before * _SLOTS_A_ITEM, rows - before)
+                if number >= 1 and shape.hash_slots >= 1 and fits(fd, shape, header):
+                    return shape
+    return None
+
+
+def _rows_of_offset(data: mmap.mmap, offset: int, start: int) -> Iterator[int]:
+    """Rows of 20 bytes from ``start`` on that may be items of the record at ``offset``, ascending."""
+    if offset <= 0:
+        # The record at the log's very begin: its items are zeros except for their hashes and the previous items in a
+        # chain.
+        rows = ((found.start() - start) // ITEM_BYTES for found in _NOT_ZERO.finditer(data, start))
+        yield from dict.fromkeys(rows)
+        return
+    wanted = _OFFSET.pack(offset)
+    at = data.find(wanted, start + _OFFSET_AT)
+    while at >= 0:
+        row, beside = divmod(at - _OFFSET_AT - start, ITEM_BYTES)
+        if not beside:
+            yield row
+        at = data.find(wanted, at + 1)
+
+
+def fits(fd: int, shape: IndexShape, header: IndexHeader) -> bool:
+    """Whether a sample of the items that the header counts are valid items under this shape; False for a file without."""
+    newest = header.count - 1
+    if newest < 1 or newest >= shape.max_items or header.slots_used > shape.hash_slots:
+        return False
+    before = -1
+    for number in sorted({1 + at * (newest - 1) // _SAMPLES for at in range(_SAMPLES + 1)}):
+        data = os.pread(fd, ITEM_BYTES, shape.item_position(number))
+        if len(data) < ITEM_BYTES:
+            return False
+        hashed, offset, _, previous = ITEM_STRUCT.unpack(data)
+        if hashed < 0 or not before <= offset or not 0 <= previous < number:
+            return False
+        slot = os.pread(fd, SLOT_BYTES, HEADER_BYTES + SLOT_BYTES * (hashed % shape.hash_slots))
+        if len(slot) < SLOT_BYTES or not number <= _SLOT.unpack(slot)[0] < shape.max_items:
+            return False
+        before = offset
+    return True
+
+
+def _by_proportion(length: int) -> IndexShape | None:
+    """A shape of this length with about four items for each slot; None when no shape has this length."""
+    most = (length - HEADER_BYTES) // (SLOT_BYTES + _ITEMS_A_SLOT * ITEM_BYTES)
+    for slots in range(most, max(0, most - _SLOTS_A_ITEM), -1):
+        shape = IndexShape(slots, (length - HEADER_BYTES - SLOT_BYTES * slots) // ITEM_BYTES)
+        if shape.file_bytes == length:
+            return shape
+    return None
+
+
+def _header(fd: int) -> IndexHeader:
+    return header_of(memoryview(os.pread(fd, HEADER_BYTES, 0).ljust(HEADER_BYTES, b"\0")).cast("q"))
+
+
+class IndexOpening:
+    """The steps of opening an index, each on the files that the steps before it left."""
+
+    def __init__(self, listing: IndexListing, shape: IndexShape, commit_log: CommitLog, log: Log) -> None:
+        self._listing = listing
+        self._shape = shape
+        self._commit_log = commit_log
+        self._log = log
+
+    def drop_of_other_size(self) -> bool:
+        """Delete all files from the first one of another size on: the shape is the store's
+        (:mod:`commitmq.config.fitting`), so such a file is torn.
+        """
+        listing = self._listing
+        for number, name in enumerate(listing.names):
+            # Of a file of 0 bytes the name reached the device and the size did not.
+            size = (listing.folder / name).stat().st_size
+            if size != self._shape.file_bytes:
+                self._log.error("the index file is damaged, it is built again", file=name, size=size)
+                listing.forget_durable(name)
+                listing.delete_from(number)
+                return True
+        return False
+
+    def read_headers(self) -> None:
+        """Read the headers of all files. Raises StoreError for a file that cannot be read."""
+        for name in self._listing.names:
+            path = self._listing.folder / name
+            try:
+                with path.open("rb") as file:
+                    data = file.read(HEADER_BYTES)
+            except OSError as error:
+                raise StoreError(f"cannot read the index file: {error.strerror}", path=path) from error
+            self._listing.headers[name] = header_of(memoryview(data).cast("q"))
+
+    def repair_newest(self) -> None:
+        """Remove the items that the header of the newest file does not count: this process died while it wrote them."""
+        listing = self._listing
+        if not listing.names:
+            return
+        name = listing.names[-1]
+        file = IndexFile(listing.folder / name, self._shape)
+        header = file.header
+        if header.is_empty:
+            before = listing.headers[listing.names[-2]] if len(listing.names) > 1 else None
+            stamp, offset = (before.end_timestamp, before.end_offset) if before is not None else (0, 0)
+            file.reset_begin(stamp, offset)
+        else:
+            offset = file.item_offset(header.count - 1)
+            stamp = header.end_timestamp
+            if offset != header.end_offset:
+                stamp = store_timestamp(self._commit_log, offset, header)
+        file.repair(stamp, offset)
+        listing.headers[name] = file.header
+        file.close()
+
+    def drop_untrusted(self, index_timestamp: int | None) -> None:
+        """Delete the first file that is not known durable and all newer ones; with a time stamp, by RocketMQ's rule."""
+        listing = self._listing
+        for number, name in enumerate(listing.names):
+            if index_timestamp is None:
+                is_durable = name in listing.durable
+            else:
+                is_durable = listing.headers[name].end_timestamp <= index_timestamp
+            if not is_durable:
+                self._log.info("index files are not known durable and are built again", files=listing.names[number:])
+                listing.delete_from(number)
+                return
+
+    def drop_damaged(self) -> bool:
+        """Delete files from the first one on that has an impossible header, or whose items, of which a sample is read, are
+        not those that the header counts. Nothing is lost: they are rebuilt.
+        """
+        listing = self._listing
+        for number, name in enumerate(listing.names):
+            header = listing.headers[name]
+            is_newest = number + 1 == len(listing.names)
+            # A file begins where the one before ends; an empty one whose header was lost begins at 0.
+            before = listing.headers[listing.names[number - 1]].end_offset if number else 0
+            if (
+                header.count > self._shape.max_items
+                or header.slots_used > self._shape.hash_slots
+                or header.begin_offset < before
+                or (header.is_empty and not is_newest)
+                or not header.begin_offset <= header.end_offset <= self._commit_log.end_offset
+                or (
+                    listing.saved.clean
+                    and name == listing.saved.newest
+                    and header.end_offset < listing.saved.newest_end
+                )
+                or not (header.is_empty or self._has_items(name, header))
+            ):
+                self._log.error("the index file is damaged, it is built again", file=name, header=str(header))
+                listing.forget_durable(name)
+                listing.delete_from(number)
+                return True
+        return False
+
+    def _has_items(self, name: str, header: IndexHeader) -> bool:
+        with disk.opened(self._listing.folder / name, os.O_RDONLY, "index") as fd:
+            return fits(fd, self._shape, header)
+
+    def drop_behind_gap(self) -> bool:
+        """Delete the files behind a missing one too: items must be in the order of the log."""
+        listing = self._listing
+        number = IndexChain(self._commit_log).first_gap([listing.headers[name] for name in listing.names])
+        if number is not None:
+            name = listing.names[number]
+            self._log.error("an index file is missing before this one, they are built again", file=name)
+            listing.forget_durable(name)
+            listing.delete_from(number)
+        return number is not None
+
+    def was_last_used_by_us(self, last: int) -> bool:
+        """Whether this is the index as an orderly stop left it; ``last`` is the newest indexed record."""
+        listing = self._listing
+        saved = listing.saved
+        return (
+            saved.clean
+            and saved.newest == (listing.names[-1] if listing.names else "")
+            and last == saved.newest_end <= saved.position
+        )
+
+
+def store_timestamp(commit_log: CommitLog, offset: int, header: IndexHeader) -> int:
+    """Store time (ms) of the record at ``offset``, the newest one of a file with this ``header``."""
+    try:
+        return commit_log.record(offset, check_crc=False).store_timestamp
+    except StoreError:
+        return header.end_timestamp  # the record expired; the time only serves to choose files
+
 
 _ALL_ITEMS: Final = 1 << 62
 

@@ -41,7 +41,7 @@ from commitmq.format.index_header import (
 from commitmq.format.java import java_string_hash
 from commitmq.kernels import codes, compiled
 from commitmq.kernels.compiled import walk_key_chain
-from commitmq.store.index.index_chain import IndexChain
+from commitmq.store.index.index_files import IndexChain
 from commitmq.store.log.commit_log import CommitLog
 
 MAX_MAPPED_FILES: Final = 16

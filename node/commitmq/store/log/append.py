@@ -11,6 +11,10 @@ Invariants
     * A run may be split at a segment's end; its parts are in order and nothing comes between them.
 
 This module has no sockets, queue offsets or acks, and makes no segment files: the caller supplies ``open_segment``.
+
+Splits a run at the ends of segments, because a record never straddles two of them (spec 2.11).
+
+Values of properties as numbers, many at once.
 """
 
 from __future__ import annotations
@@ -21,16 +25,107 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from isal import isal_zlib
+from numpy.typing import NDArray
 
 from commitmq.errors import StoreError
 from commitmq.format.constants import CRC_PROPERTY_BYTES, MAGIC_FILLER, QUEUE_OFFSET_OFFSET, STORE_TIMESTAMP_OFFSET
 from commitmq.kernels.compiled import store_run
-from commitmq.store.log.run_check import CheckedRun, RunCheck
-from commitmq.store.log.run_pieces import FILLER_BYTES, Part, Piece, split_run, too_long
+from commitmq.store.log.run_check import CheckedRun, MessageIllegalError, RunCheck
+
+FILLER_BYTES: Final = 8
+
+
+@dataclass(slots=True)
+class Part:
+    """Adjacent records of one run: ``count`` records from ``physical_offset`` on, ``size_bytes`` together."""
+
+    count: int
+    physical_offset: int
+    size_bytes: int
+
+
+class Piece(NamedTuple):
+    """Records [first, behind) of a run: its bytes [start, stop), to be stored at ``at`` of the segment at ``base``."""
+
+    base: int
+    at: int
+    start: int
+    stop: int
+    first: int
+    behind: int
+
+    @property
+    def part(self) -> Part:
+        return Part(self.behind - self.first, self.base + self.at, self.stop - self.start)
+
+
+def split_run(run: CheckedRun, position: int, segment_bytes: int) -> list[Piece]:
+    """The pieces of a run that begins at ``position``. Raises MessageIllegalError."""
+    pieces: list[Piece] = []
+    ends, done, start = run.ends, 0, 0
+    at = position % segment_bytes
+    base = position - at
+    if run.count and at + (size := int(ends[-1])) + FILLER_BYTES <= segment_bytes:
+        return [
+            Piece(base, at, 0, size, 0, run.count)
+        ]  # the usual case, which the search below costs more than the rest
+    while done < run.count:
+        first = int(ends[done]) - start
+        if first + FILLER_BYTES > segment_bytes:
+            raise too_long(first, segment_bytes)
+        if at + first + FILLER_BYTES > segment_bytes:
+            base, at = base + segment_bytes, 0
+        fits = int(np.searchsorted(ends, start + segment_bytes - at - FILLER_BYTES, side="right"))
+        stop = int(ends[fits - 1])
+        pieces.append(Piece(base, at, start, stop, done, fits))
+        at, start, done = at + stop - start, stop, fits
+    return pieces
+
+
+def too_long(size: int, segment_bytes: int) -> MessageIllegalError:
+    """No segment can hold a record of ``size`` bytes."""
+    return MessageIllegalError(
+        f"the record has {size} bytes and cannot fit a segment of {segment_bytes} (commit_log.segment_bytes)"
+    )
+
+
+_MOST_DIGITS = 18  # each number of so many digits fits 64 bits
+_MOST = 1 << 63
+
+
+def longs(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """``(numbers, good)`` of the texts ``data[starts[i]:starts[i] + lengths[i]]``: Java's Long.parseLong of each.
+
+    ``good`` is False, and the number 0, for an empty text, one that is no number, and one that 64 bits do not hold.
+    """
+    numbers: NDArray[np.int64] = np.zeros(len(starts), np.int64)
+    good: NDArray[np.bool_] = np.zeros(len(starts), np.bool_)
+    plain = (lengths > 0) & (lengths <= _MOST_DIGITS)
+    which = np.flatnonzero(plain)
+    if len(which):
+        ends, sizes = starts[which] + lengths[which], lengths[which]
+        values: NDArray[np.int64] = np.zeros(len(which), np.int64)
+        right: NDArray[np.bool_] = np.ones(len(which), np.bool_)
+        for column in range(int(sizes.max()), 0, -1):  # one pass a digit: fewer bytes move than by a matrix
+            inside = sizes >= column
+            digits = np.where(inside, data[np.where(inside, ends - column, 0)] - np.uint8(48), 0)
+            right &= digits <= 9
+            values = values * 10 + digits
+        numbers[which] = np.where(right, values, 0)
+        good[which] = right
+    for index in np.flatnonzero((lengths > 0) & ~good).tolist():  # signs, very long numbers, and what is none
+        text = data[starts[index] : starts[index] + lengths[index]].tobytes()
+        digits_only = text[1:] if text[:1] in (b"+", b"-") else text
+        if digits_only.isdigit() and -_MOST <= int(text) < _MOST:
+            numbers[index], good[index] = int(text), True
+    return numbers, good
+
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it yet
 _POPULATE_CHUNK_BYTES = 256 * 1024

@@ -1,7 +1,15 @@
-"""Makes runs for another topic and queue from records: the arrays around the kernel ``readdress``."""
+"""Makes runs for another topic and queue from records: the arrays around the kernel ``readdress``.
+
+Rewrites a part of the log byte for byte, so that the next sync writes it to the device even if the kernel believes
+that it is there.
+
+After a failed sync the kernel counts the pages as clean: a later sync succeeds without them. If the process that called
+the sync was killed before it could report the failure, no other process knows of it. Rewritten pages are dirty again.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,10 +17,40 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from commitmq import failpoints
+from commitmq.files import disk
+from commitmq.files.holes import data_extents
+from commitmq.files.write_all import write_all
 from commitmq.format.constants import MAX_PROPERTIES_BYTES
+from commitmq.format.file_names import segment_name
 from commitmq.kernels import codes, compiled
 from commitmq.kernels.compiled import find_properties
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.run_check import CheckedRun, MessageIllegalError, sentence_of
+
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def write_anew(layout: StoreLayout, start: int, end: int, segment_bytes: int) -> int:
+    """Write [start, end) of the log over itself; returns the bytes. Syncs nothing. Raises OSError.
+
+    No other process may write there meanwhile. A crash in the middle leaves the same bytes.
+    """
+    written = 0
+    for base in range(start - start % segment_bytes, end, segment_bytes):
+        path = layout.commit_log / segment_name(base)
+        if not path.exists():
+            continue
+        with disk.opened(path, os.O_RDWR, "segment") as fd:
+            for begin, stop in data_extents(fd, max(0, start - base), min(segment_bytes, end - base)):
+                for at in range(begin, stop, _CHUNK_BYTES):
+                    data = os.pread(fd, min(_CHUNK_BYTES, stop - at), at)
+                    write_all(fd, data, at, place="recovery.write_anew")
+                    written += len(data)
+        if failpoints.ACTIVE:
+            failpoints.hit("recovery.after_write_anew")
+    return written
+
 
 _SENTENCES: Final = {
     codes.REASON_TOO_MANY_PAIRS: f"it has more than {codes.MAX_PAIRS} properties",

@@ -25,7 +25,7 @@ Failure cases
       flush process zeroes below ``COMMITTED``, gives back the buffers it should have, and commits the rest.
     * The whole node dies: the next start, with the pool switched on or not, checks the records at ``COMMITTED`` and
       behind it and writes them to the log before it looks for the log's end
-      (:mod:`commitmq.store.recovery.pool_recovery`).
+      (:mod:`commitmq.store.recovery.store_recovery`).
     * The machine dies: the pool is gone. Flushed records are in the log; the note in the store names another boot.
     * Files of the pool are deleted under a running node (a login manager that empties /dev/shm): the node continues
       with its mappings; if it is then killed, uncommitted records are lost, and the next start reports the loss.

@@ -11,7 +11,7 @@ from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.format.file_names import segment_name
 from commitmq.format.units import UNIT_STRUCT
-from commitmq.store.log.retention import Claim
+from commitmq.store.log.expiry import Claim
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue
 

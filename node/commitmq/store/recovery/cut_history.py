@@ -25,7 +25,7 @@ end in bytes is enough for queues too: a queue's end at the cut is behind its la
 
 A cut that takes nothing is harmless: it lowers no place. So one is written down whenever something *may* be missing: at the
 first use of a store, also one that RocketMQ used since; of a copied folder, because the original may have gone on; and after
-a death, unless it is known that the log still has all that was written (:func:`commitmq.store.recovery.cut_judge`). Because a
+a death, unless it is known that the log still has all that was written (:func:`commitmq.store.recovery.cut_record`). Because a
 generation is no smaller than the clock, a copy never gets one that the original had.
 
 The folder of a copy has another inode, or by chance the same one, where it took the place of the original. But the time at

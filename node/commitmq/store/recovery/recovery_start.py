@@ -36,8 +36,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue
-from commitmq.store.queues.log_proof import LogProof, has_record_before
-from commitmq.store.queues.queue_files import list_queues
+from commitmq.store.queues.queue_files import LogProof, has_record_before, list_queues
 from commitmq.store.recovery.sidecar import Sidecar, this_boot
 
 _FEW_FILES: Final = 8  # each queue is read once

@@ -16,7 +16,7 @@ from commitmq.config import PopConfig
 from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.semantics.pop import NORMAL, USUAL_NAMES, ReceiptHandle, RetryNames
 from commitmq.semantics.pop_revive import CheckPointKey
-from commitmq.store.metadata.topic_name import validate_group, validate_topic
+from commitmq.store.metadata.topic_config import validate_group, validate_topic
 from commitmq.store.queues.record_filter import RecordFilter
 from commitmq.workers.reader.filters import Filters
 from commitmq.workers.reader.pulls import integer_field, text_field

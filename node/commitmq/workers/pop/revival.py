@@ -19,7 +19,7 @@ from commitmq import failpoints
 from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError, ProtocolError, StoreError
 from commitmq.format.record import Record
 from commitmq.semantics.pop_revive import CheckPoint, checked_topic
-from commitmq.store.metadata.topic_name import validate_group
+from commitmq.store.metadata.topic_config import validate_group
 from commitmq.workers.pop.points import Point, Records
 from commitmq.workers.pop.shares import Shares
 from commitmq.workers.reader.places import Places

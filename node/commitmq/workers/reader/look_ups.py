@@ -28,8 +28,7 @@ from commitmq.semantics.stored_topics import topics_of
 from commitmq.store.index.index_reader import Cursor, Found, IndexReader, KeyKind, KeyQuery
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.memory.memory_files import NodeWord, TopicWord
-from commitmq.store.queues.queue_list import queues_on_disk
-from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.store.queues.queue_reader import QueueReader, queues_on_disk
 from commitmq.workers.reader.places import Place, Places
 from commitmq.workers.reader.pulls import Answers, incarnation_field, integer_field, text_field
 

@@ -22,7 +22,7 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.memory.memory_files import UNIT_FILE_BYTES, MemoryTopics
 from commitmq.store.memory.shared_memory import memory_folder
 from commitmq.store.metadata.topic_config import PERM_READ
-from commitmq.store.queues.batch_queue_reader import BatchQueueReader
+from commitmq.store.queues.batch_consume_queue import BatchQueueReader
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.store.recovery.cut_history import CutHistory
 from commitmq.workers.runtime.context import WorkerContext

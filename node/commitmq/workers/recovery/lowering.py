@@ -23,7 +23,7 @@ from commitmq.semantics.transaction import CHECK_GROUP
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.metadata import orders_journal
-from commitmq.store.metadata.consumer_offsets import ConsumerOffsets, journal_path, load_snapshot
+from commitmq.store.metadata.group_config import ConsumerOffsets, journal_path, load_snapshot
 from commitmq.store.metadata.offsets_journal import OffsetsJournal
 from commitmq.store.metadata.topic_config import (
     QUEUE_TYPE,
@@ -33,8 +33,8 @@ from commitmq.store.metadata.topic_config import (
     TopicConfig,
 )
 from commitmq.store.metadata.topic_files import load_topics
-from commitmq.store.producers.producer_snapshot import ProducerSnapshot
-from commitmq.store.queues.ends_at import EndsAt
+from commitmq.store.producers import ProducerSnapshot
+from commitmq.store.queues.queue_ends import EndsAt
 from commitmq.store.recovery.cut_history import BY_PERSON, NO_CUT, CutHistory, Lowered
 from commitmq.store.recovery.store_recovery import Recovered
 from commitmq.workers.dispatcher.dispatch_state import DispatchState

@@ -39,8 +39,7 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.expiry import first_timestamp
 from commitmq.store.metadata.deleted_topics import load_tombstones
 from commitmq.store.metadata.topic_files import load_topics
-from commitmq.store.producers.producer_snapshot import ProducerSnapshot, may_have_producers
-from commitmq.store.producers.producer_table import ProducerTable
+from commitmq.store.producers import ProducerSnapshot, ProducerTable, may_have_producers
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.queue_ends import QueueEnds
 from commitmq.store.queues.queue_files import list_queues

@@ -23,9 +23,9 @@ from commitmq.format.timer_log import MAGIC_DELETE, MAGIC_ROLL
 from commitmq.format.timer_wheel import NO_POSITION
 from commitmq.semantics.retry import UNDELIVERED_TOPIC
 from commitmq.semantics.timer import TIMER_TOPIC
+from commitmq.store.log.append import longs
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch
-from commitmq.store.log.property_numbers import longs
 from commitmq.store.log.readdressing import find
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.delivery import Delivery

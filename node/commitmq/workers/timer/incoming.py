@@ -14,8 +14,8 @@ from commitmq.format.constants import PREBLANK_SIZE, SYS_FLAG_OFFSET, Property, 
 from commitmq.format.java import java_string_hash
 from commitmq.format.record import decode_record
 from commitmq.semantics.timer import TIMER_TOPIC, TimerRules
+from commitmq.store.log.append import longs
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.log.property_numbers import longs
 from commitmq.store.log.readdressing import Found, find
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.runtime.run_making import few_enough

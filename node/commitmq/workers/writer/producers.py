@@ -1,6 +1,6 @@
 """The writer's table of idempotent producers, its snapshots, and the look-up of places for repeated sends.
 
-Owns ``commitmq/producers``. commitmq.store.producers.producer_table and commitmq.store.producers.producer_snapshot
+Owns ``commitmq/producers``. commitmq.store.producers and commitmq.store.producers
 describe the table and why it is right after any crash. Sends that are not idempotent use nothing of this module.
 
 The writer packs a snapshot between two requests (a few milliseconds for tens of thousands of entries) and keeps it
@@ -26,10 +26,8 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log.append import Appended
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch
-from commitmq.store.producers.producer_replay import UNKNOWN, StoredRecord, find_stored, replay
-from commitmq.store.producers.producer_snapshot import ProducerSnapshot
-from commitmq.store.producers.producer_table import Place, ProducerTable
-from commitmq.store.queues.log_proof import has_record_before
+from commitmq.store.producers import UNKNOWN, Place, ProducerSnapshot, ProducerTable, StoredRecord, find_stored, replay
+from commitmq.store.queues.queue_files import has_record_before
 from commitmq.workers.runtime.context import monotonic_ms
 
 _FEW_SEGMENTS: Final = 4
@@ -93,7 +91,7 @@ class Producers:
     def open(self, log: CommitLog, end: int, deleted: Mapping[str, int]) -> int:
         """Load the snapshot; returns the physical offset to replay records from, at most ``end``, the log's end.
 
-        ``deleted``: see :func:`commitmq.store.producers.producer_replay.replay`.
+        ``deleted``: see :func:`commitmq.store.producers.replay`.
         """
         path = self._layout.producers
         try:

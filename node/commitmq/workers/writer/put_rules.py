@@ -46,7 +46,7 @@ from commitmq.format.timer_wheel import SLOT_BYTES, decode_slot
 from commitmq.semantics import delay, timer, transaction
 from commitmq.semantics.timer import REQUESTS, TIMER_TOPIC, TimerRules, refused_share, slot_for, slot_index
 from commitmq.store.layout import StoreLayout
-from commitmq.store.log.property_numbers import longs
+from commitmq.store.log.append import longs
 from commitmq.store.log.readdressing import Found, Target, find, readdress, sizes_of, starts_of
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError, RunCheck
 from commitmq.workers.writer.send_checks import Refusal

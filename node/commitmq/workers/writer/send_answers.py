@@ -14,7 +14,7 @@ from commitmq.control import Word
 from commitmq.format.message_id import offset_message_id
 from commitmq.protocol import wire
 from commitmq.store.log.append import Appended, CommitLogAppender
-from commitmq.store.producers.producer_replay import StoredRecord
+from commitmq.store.producers import StoredRecord
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.writer.local_sockets import Peer
 from commitmq.workers.writer.producers import Numbered, Producers

@@ -13,7 +13,7 @@ from commitmq.format.constants import LMQ_PREFIX
 from commitmq.format.unique_ids import UniqueIds
 from commitmq.kernels.codes import SECTOR_BYTES
 from commitmq.store.log.run_check import FORBIDDEN_PROPERTIES
-from commitmq.store.metadata.topic_name import is_nodes_own, is_send_forbidden, validate_topic
+from commitmq.store.metadata.topic_config import is_nodes_own, is_send_forbidden, validate_topic
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.topic_view import TopicView, TopicViews
 from commitmq.workers.writer.local_sockets import Frames

@@ -66,8 +66,8 @@ from commitmq.semantics.timer import TIMER_TOPIC, TimerRefusedError, TimerRules,
 from commitmq.store.log.append import Appended, CommitLogAppender, PoolFullError, SegmentUnavailableError
 from commitmq.store.log.inner_batch import count_messages
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError
-from commitmq.store.metadata.topic_name import validate_group
-from commitmq.store.producers.producer_table import SequenceRefusedError
+from commitmq.store.metadata.topic_config import validate_group
+from commitmq.store.producers import SequenceRefusedError
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.flow import Flow, FlowRefusedError
 from commitmq.workers.runtime.refusals import Refusals

@@ -18,7 +18,7 @@ from commitmq.format.constants import LMQ_PREFIX, MULTI_DISPATCH_SEPARATOR, RETR
 from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.store.log import multi_dispatch
 from commitmq.store.log.dispatch_batch import DispatchBatch, Rows
-from commitmq.store.metadata.topic_name import validate_topic
+from commitmq.store.metadata.topic_config import validate_topic
 
 Offsets = dict[tuple[str, int], int]
 """The next queue offset by (topic or LMQ, queue)."""

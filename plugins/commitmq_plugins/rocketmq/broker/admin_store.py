@@ -14,7 +14,7 @@ from commitmq.errors import CommitMQError, ProtocolError
 from commitmq.format.constants import RETRY_PREFIX
 from commitmq.security.native_rights import SUB_GET, SUB_UPDATE
 from commitmq.semantics.retry import pop_retry_topic
-from commitmq.store.metadata.topic_name import is_send_forbidden
+from commitmq.store.metadata.topic_config import is_send_forbidden
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import refusal_of
 from commitmq_plugins.rocketmq.broker.counting import SYSTEM_PREFIX, SYSTEM_TOPICS, Counting

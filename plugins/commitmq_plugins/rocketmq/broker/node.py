@@ -24,7 +24,7 @@ from commitmq.plugin import Actor, NodeConfig, WorkerContext, failpoints
 from commitmq.protocol import wire
 from commitmq.protocol.channel import new_routing_id
 from commitmq.protocol.local_packet import GREETING, HEADER_LENGTH, MAX_PACKET_BYTES
-from commitmq.store.metadata.topic_name import validate_group, validate_topic
+from commitmq.store.metadata.topic_config import validate_group, validate_topic
 from commitmq_plugins.rocketmq.broker.rights import PROTOCOL
 from commitmq_plugins.rocketmq.remoting.connection import Turn
 

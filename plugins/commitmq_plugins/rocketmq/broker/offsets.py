@@ -20,8 +20,7 @@ from commitmq.control import Word
 from commitmq.errors import ProtocolError
 from commitmq.format.units import UNIT_STRUCT
 from commitmq.log import Log
-from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
-from commitmq.store.metadata.topic_name import is_system_group
+from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, is_system_group
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.node import Node
 from commitmq_plugins.rocketmq.broker.returning import Returning

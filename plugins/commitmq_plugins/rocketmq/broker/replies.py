@@ -20,7 +20,7 @@ from commitmq.format.properties import decode_properties, encode_properties
 from commitmq.format.record import Record, decode_record
 from commitmq.log import Log
 from commitmq.semantics.reply import PUSH_REPLY_TIME, REPLY_TYPE, pushed, queue_of_requester, reply_topic
-from commitmq.store.metadata.topic_name import is_send_forbidden
+from commitmq.store.metadata.topic_config import is_send_forbidden
 from commitmq_plugins.rocketmq.broker.clients import Clients
 from commitmq_plugins.rocketmq.broker.codes import SEND_FIELDS, Refusal, refusal_of
 from commitmq_plugins.rocketmq.broker.node import Node

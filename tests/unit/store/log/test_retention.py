@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitmq.store.log.retention import Claim, Plan, Reason, Rules, Segment, Situation, decide, is_expired, next_by_age
+from commitmq.store.log.expiry import Claim, Plan, Reason, Rules, Segment, Situation, decide, is_expired, next_by_age
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_800_000_000_000

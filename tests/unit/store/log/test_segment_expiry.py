@@ -20,8 +20,7 @@ from commitmq.files.fd_cache import FdCache
 from commitmq.files.mapped_file import MappedFileQueue, list_segments
 from commitmq.format.file_names import segment_name
 from commitmq.store.layout import StoreLayout
-from commitmq.store.log.expiry import MinOffsetFile, finish_expiry, list_bases, look_at_segments, store_bytes
-from commitmq.store.log.retention import Claim
+from commitmq.store.log.expiry import Claim, MinOffsetFile, finish_expiry, list_bases, look_at_segments, store_bytes
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.slowest_group import GroupPosition, UnitFinder, slowest
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.store.metadata import json_config
-from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
-from commitmq.store.metadata.group_config import GroupConfig, GroupTable
+from commitmq.store.metadata.group_config import ConsumerOffsets, GroupConfig, GroupTable
 from commitmq.store.metadata.json_config import DataVersion
 from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
 

@@ -29,9 +29,16 @@ from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
 from commitmq.store.log.run_check import MessageIllegalError
-from commitmq.store.producers.producer_replay import UNKNOWN, find_stored, marks_of, replay
-from commitmq.store.producers.producer_snapshot import ProducerSnapshot
-from commitmq.store.producers.producer_table import Place, ProducerTable, SequenceRefusedError
+from commitmq.store.producers import (
+    UNKNOWN,
+    Place,
+    ProducerSnapshot,
+    ProducerTable,
+    SequenceRefusedError,
+    find_stored,
+    marks_of,
+    replay,
+)
 from commitmq.store.recovery.writer_tail import map_segment
 from one_message import OneMessage
 

@@ -20,7 +20,7 @@ from commitmq.log import get_log
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.queues.log_proof import has_record_before
+from commitmq.store.queues.queue_files import has_record_before
 from commitmq.store.recovery.cut_record import cut_folder
 from commitmq.store.recovery.scan import scan_to_end
 from commitmq.store.recovery.sidecar import SIDECAR_BYTES, Sidecar

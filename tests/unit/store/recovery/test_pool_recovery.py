@@ -29,8 +29,7 @@ from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.transient_pool import PoolNote, TransientPool, pool_folder
 from commitmq.store.memory import shared_memory
-from commitmq.store.recovery.pool_recovery import take_over
-from commitmq.store.recovery.store_recovery import Recovered, recover
+from commitmq.store.recovery.store_recovery import Recovered, recover, take_over
 
 SEGMENT = 16_384
 HOST = pack_host(Host("127.0.0.1", 0))

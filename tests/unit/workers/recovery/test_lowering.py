@@ -27,9 +27,9 @@ from commitmq.semantics.pop_order import first_pop
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.semantics.transaction import CHECK_GROUP, HALF_TOPIC, OP_TOPIC
 from commitmq.store.metadata import orders_journal
-from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
+from commitmq.store.metadata.group_config import ConsumerOffsets
 from commitmq.store.metadata.topic_config import STORAGE_MEMORY, STORAGE_TYPE
-from commitmq.store.producers.producer_snapshot import ProducerSnapshot
+from commitmq.store.producers import ProducerSnapshot
 from commitmq.store.recovery.cut_history import NO_CUT, CutHistory, note_cut
 from commitmq.store.recovery.store_recovery import Recovered
 from commitmq.workers.dispatcher.dispatch_state import DispatchState

@@ -1,4 +1,25 @@
-"""The table of idempotent producers: which of their messages are stored, so that a retried one is not stored again.
+"""``commitmq/producers``: a snapshot of the table of idempotent producers at a place of the log.
+
+    0    magic and version     8 bytes
+    8    position i8           physical offset up to which the table covers the log; a record's boundary
+    16   length i8             bytes of the table
+    24   crc u4                CRC-32 of the 24 bytes above and of the table
+    28   the table             see ProducerTable.to_bytes
+
+This file and the records behind ``position`` give the table of any later moment, so a start need not read the whole
+log. Two rules make it right after any crash:
+
+* It is written only once everything below ``position`` is flushed. So it never covers a record that a power cut could
+  take away; a recovery never cuts flushed records. If it did after all (a person repaired the log), the log shows it:
+  it ends below ``position``, has no record that ends there, or not the newest record that the table knows. Then the
+  table is made from the whole log, which takes long but is right.
+* The recovery that takes a store over, RocketMQ's or a new one, makes the first snapshot, of no producers at the log's
+  end. A store was taken over when it has ``commitmq/store.json``, which is written after that. If the snapshot is
+  missing afterwards, or is damaged, there may be producers, and the whole log is read.
+
+It is written to a new file, synced and renamed: a complete one always exists.
+
+The table of idempotent producers: which of their messages are stored, so that a retried one is not stored again.
 
 A producer numbers its messages in each queue: the message's *sequence*, from 0 on in each of the producer's *epochs*.
 The table holds, for each producer, its epoch, and for each of its queues the next sequence and the places of the
@@ -35,20 +56,75 @@ Failure cases
     forgotten, a restarted node may remember more than before, never less.
 
 Bound of memory: about 500 bytes for each of ``max_entries``, and 40 for each place in its window.
+
+Replays the log into the table of idempotent producers, and finds a producer's stored messages in the log.
 """
 
 from __future__ import annotations
 
+import struct
+import zlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import orjson
 
-from commitmq.errors import StoreError
+from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError, StoreError
+from commitmq.files import atomic_file
 from commitmq.format.producer_mark import MAX_SEQUENCE
+from commitmq.kernels.codes import MARK_EPOCH, MARK_FOLLOWS, MARK_ID_SIZE, MARK_ID_START, MARK_SEQUENCE
+from commitmq.kernels.compiled import find_marks
+from commitmq.store.layout import StoreLayout
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
+
+_MAGIC: Final = b"CMQPRD01"
+_HEAD: Final = struct.Struct(">8sqq")
+_CRC: Final = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSnapshot:
+    """The file's content. ``table`` is the result of ProducerTable.to_bytes."""
+
+    position: int
+    table: bytes
+
+    @classmethod
+    def load(cls, path: Path) -> ProducerSnapshot | None:
+        """The content of ``path``; None without a file. Raises StoreError when it is damaged."""
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except IsADirectoryError as error:
+            raise StoreError("a folder is in the place of the snapshot of producers", path=path) from error
+        start = _HEAD.size + _CRC.size
+        if len(data) < start or data[:8] != _MAGIC:
+            raise StoreError("this is no snapshot of producers", path=path, offset=0)
+        _, position, length = _HEAD.unpack_from(data)
+        table = data[start:]
+        if len(table) != length or zlib.crc32(table, zlib.crc32(data[: _HEAD.size])) != _CRC.unpack_from(data, 24)[0]:
+            raise StoreError("the snapshot of producers is damaged", path=path, offset=24)
+        return cls(position, table)
+
+    def save(self, path: Path) -> None:
+        """Replace the file, durably. Raises OSError; then the old one is still there."""
+        head = _HEAD.pack(_MAGIC, self.position, len(self.table))
+        data = head + _CRC.pack(zlib.crc32(self.table, zlib.crc32(head))) + self.table
+        atomic_file.make_way(path)
+        atomic_file.replace(path, data, "producers")
+
+
+def may_have_producers(layout: StoreLayout) -> bool:
+    """Whether a node has ever served the store: if so, a missing snapshot was lost."""
+    return layout.producers.exists() or layout.store_file.exists()
+
 
 PRODUCER_FENCED: Final = "PRODUCER_FENCED"
 OUT_OF_ORDER: Final = "OUT_OF_ORDER_SEQUENCE"
@@ -314,3 +390,115 @@ class ProducerTable:
 def _places(numbers: array[int]) -> Iterator[Place]:
     for at in range(0, len(numbers), _FIELDS):
         yield Place(*numbers[at : at + _FIELDS])
+
+
+StoredRecord = tuple[int, int, int, str]
+"""Queue offset, physical offset, store timestamp (ms) and unique id of a stored message."""
+
+UNKNOWN: Final[StoredRecord] = (-1, -1, -1, "")
+"""The message is stored, but its place is not remembered."""
+
+_Marks = np.ndarray[Any, np.dtype[np.int64]]
+_WALK_ROWS: Final = 16_384
+
+
+def marks_of(batch: DispatchBatch) -> tuple[_Marks, memoryview] | None:
+    """The marks of ``batch``'s records, a row each (MARK_*), and the segment they point into; None if none."""
+    rows = batch.rows
+    if not len(rows) or batch.log is None:
+        return None
+    segment_bytes = batch.log.segment_bytes
+    base = int(rows["physical_offset"][0]) // segment_bytes * segment_bytes
+    segment = batch.log.read(base, segment_bytes)
+    properties = np.ascontiguousarray(rows["physical_offset"] - base + rows["properties_start"], np.int64)
+    marks = np.empty((len(rows), 5), np.int64)
+    sizes = np.ascontiguousarray(rows["properties_size"], np.int64)
+    if not find_marks(np.frombuffer(segment, np.uint8), properties, sizes, marks):
+        return None
+    return marks, segment
+
+
+def replay(table: ProducerTable, batch: DispatchBatch, deleted: Mapping[str, int]) -> None:
+    """Enter every record of ``batch`` with a producer's mark into ``table``; the batch must have its log attached.
+
+    ``deleted``: the physical offset below which a topic's records no longer count.
+    """
+    found = marks_of(batch)
+    if found is None:
+        return
+    marks, segment = found
+    rows = batch.rows
+    offsets, sizes = rows["physical_offset"], rows["size"].astype(np.int64)
+    joined = marks[:, MARK_FOLLOWS] == 1
+    joined[1:] &= (
+        (rows["topic"][1:] == rows["topic"][:-1])
+        & (rows["queue_id"][1:] == rows["queue_id"][:-1])
+        & (rows["queue_offset"][1:] == rows["queue_offset"][:-1] + 1)
+        & (offsets[1:] == offsets[:-1] + sizes[:-1])
+    )
+    starts = np.flatnonzero((marks[:, MARK_SEQUENCE] >= 0) & ~joined)
+    # A stretch continues as long as each record joins the one before.
+    breaks = np.append(np.flatnonzero(~joined), len(rows))
+    stops = breaks[np.searchsorted(breaks, starts, side="right")]
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        row, last = rows[start], rows[stop - 1]
+        topic = batch.topics[int(row["topic"])]
+        if int(row["physical_offset"]) < deleted.get(topic, 0):
+            continue
+        at, size = int(marks[start, MARK_ID_START]), int(marks[start, MARK_ID_SIZE])
+        place = Place(
+            int(marks[start, MARK_SEQUENCE]),
+            stop - start,
+            int(row["queue_offset"]),
+            int(row["physical_offset"]),
+            int(last["physical_offset"]) + int(last["size"]),
+        )
+        name = bytes(segment[at : at + size]).decode("utf-8", "replace")
+        stamp = int(last["store_timestamp"])
+        table.replay(name, int(marks[start, MARK_EPOCH]), topic, int(row["queue_id"]), place, stamp)
+
+
+def find_stored(
+    log: CommitLog, places: Iterable[Place], producer_id: str, epoch: int, sequence: int, count: int
+) -> list[StoredRecord]:
+    """The places of ``count`` messages from ``sequence`` on, read from the log; ``places`` say where to look.
+
+    :data:`UNKNOWN` for messages that no place covers, or that expired meanwhile. Each found record's mark is compared.
+    """
+    stored = [UNKNOWN] * count
+    name = producer_id.encode()
+    for place in places:
+        first, stop = max(place.sequence, sequence), min(place.sequence + place.records, sequence + count)
+        if first >= stop:
+            continue
+        walker = LogWalker(log, max_rows=_WALK_ROWS, max_bytes=log.segment_bytes)
+        at = place.physical_offset
+        try:
+            while at < place.end:
+                batch = walker.walk(at, place.end)
+                found = marks_of(batch)
+                if found is None:
+                    break
+                marks, segment = found
+                wanted = (
+                    (marks[:, MARK_SEQUENCE] >= first)
+                    & (marks[:, MARK_SEQUENCE] < stop)
+                    & (marks[:, MARK_EPOCH] == epoch)
+                )
+                for index in np.flatnonzero(wanted).tolist():
+                    start, size = int(marks[index, MARK_ID_START]), int(marks[index, MARK_ID_SIZE])
+                    if bytes(segment[start : start + size]) != name:
+                        continue
+                    row = batch.rows[index]
+                    stored[int(marks[index, MARK_SEQUENCE]) - sequence] = (
+                        int(row["queue_offset"]),
+                        int(row["physical_offset"]),
+                        int(row["store_timestamp"]),
+                        batch.text(index, "uniq"),
+                    )
+                at = batch.end
+        except (OffsetOutOfRangeError, CorruptRecordError):
+            continue  # expired since, or another record than remembered: that it is stored is known all the same
+        finally:
+            walker.release()
+    return stored
