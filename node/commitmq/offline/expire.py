@@ -5,6 +5,10 @@ minimum becomes durable first (after the state of idempotent producers), so a cr
 next start finishes (see :mod:`commitmq.store.log.expiry`). The files that follow are those whose last entry points
 below the new minimum: of ConsumeQueues, of the queues of BatchCQ topics, of extensions, and of the index. The newest
 file of each kind is never deleted: it tells where the next entry belongs.
+
+Saves the state of idempotent producers before ``store expire`` deletes the log's beginning.
+
+In a running node the writer does the same (:mod:`commitmq.workers.writer.producers`).
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from commitmq.errors import StoreError
 from commitmq.files.disk import sync_folder
@@ -20,12 +25,14 @@ from commitmq.files.no_space import is_no_space
 from commitmq.format.file_names import segment_name
 from commitmq.format.index_header import HEADER_BYTES, header_of, list_index_files
 from commitmq.offline.held_store import HeldStore
-from commitmq.offline.log_beginning import refuse_missing_beginning
-from commitmq.offline.producers import write_down_producers
+from commitmq.offline.log_damage import refuse_missing_beginning
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import LogWalker
 from commitmq.store.log.expiry import MinOffsetFile, Segment, delete_segment, finish_expiry, list_bases
+from commitmq.store.metadata import json_config
+from commitmq.store.producers import ProducerSnapshot, ProducerTable, may_have_producers, replay
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue
@@ -33,6 +40,65 @@ from commitmq.store.queues.consume_queue_ext import ConsumeQueueExt, is_address
 from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.recovery import abort_file
 from commitmq.store.recovery.recovery_start import where_to_begin
+
+_MOST: Final = 1 << 62  # no producer is forgotten here: the node decides that, by its configuration
+_WINDOW: Final = 8
+_ROWS, _BYTES = 16_384, 32 * 1024 * 1024
+
+
+def write_down_producers(layout: StoreLayout, segment_bytes: int, end: int, minimum: int) -> ProducerSnapshot | None:
+    """Ensure a snapshot of producers that covers the log at least up to ``minimum``; ``end`` is the log's end.
+
+    Returns the snapshot if the disk has no room for it: then it must be saved as soon as something is deleted. Raises
+    StoreError.
+    """
+    deleted = _deleted(layout)
+    table = _empty()
+    log = CommitLog(layout.commit_log, segment_bytes, max_mapped=2)
+    try:
+        at = log.min_offset
+        try:
+            found = ProducerSnapshot.load(layout.producers)
+            if found is None and not may_have_producers(layout):
+                return None
+            if found is not None:
+                if minimum <= found.position <= end:
+                    return None
+                table.load_bytes(found.table, deleted)
+                at = found.position if at <= found.position <= end else at
+        except StoreError:
+            table = _empty()
+        walker = LogWalker(log, max_rows=_ROWS, max_bytes=_BYTES)
+        while at < end:
+            batch = walker.walk(at, end)
+            replay(table, batch, deleted)
+            at = batch.end
+        walker.release()
+    finally:
+        log.close()
+    return _saved(layout, ProducerSnapshot(end, table.to_bytes()))
+
+
+def _empty() -> ProducerTable:
+    return ProducerTable(max_entries=_MOST, window=_WINDOW, expiry_ms=_MOST)
+
+
+def _deleted(layout: StoreLayout) -> dict[str, int]:
+    found = json_config.load(layout.own / "deleted_topics.json") or {}
+    return {str(name): int(offset) for name, offset in found.items()}
+
+
+def _saved(layout: StoreLayout, snapshot: ProducerSnapshot) -> ProducerSnapshot | None:
+    try:
+        snapshot.save(layout.producers)
+    except OSError as error:
+        if is_no_space(error):
+            return snapshot
+        raise StoreError(
+            f"cannot write the table of idempotent producers, so nothing is deleted: {error.strerror}",
+            path=layout.producers,
+        ) from error
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 A damaged stretch ends where the next record begins that has its own physical offset and right CRCs. A stretch of the
 last written segment, with nothing whole behind it, is a *torn end*: a crash leaves it, and a recovery cuts it.
+
+Begin and end of each ConsumeQueue in a piece of the log, as the check of one piece tells them to that of all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -17,6 +19,32 @@ from commitmq.kernels.codes import WALK_BLANK, WALK_LIMIT
 from commitmq.kernels.compiled import find_record, scan_until
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery.scan import REASONS
+
+Queue = tuple[str, int]
+
+PLAIN, LIGHT, BATCH = range(3)
+BOUNDS: Final = np.dtype(
+    [
+        ("topic", np.int32),  # index into the names beside it
+        ("queue_id", np.int32),
+        ("kind", np.int8),  # PLAIN, LIGHT (a record of another queue names it) or BATCH
+        ("first", np.int64),  # queue offset of the first record
+        ("next", np.int64),  # behind that of the last one, for LIGHT the highest
+        ("physical_offset", np.int64),  # of the first record
+        ("size", np.int32),
+        ("count", np.int64),
+        ("place", np.int64),  # BATCH: number of the first one's unit, -1 when it was not found
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Names of topics, and rows of :data:`BOUNDS` for each queue and kind."""
+
+    names: tuple[str, ...] = ()
+    table: NDArray[np.void] = field(default_factory=lambda: np.empty(0, BOUNDS))
+
 
 _WINDOW_BYTES: Final = 1 << 20
 _NO_BUDGET: Final = 1 << 62

@@ -4,11 +4,18 @@
 records, and the rules of a recovery (:mod:`commitmq.store.recovery.recovery_start`,
 :mod:`commitmq.store.recovery.cut_record`) whether the log may end where it does. A segment that was cut short counts as
 filled up with zeros.
+
+Explains a damaged log to the user whose node does not start: where the damage is, its extent, and the remedies.
+
+Checks that the log of a stopped store begins where it must: its first segments may only be missing if they expired.
+
+A start decides by the same rules (:mod:`commitmq.store.recovery.store_recovery`); offline verbs must not make it forget them.
 """
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from pathlib import Path
 
 from commitmq.errors import CorruptRecordError, CutRefusedError, OffsetOutOfRangeError, SegmentSizeError, StoreError
@@ -16,14 +23,72 @@ from commitmq.files.mapped_file import MappedFile, MappedFileQueue, list_sizes
 from commitmq.format.file_names import segment_name
 from commitmq.offline.extents import Extent, extents
 from commitmq.offline.held_store import HeldStore
-from commitmq.offline.log_beginning import refuse_missing_beginning
 from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.queues.queue_ends import QueueEnds, lost_beginning
 from commitmq.store.recovery import abort_file
 from commitmq.store.recovery.cut_record import judge, look_behind
 from commitmq.store.recovery.recovery_start import Begin, where_to_begin
 from commitmq.store.recovery.scan import scan_to_end
 from commitmq.store.recovery.sidecar import Sidecar
+
+
+def explained(error: CorruptRecordError, layout: StoreLayout, segment_bytes: int) -> CorruptRecordError:
+    """``error`` with the extent of the damage in its segment, and the commands that show and repair it.
+
+    Reads that segment; changes nothing. Returns ``error`` itself when it names no place, or when nothing is damaged
+    there.
+    """
+    if error.path is None or error.offset is None or not error.path.name.isdecimal():
+        return error
+    base = int(error.path.name)
+    log = CommitLog(layout.commit_log, segment_bytes)
+    try:
+        bases = log.segments()
+        damaged = (one for one in extents(log, base, bases) if one.damage and one.end > base + (error.offset or 0))
+        extent = next(damaged, None)
+    except StoreError:
+        return error
+    finally:
+        log.close()
+    if extent is None:
+        return error
+    at, size = extent.start - base, extent.end - extent.start
+    follows = "the segment ends there" if extent.end == base + segment_bytes else "a whole record follows"
+    return CorruptRecordError(
+        f"the log is damaged in the middle: segment {segment_name(base)} at offset {at}, {size} bytes, behind which "
+        f"{follows}: {extent.damage}. Nothing was changed. Put back a copy of this segment, or let `commitmq store repair "
+        f"{layout.root}` show all damage, and end the log there (--cut) or take out these bytes only (--skip)",
+        path=error.path,
+        offset=at,
+    )
+
+
+def trusted_ends(store: HeldStore) -> QueueEnds | None:
+    """The record of the queues' ends, if no other program used the store since it was written."""
+    sidecar = Sidecar.load(store.layout.sidecar)
+    if sidecar is None or not sidecar.agrees_with(
+        store.layout.checkpoint,
+        segment_bytes=store.config.commit_log.segment_bytes,
+        previous=abort_file.read_token(store.layout.abort),
+    ):
+        return None
+    return QueueEnds.load(store.layout.queue_ends)
+
+
+def missing_beginning(store: HeldStore, bases: Sequence[int]) -> str:
+    """A message when segments are missing before the first of ``bases``, else "". Raises StoreError."""
+    ends = trusted_ends(store)
+    return lost_beginning(store.layout, ends, bases[0]) if bases and ends is not None else ""
+
+
+def refuse_missing_beginning(store: HeldStore, bases: Sequence[int]) -> None:
+    """Raise StoreError when segments are missing before the first of ``bases``."""
+    why = missing_beginning(store, bases)
+    if why:
+        raise StoreError(f"{why}. Nothing was changed", path=store.layout.commit_log / segment_name(bases[0]))
+
 
 _MAPS = 2
 

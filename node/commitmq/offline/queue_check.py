@@ -23,7 +23,7 @@ from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import UNIT_BYTES
 from commitmq.format.units import UNIT
-from commitmq.offline.piece_bounds import BATCH, Queue
+from commitmq.offline.extents import BATCH, Queue
 from commitmq.offline.queue_units import locate
 from commitmq.offline.rebuild_pieces import units_of
 from commitmq.offline.store_view import StoreView

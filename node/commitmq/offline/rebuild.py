@@ -25,8 +25,7 @@ from commitmq.format.constants import BATCH_UNIT_BYTES, PREBLANK_SIZE, UNIT_BYTE
 from commitmq.format.units import UNIT
 from commitmq.log import get_log
 from commitmq.offline.held_store import HeldStore
-from commitmq.offline.log_beginning import trusted_ends
-from commitmq.offline.log_damage import refuse_damage
+from commitmq.offline.log_damage import refuse_damage, trusted_ends
 from commitmq.plugin import loading as plugins
 from commitmq.plugin.hookspecs import Dispatcher, DispatcherView
 from commitmq.store.layout import StoreLayout

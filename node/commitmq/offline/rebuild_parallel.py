@@ -22,10 +22,9 @@ from typing import Final
 
 from commitmq.errors import StoreError
 from commitmq.files.disk import sync_folder
+from commitmq.offline.extents import BATCH, Queue
 from commitmq.offline.held_store import HeldStore
-from commitmq.offline.log_beginning import trusted_ends
-from commitmq.offline.log_damage import refuse_damage
-from commitmq.offline.piece_bounds import BATCH, Queue
+from commitmq.offline.log_damage import refuse_damage, trusted_ends
 from commitmq.offline.rebuild import (
     KINDS,
     Rebuilt,

@@ -36,7 +36,7 @@ from commitmq.format.file_names import segment_name
 from commitmq.format.units import UNIT
 from commitmq.kernels.codes import WALK_BAD, WALK_LIMIT
 from commitmq.kernels.compiled import count_items, scan_until
-from commitmq.offline.piece_bounds import BATCH, LIGHT, PLAIN, Queue
+from commitmq.offline.extents import BATCH, LIGHT, PLAIN, Queue
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_queues import narrow
 from commitmq.store.layout import StoreLayout

@@ -29,8 +29,7 @@ from commitmq.format.constants import MAGIC_FILLER
 from commitmq.format.file_names import segment_name
 from commitmq.format.record import peek
 from commitmq.offline.held_store import HeldStore
-from commitmq.offline.log_beginning import refuse_missing_beginning
-from commitmq.offline.log_damage import find_damage, log_end
+from commitmq.offline.log_damage import find_damage, log_end, refuse_missing_beginning
 from commitmq.offline.rebuild import KINDS, Progress, rebuild
 from commitmq.offline.repair import REPAIRED_TOPIC, SHORT_TOPIC, forget_promises
 from commitmq.store.log.commit_log import CommitLog

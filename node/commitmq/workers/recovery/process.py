@@ -28,8 +28,8 @@ from commitmq.errors import CorruptRecordError, DiskFullError, StoreError
 from commitmq.files.mapped_file import list_segments
 from commitmq.files.no_space import is_no_space
 from commitmq.format.constants import LMQ_PREFIX
-from commitmq.offline.damage import explained
 from commitmq.offline.held_store import HeldStore
+from commitmq.offline.log_damage import explained
 from commitmq.offline.queue_check import Loss, find_losses
 from commitmq.offline.rebuild import rebuild
 from commitmq.offline.store_view import StoreView

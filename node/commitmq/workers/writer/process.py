@@ -26,7 +26,7 @@ from commitmq.control import Word
 from commitmq.errors import CorruptRecordError, ProtocolError
 from commitmq.network.long_requests import LONG_HEADER_BYTES
 from commitmq.network.router import MAX_FRAMES
-from commitmq.offline.damage import explained
+from commitmq.offline.log_damage import explained
 from commitmq.protocol import wire
 from commitmq.trace_points import TracePoint
 from commitmq.workers.flush.log_committer import attach_pool
