@@ -11,8 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from commitmq.client.admin import Admin
-    from commitmq.client.admin_clients import ClientInfo, ConnectedClients
+    from commitmq.client.admin import Admin, ClientInfo, ConnectedClients
     from commitmq.client.admin_config import ConfigChange, ConfigImport
     from commitmq.client.admin_dead_letters import PurgeResult
     from commitmq.client.admin_results import GroupOffset, Lag, QueueBounds, TopicCreated, TopicDescription, TopicInfo
@@ -34,15 +33,14 @@ if TYPE_CHECKING:
     from commitmq.client.sending.options import ExactlyOnce
     from commitmq.client.sharing.aio_share import AsyncShareConsumer
     from commitmq.client.sharing.share_consumer import ShareConsumer
-    from commitmq.client.spans import async_handler_span, handler_span, send_span
-    from commitmq.client.transactions.administration import OpenTransaction
+    from commitmq.client.tracing import async_handler_span, handler_span, send_span
     from commitmq.client.transactions.half_message import (
         HalfMessage,
         TransactionListener,
         TransactionResult,
         TransactionState,
     )
-    from commitmq.client.transactions.transaction import AsyncTransaction, Transaction
+    from commitmq.client.transactions.transaction import AsyncTransaction, OpenTransaction, Transaction
     from commitmq.errors import (
         AuthenticationError,
         Code,
@@ -155,7 +153,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "OpenTransaction": "commitmq.client.transactions.administration",
+    "OpenTransaction": "commitmq.client.transactions.transaction",
     "HalfMessage": "commitmq.client.transactions.half_message",
     "TransactionResult": "commitmq.client.transactions.half_message",
     "TransactionListener": "commitmq.client.transactions.half_message",
@@ -170,10 +168,10 @@ _HOMES = {
     "DelayedMessages": "commitmq.client.delayed",
     "DeadLetter": "commitmq.client.dead_letters",
     "DeadLetterFilter": "commitmq.client.dead_letters",
-    "ClientInfo": "commitmq.client.admin_clients",
+    "ClientInfo": "commitmq.client.admin",
     "ConfigChange": "commitmq.client.admin_config",
     "ConfigImport": "commitmq.client.admin_config",
-    "ConnectedClients": "commitmq.client.admin_clients",
+    "ConnectedClients": "commitmq.client.admin",
     "GroupOffset": "commitmq.client.admin_results",
     "Lag": "commitmq.client.admin_results",
     "QueueBounds": "commitmq.client.admin_results",
@@ -205,9 +203,9 @@ _HOMES = {
     "Reader": "commitmq.client.consumer",
     "SendResult": "commitmq.client.results",
     "Sql": "commitmq.client.selector",
-    "async_handler_span": "commitmq.client.spans",
-    "handler_span": "commitmq.client.spans",
-    "send_span": "commitmq.client.spans",
+    "async_handler_span": "commitmq.client.tracing",
+    "handler_span": "commitmq.client.tracing",
+    "send_span": "commitmq.client.tracing",
     "connect": "commitmq.client.connection",
     "connect_async": "commitmq.client.connection",
     "hookimpl": "commitmq.plugin.hookspecs",

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+from commitmq.client.producing.choice import NodeSet
 from commitmq.client.producing.fault_strategy import FaultStrategy
-from commitmq.client.producing.node_set import NodeSet
 from commitmq.client.results import BatchResult, BatchSendError, RunAck, SendResult
 from commitmq.errors import Outcome, SendError, send_error
 

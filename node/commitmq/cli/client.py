@@ -12,7 +12,7 @@ from commitmq.cli.secret_input import usage
 from commitmq.supervision.exit_codes import CliExit
 
 if TYPE_CHECKING:
-    from commitmq.client.admin_clients import ClientInfo
+    from commitmq.client.admin import ClientInfo
 
 NOT_KNOWN = "Producers of the node's own protocol are not known to the node."
 _HANDLED = ("CR_SUCCESS", "CR_COMMIT")

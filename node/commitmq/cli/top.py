@@ -73,7 +73,7 @@ def top(
 
 
 def _look(admin: Any, most: int) -> Seen:
-    from commitmq.client.topic_kinds import kind_of
+    from commitmq.client.checks import kind_of
     from commitmq.errors import CommitMQError
 
     kinds = {one.name: kind_of(one) for one in admin.topics()}

@@ -21,7 +21,7 @@ from commitmq.cli.output import (
     yes_option,
 )
 from commitmq.cli.quantity import MAX_INT, MAX_LONG, milliseconds, parse_time, seconds, utc
-from commitmq.client.topic_kinds import KINDS, kind_of
+from commitmq.client.checks import KINDS, kind_of
 from commitmq.errors import ProtocolError
 
 if TYPE_CHECKING:

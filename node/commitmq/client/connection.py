@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from commitmq.client.receiving.callbacks import Told
     from commitmq.client.sending.options import ProducerOptions
     from commitmq.client.sharing.aio_share import AsyncShareConsumer
-    from commitmq.client.sharing.settings import ShareOptions
     from commitmq.client.sharing.share_consumer import ShareConsumer
+    from commitmq.client.sharing.share_engine import ShareOptions
 
 _Client = TypeVar("_Client", "Admin", "Consumer", "Producer", "Reader", "ShareConsumer")
 _AsyncClient = TypeVar(

@@ -39,7 +39,7 @@ from commitmq.client.dead_letters import (
     Resent,
 )
 from commitmq.client.properties import user_properties
-from commitmq.client.sending.arguments import shard
+from commitmq.client.sending.options import shard
 from commitmq.errors import CommitMQError, ProtocolError, RequestError
 from commitmq.format.constants import DEAD_LETTER_PASSES, Property, SysFlag
 from commitmq.semantics.fitting import without

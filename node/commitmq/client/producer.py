@@ -3,44 +3,466 @@
 A lone synchronous send, or batch of one run, is sent by the calling thread. All other sends go through a pump. This module has
 the single messages; the other modules ``producer_…`` have the other parts. The quick way of a single send is written out: each
 call would cost latency.
+
+The methods of a producer for batches.
+
+The methods of a producer for requests and replies.
+
+The method of a producer that cancels messages which wait for their time.
+
+The methods of a producer for transactions.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 import orjson
 
 from commitmq.client import checks
-from commitmq.client.message import Message, check_flag, check_topic
-from commitmq.client.producer_batches import BatchProducer
-from commitmq.client.producer_cancelling import CancellingProducer
-from commitmq.client.producer_requests import RequestProducer
-from commitmq.client.producer_transactions import TransactionProducer
+from commitmq.client.message import Message, check_flag, check_topic, content_of
+from commitmq.client.producer_base import ProducerBase
 from commitmq.client.producing.fault_strategy import FaultStrategy
-from commitmq.client.properties import Keys, both_keys
-from commitmq.client.requesting.reply_reader import ReplyReader
-from commitmq.client.results import SendResult
-from commitmq.client.sending.arguments import check_ack, check_queue, json_content
+from commitmq.client.properties import Keys, both_keys, build_properties
+from commitmq.client.requesting.reply_reader import Content, ReplyReader, no_reply, reply_message, request_message
+from commitmq.client.results import BatchResult, BatchSendError, SendResult
+from commitmq.client.routes import not_stored
 from commitmq.client.sending.asked import Asked
-from commitmq.client.sending.busy import is_busy
-from commitmq.client.sending.delivery import AtMostOnce, Numbered, Sequences
+from commitmq.client.sending.delivery import AtMostOnce, Numbered, Sequences, is_busy
 from commitmq.client.sending.lane import Lane
-from commitmq.client.sending.lanes import Lanes
-from commitmq.client.sending.options import ExactlyOnce, OnDelivery, check_settings, former_delivery, tell_delivery
+from commitmq.client.sending.options import (
+    ExactlyOnce,
+    HalfOptions,
+    MessageOptions,
+    OnDelivery,
+    check_ack,
+    check_queue,
+    check_settings,
+    former_delivery,
+    has_sharding_keys,
+    json_content,
+    keys_of_batch,
+    needs_queue,
+    nothing_stored,
+    shard,
+    tell_delivery,
+)
 from commitmq.client.sending.outbox import too_large
+from commitmq.client.sending.pump import Lanes
+from commitmq.client.sending.send_future import SendFuture
 from commitmq.client.transactions.half_message import Listener
-from commitmq.errors import SendError
+from commitmq.errors import InvalidMessageError, SendError
 from commitmq.format.compression import compression_flags
 from commitmq.format.unique_ids import UniqueIds
 from commitmq.protocol import wire
 from commitmq.protocol.channel import WAIT_SLICE_S
 from commitmq.protocol.node_address import several_addresses
+
+if TYPE_CHECKING:
+    from commitmq.client.sending.batch import Batch
+    from commitmq.client.sending.batch_plan import BatchPlan
+    from commitmq.client.transactions.group import TransactionGroup
+    from commitmq.client.transactions.half_message import TransactionResult
+    from commitmq.client.transactions.transaction import Transaction
+
+
+_MAX_CORRECTIONS: Final = 4
+
+
+class BatchProducer(ProducerBase):
+    """A part of :class:`commitmq.Producer`."""
+
+    def send_batch(
+        self,
+        topic: str,
+        messages: Sequence[bytes | Message],
+        *,
+        tags: str | Sequence[str | None] | None = None,
+        keys: Sequence[Keys | None] | None = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_keys: Sequence[str | None] | None = None,
+        key: str | Sequence[str | None] | None = None,
+        queue: int | None = None,
+        delay: float | timedelta | None = None,
+        delay_level: int | None = None,
+        deliver_at: datetime | int | None = None,
+        timeout_s: float | None = None,
+        ack: str | None = None,
+    ) -> BatchResult:
+        """Send many messages and wait for all acks. The fastest way in: the messages are encoded and stored as runs.
+
+        ``tags`` is one tag for all messages or a list; ``keys`` and ``sharding_keys`` are lists; a list has one entry a
+        message. ``key``, one for all messages or a list, sets keys and sharding keys. ``properties`` apply to all messages.
+        Message objects have all of these themselves. A run goes to one queue: ``queue``, or the queue of the sharding key,
+        else the next in turn. To a topic with ``queue.type=BatchCQ`` the messages go as inner batches without compression;
+        the node keeps each inner batch as one record. ``delay``, ``delay_level`` and ``deliver_at`` are for all messages; see
+        :meth:`send`.
+        ``timeout_s`` bounds the wait for each answer of the node.
+        Raises InvalidMessageError before anything is sent, BatchSendError when a message was not acknowledged.
+        """
+        self._check_usable()
+        limit = self._limit(timeout_s)
+        if not messages:
+            return BatchResult([])
+        if queue is not None:
+            queue = check_queue(queue)
+        keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
+        options: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
+        if delay is not None or delay_level is not None or deliver_at is not None:
+            options["asked"] = self._asked(delay, delay_level, deliver_at)
+        self._check_may_wait()
+        ack = self._ack if ack is None else check_ack(ack)
+        deadline = time.monotonic() + limit
+        try:
+            self._flush_before(messages, queue, sharding_keys, deadline)
+            corrections = 0
+            while True:
+                plan, inner = self._plan(topic, messages, options, queue, deadline)
+                batch = self._submit_batch(plan, inner, queue, limit, ack, deadline)
+                try:
+                    return batch.wait()
+                except BatchSendError as error:
+                    # The topic is of another kind than the producer knew, and nothing is stored: send it all the other way.
+                    corrections += 1
+                    if corrections > _MAX_CORRECTIONS or not (
+                        self._lanes.routes.guessed_wrong(topic, error, deadline)
+                        or self._lanes.corrected(topic, error, batch.pump)
+                    ):
+                        raise
+        except BatchSendError:
+            raise
+        except SendError as error:
+            raise nothing_stored(error, len(messages)) from error
+
+    def send_batch_async(
+        self,
+        topic: str,
+        messages: Sequence[bytes | Message],
+        *,
+        tags: str | Sequence[str | None] | None = None,
+        keys: Sequence[Keys | None] | None = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_keys: Sequence[str | None] | None = None,
+        key: str | Sequence[str | None] | None = None,
+        queue: int | None = None,
+        delay: float | timedelta | None = None,
+        delay_level: int | None = None,
+        deliver_at: datetime | int | None = None,
+        timeout_s: float | None = None,
+        ack: str | None = None,
+    ) -> Future[BatchResult]:
+        """As :meth:`send_batch`, without waiting: the next batch is encoded and sent while the node stores this one.
+
+        The future gets a BatchResult or a BatchSendError (InvalidMessageError for a body larger than the node allows).
+        Batches are stored in the order of the calls, unless one fails. Between batches and single sends there is no order
+        without a :meth:`flush`. Raises InvalidMessageError at once for a batch that no node takes. Blocks while
+        ``max_pending`` messages are pending. A batch of an idempotent producer also waits for earlier single messages.
+        """
+        self._check_usable()
+        limit = self._limit(timeout_s)
+        deadline = time.monotonic() + limit
+        ack = self._ack if ack is None else check_ack(ack)
+        if messages:
+            keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
+        options: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
+        if delay is not None or delay_level is not None or deliver_at is not None:
+            options["asked"] = self._asked(delay, delay_level, deliver_at)
+        if not messages:
+            done: Future[BatchResult] = Future()
+            done.set_result(BatchResult([]))
+            return done
+        if queue is not None:
+            queue = check_queue(queue)
+        if self._sequences is not None:
+            # Numbers count in the order of the calls.
+            self._flush_before(messages, queue, sharding_keys, deadline)
+        # This asks for the topic's queues here, so that the producer's thread does not wait for the coordinator.
+        plan, inner = self._plan(topic, messages, options, queue, deadline)
+        if self._lanes.routes.is_guess(topic):
+            # The kind of topic is a guess, and no thread could correct a wrong one later: ask, or fail.
+            try:
+                self._lanes.routes.queues(topic, deadline)
+            except SendError as error:
+                failed: Future[BatchResult] = Future()
+                failed.set_exception(nothing_stored(error, len(messages)))
+                return failed
+            plan, inner = self._plan(topic, messages, options, queue, deadline)
+        return self._submit_batch(plan, inner, queue, limit, ack, deadline, is_async=True).future
+
+    def _flush_before(
+        self,
+        messages: Sequence[bytes | Message],
+        queue: int | None,
+        sharding_keys: Sequence[str | None] | None,
+        deadline: float,
+    ) -> None:
+        """Wait for the messages that were sent before a batch, if the batch names its queues: they come first there.
+
+        Raises SendError.
+        """
+        if (
+            self._lanes.all_in_flight()
+            and (queue is not None or sharding_keys is not None or has_sharding_keys(messages))
+            and not self._lanes.flush(deadline)
+        ):
+            raise not_stored("CLIENT_BUSY", "messages that were sent before the batch are still pending")
+
+    def _plan(
+        self,
+        topic: str,
+        messages: Sequence[bytes | Message],
+        options: dict[str, Any],
+        queue: int | None,
+        deadline: float,
+    ) -> tuple[BatchPlan, bool]:
+        """The batch with its properties, and whether it goes as inner batches. Raises InvalidMessageError.
+
+        ``options``: tags, keys, properties and sharding_keys, as :meth:`send_batch` takes them, and what the messages ask for.
+        """
+        # Only batches need numpy: a producer of single messages starts without it.
+        from commitmq.client.sending.batch_plan import plan_batch
+
+        inner = self._lanes.routes.takes_inner_batches(check_topic(topic), deadline)
+        if inner and self._sequences is not None:
+            raise InvalidMessageError(f"topic {topic!r} has queue.type=BatchCQ, which takes no idempotent sends")
+        if inner and "asked" in options:
+            raise InvalidMessageError(f"topic {topic!r} has queue.type=BatchCQ, whose inner batches cannot be delayed")
+        compressed = None if self._compress is None or inner else self._compressed
+        plan = plan_batch(topic, messages, **options, compressed=compressed)
+        if (
+            queue is None
+            and self._sequences is not None
+            and not self._sequences.is_own
+            and (plan.sharding_keys is None or not all(plan.sharding_keys))
+        ):
+            raise needs_queue()
+        return plan, inner
+
+    def _submit_batch(
+        self,
+        plan: BatchPlan,
+        inner: bool,
+        queue: int | None,
+        limit: float,
+        ack: str,
+        deadline: float,
+        *,
+        is_async: bool = False,
+    ) -> Batch:
+        """Send a batch, or give it to the pump. Raises SendError (not stored) while too much is pending, and for an
+        idempotent producer that cannot go on.
+        """
+        from commitmq.client.sending.batch import Batch
+
+        if self._sequences is not None:
+            self._sequences.check()
+            self._check_takes_numbers(plan.topic, min(deadline, time.monotonic() + 1.0))
+        pump = self._lanes.of(plan.topic, deadline)
+        batch = Batch(pump, plan, ack=ack, limit_s=limit, inner=inner, queue=queue, is_async=is_async)
+        if is_async:
+            pump.outbox.submit_batch(batch)
+        else:
+            pump.send_waiting(batch)
+        return batch
+
+
+class RequestProducer(ProducerBase):
+    """A part of :class:`commitmq.Producer`."""
+
+    def request(
+        self,
+        topic: str,
+        body: bytes | Message,
+        *,
+        tags: str | None = None,
+        keys: Keys | None = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        key: str | None = None,
+        queue: int | None = None,
+        flag: int = 0,
+        timeout_s: float | None = None,
+        ack: str | None = None,
+    ) -> Message:
+        """Send one message, wait for the reply of the consumer that handles it, and return the reply.
+
+        ``timeout_s`` (default: the producer's) is for both. Other arguments as of :meth:`send`. A request is a plain message
+        with RocketMQ's marks: it may be handled although nobody waits any more, and each group of the topic may reply; the
+        first reply counts.
+
+        Raises RequestTimeoutError without a reply, SendError for a request that was not acknowledged or while
+        ``max_requests`` wait.
+        """
+        self._check_usable()
+        self._check_may_wait()
+        limit = self._limit(timeout_s)
+        deadline = time.monotonic() + limit
+        self._replies.start(deadline)
+        content = Content(body, tags, keys, properties, sharding_key, key, flag)
+        waiting = self._replies.open(limit)
+        try:
+            message = request_message(content, waiting.marks)
+            self.send(topic, message, queue=queue, timeout_s=max(deadline - time.monotonic(), 0.001), ack=ack)
+            return waiting.reply.result(max(deadline - time.monotonic(), 0))
+        except FutureTimeoutError:
+            raise no_reply(topic, waiting, limit) from None
+        finally:
+            self._replies.drop(waiting)
+
+    def reply(
+        self,
+        message: Message,
+        body: bytes | Message,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        ack: str | None = None,
+    ) -> SendResult:
+        """Reply to the request ``message``: its requester gets ``body``. Raises as :meth:`send`, and InvalidMessageError
+        when ``message`` is no request. In a handler ``message.reply(body)`` does the same.
+        """
+        made = reply_message(message, body, properties)
+        limit = self._limit(timeout_s)
+        queue = made.queue
+        if queue is None:
+            queue = shard(made.client_id, self._lanes.routes.queues(check_topic(made.topic), time.monotonic() + limit))
+        return self.send(made.topic, made.message, queue=queue, timeout_s=limit, ack=ack)
+
+    @property
+    def late_replies(self) -> int:
+        """Replies that came when nobody waited for them any more. They are dropped."""
+        return self._replies.late
+
+
+class CancellingProducer(ProducerBase):
+    """A part of :class:`commitmq.Producer`."""
+
+    def cancel(self, receipt: SendResult | str, *, timeout_s: float | None = None) -> None:
+        """Cancel a message that waits for its time: no consumer will get it.
+
+        ``receipt`` is the result of its send with ``delay`` or ``deliver_at``, or RocketMQ's recall handle. That is possible
+        until half a second before the second in which it is due. Later the node refuses (SendError with the code
+        ILLEGAL_OPERATION). A cancellation of unknown outcome may be repeated. Raises InvalidMessageError for a message that
+        does not wait for a time of its own.
+        """
+        from commitmq.client.sending.lone import LoneMessage
+        from commitmq.client.sending.options import cancel_fields
+
+        self._check_usable()
+        self._check_may_wait()
+        fields = cancel_fields(receipt)
+        deadline = time.monotonic() + self._limit(timeout_s)
+        lone = LoneMessage(self._lanes.writer, fields, b"0", deadline)
+        self._lanes.writer.send_waiting(lone)
+        lone.wait()
+
+
+class TransactionProducer(ProducerBase):
+    """A part of :class:`commitmq.Producer`."""
+
+    def transaction(self, topic: str, body: bytes | Message, **fields: Unpack[MessageOptions]) -> Transaction:
+        """A message that others see only if the block of a ``with`` succeeds; ``fields`` as in :meth:`send`.
+
+        The producer needs a ``group``. See :class:`commitmq.Transaction`. A ``delay`` begins with the commit.
+        """
+        from commitmq.client.transactions.transaction import Transaction
+
+        group = self._transaction_group()
+        limit = self._limit(fields.get("timeout_s"))
+        return Transaction(
+            group, limit, partial(self._send_half, topic, body, fields), partial(content_for_listener, body, fields)
+        )
+
+    def send_in_transaction(
+        self, topic: str, body: bytes | Message, argument: Any = None, **fields: Unpack[MessageOptions]
+    ) -> TransactionResult:
+        """Send a half message, call the listener's ``execute(message, argument)``, and end the transaction as it says.
+
+        With UNKNOWN, and when ``execute`` raises, the transaction stays open: the node asks later. Raises what ``execute``
+        raises, SendError, and InvalidMessageError without a listener that has ``execute``.
+        """
+        from commitmq.client.transactions.half_message import TransactionResult, TransactionState
+
+        group = self._transaction_group()
+        group.check_executes()
+        with self.transaction(topic, body, **fields) as transaction:
+            try:
+                state = group.execute(transaction.half, *content_for_listener(body, fields), argument)
+            except BaseException:
+                transaction.unknown()
+                raise
+            if state is TransactionState.COMMIT:
+                transaction.commit()
+            elif state is TransactionState.ROLLBACK:
+                transaction.rollback()
+            else:
+                transaction.unknown()
+        return TransactionResult(transaction.half, state, transaction.committed)
+
+    def _transaction_group(self) -> TransactionGroup:
+        self._check_usable()
+        if self._transactions is None:
+            raise InvalidMessageError(
+                "a transaction needs Producer(group=…): the node asks a producer of the group about it"
+            )
+        if self._sequences is not None:
+            raise InvalidMessageError("an idempotent producer's messages cannot be part of a transaction")
+        return self._transactions
+
+    def _send_half(self, topic: str, body: bytes | Message, fields: MessageOptions) -> SendResult:
+        """Send a half message, and wait until the node keeps it."""
+        self._check_may_wait()
+        deadline = time.monotonic() + self._limit(fields.get("timeout_s"))
+        return self._wait_for(self._submit_half(topic, body, self._half_options(fields), deadline), deadline)
+
+    def _half_options(self, fields: MessageOptions) -> HalfOptions:
+        """``fields`` with what the half message asks of the node. Raises InvalidMessageError."""
+        delay, level, at = fields.get("delay"), fields.get("delay_level"), fields.get("deliver_at")
+        later = None if delay is None and level is None and at is None else self._asked(delay, level, at)
+        plain = {name: value for name, value in fields.items() if name not in ("delay", "delay_level", "deliver_at")}
+        return cast(HalfOptions, {**plain, "half": self._transaction_group().asked(later)})
+
+    def _submit_half(
+        self, topic: str, body: bytes | Message, fields: HalfOptions, deadline: float | None = None
+    ) -> SendFuture:
+        """Give a half message to the pump. Raises InvalidMessageError, NoRoom."""
+        self._check_usable()
+        keys, sharding_key = fields.get("keys"), fields.get("sharding_key")
+        if (key := fields.get("key")) is not None:
+            keys, sharding_key = both_keys(key, keys, sharding_key)
+        if deadline is None:
+            deadline = time.monotonic() + self._limit(fields.get("timeout_s"))
+        return self._submit(
+            topic,
+            body,
+            fields.get("tags"),
+            keys,
+            fields.get("properties"),
+            sharding_key,
+            fields.get("queue"),
+            fields.get("flag", 0),
+            fields.get("ack"),
+            fields["half"],
+            deadline,
+        )
+
+
+def content_for_listener(body: bytes | Message, fields: MessageOptions) -> tuple[bytes, dict[str, str]]:
+    """Body and properties of a message, as a listener gets them."""
+    if isinstance(body, Message):
+        content, own, _ = content_of(body)
+        return content, own
+    keys, sharding_key = fields.get("keys"), fields.get("sharding_key")
+    if (key := fields.get("key")) is not None:
+        keys, sharding_key = both_keys(key, keys, sharding_key)
+    return body, build_properties(fields.get("tags"), keys, fields.get("properties"), sharding_key)
+
 
 _MAX_STARTS: Final = 10_000
 

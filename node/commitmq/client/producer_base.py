@@ -18,12 +18,11 @@ from commitmq.client.message import Message, check_alone, check_body, check_flag
 from commitmq.client.properties import Keys, build_properties, check_properties_size, join_queue_names
 from commitmq.client.results import SendResult
 from commitmq.client.routes import not_stored, unknown
-from commitmq.client.sending.arguments import check_ack, check_queue, needs_queue, shard
 from commitmq.client.sending.asked import Asked, asked_time
 from commitmq.client.sending.delivery import Sequences
-from commitmq.client.sending.lanes import Lanes
-from commitmq.client.sending.options import MessageOptions
+from commitmq.client.sending.options import MessageOptions, check_ack, check_queue, needs_queue, shard
 from commitmq.client.sending.outbox import Outbox
+from commitmq.client.sending.pump import Lanes
 from commitmq.client.sending.run_encoder import encode_user_properties
 from commitmq.client.sending.send_future import SendFuture
 from commitmq.errors import CommitMQError, InvalidMessageError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commitmq.client.exported_config import ExportedConfig, exported_settings, is_exported
+from commitmq.client.admin_config import ExportedConfig, exported_settings, is_exported
 
 TOPIC = {"name": "orders", "read_queues": 2, "write_queues": 4, "perm": 6, "attributes": {"message.type": "FIFO"}}
 GROUP = {"name": "kitchen", "settings": {"retryMaxTimes": 3, "consumeEnable": False}}

@@ -10,7 +10,7 @@ import pytest
 from commitmq import InvalidMessageError, Message
 from commitmq.client.message import check_flag, check_topic
 from commitmq.client.properties import build_properties, sendable
-from commitmq.client.receiving.received_message import received
+from commitmq.client.receiving.part import received
 from commitmq.format.properties import encode_properties
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from commitmq import ConsumeResult, Message, async_handler_span, handler_span, send_span
-from commitmq.client import spans
+from commitmq.client import tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -87,7 +87,7 @@ def test_an_exception_goes_through_the_span(api: Api) -> None:
 
 
 def test_without_it_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spans, "_is_installed", lambda: False)
+    monkeypatch.setattr(tracing, "_is_installed", lambda: False)
     monkeypatch.delitem(sys.modules, "opentelemetry", raising=False)
     with send_span("orders") as properties:
         assert properties == {}

@@ -15,7 +15,7 @@ import commitmq
 from commitmq.client import connection, consumer, producer
 from commitmq.client.receiving import base_consumer, settings
 from commitmq.client.sending import options
-from commitmq.client.sharing import settings as sharing
+from commitmq.client.sharing import share_engine as sharing
 
 TWINS = [
     (commitmq.Producer, commitmq.AsyncProducer),

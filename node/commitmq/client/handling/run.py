@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from commitmq.client.handling.counts import HandlerCounts
-from commitmq.client.handling.engine import Engine
-from commitmq.client.handling.process_queue import ProcessQueue
+from commitmq.client.handling.engine import Engine, ProcessQueue
 from commitmq.client.message import Message
 from commitmq.client.receiving.assignment import Assignment, Queue, QueueState, Taken
 from commitmq.client.receiving.batch import MessageBatch

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, TypedDict
 
 from commitmq.client import checks
-from commitmq.client.handling.backoff import LONGEST_S, Backoff, check_backoff
+from commitmq.client.handling.consume_result import LONGEST_S, Backoff, check_backoff
 
 DEFAULT_WORKERS: Final = 20
 _MANY_WORKERS: Final = 10_000

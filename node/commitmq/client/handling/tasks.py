@@ -9,9 +9,8 @@ from contextvars import ContextVar, copy_context
 from typing import Any
 
 from commitmq.client.handling.chain import AsyncHandler, AsyncOnError
-from commitmq.client.handling.consume_result import of_error, of_value
+from commitmq.client.handling.consume_result import Work, of_error, of_value
 from commitmq.client.handling.threads import log_error
-from commitmq.client.handling.work import Work
 from commitmq.client.message import Message
 from commitmq.client.requesting.handler_producer import HandlerProducer
 from commitmq.client.requesting.replier import set_current

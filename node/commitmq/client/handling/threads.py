@@ -7,8 +7,7 @@ import time
 from typing import Any
 
 from commitmq.client.handling.chain import Handler, OnError
-from commitmq.client.handling.consume_result import Verdict, of_error, of_value
-from commitmq.client.handling.work import Work
+from commitmq.client.handling.consume_result import Verdict, Work, of_error, of_value
 from commitmq.client.message import Message
 from commitmq.client.requesting.handler_producer import HandlerProducer
 from commitmq.client.requesting.replier import set_current

@@ -11,11 +11,19 @@ from typing import Any, Generic, TypeVar, Unpack
 
 from commitmq.client import checks
 from commitmq.client.message import Message, check_topic
-from commitmq.client.producing.batch_parts import Part, joined, joined_error, parts_of
-from commitmq.client.producing.effort import Effort
-from commitmq.client.producing.moving import may_move, placed, placed_batch
-from commitmq.client.producing.node import Node
-from commitmq.client.producing.several_nodes import no_reply_here, node_of_receipt, node_set
+from commitmq.client.producing.choice import Effort, Node
+from commitmq.client.producing.several_nodes import (
+    Part,
+    joined,
+    joined_error,
+    may_move,
+    no_reply_here,
+    node_of_receipt,
+    node_set,
+    parts_of,
+    placed,
+    placed_batch,
+)
 from commitmq.client.results import BatchResult, BatchSendError, SendResult
 from commitmq.client.sending.options import (
     BatchOptions,

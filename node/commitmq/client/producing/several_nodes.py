@@ -2,39 +2,396 @@
 
 A program makes it as ``Producer("tcp://a:7310,tcp://b:7310")``, which then becomes an object of a class with this part. So
 a producer of one node pays nothing for it.
+
+Messages and batches of a producer with several nodes that are on their way, and the thread that moves them between nodes.
+
+A try at a node is a future of that node's producer. When it fails, the effort decides. The outcome comes in the sending
+thread of one node, which must not wait for the room of another. So a thread of its own, the mover, makes each further try.
+
+The parts of one batch that go to different nodes, because the sharding keys of its messages have different homes.
+
+A batch without sharding keys has one part. The messages of a batch that have no key go together, to any node.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final, Generic, NamedTuple, TypeVar, Unpack
 
 from commitmq.client import checks
 from commitmq.client.message import Message, check_topic
 from commitmq.client.producer_base import ProducerBase
-from commitmq.client.producing.batch_parts import Part, joined, joined_error, parts_of
-from commitmq.client.producing.effort import Effort
+from commitmq.client.producing.choice import Effort, Node, NodeSet, Pin
 from commitmq.client.producing.fault_strategy import FaultStrategy
-from commitmq.client.producing.moving import Movers, Moving, placed, placed_batch
-from commitmq.client.producing.node import Node
-from commitmq.client.producing.node_set import NodeSet
-from commitmq.client.results import BatchResult, SendResult
-from commitmq.client.sending.arguments import check_ack
+from commitmq.client.results import BatchResult, BatchSendError, RunAck, SendResult
+from commitmq.client.routes import not_stored
 from commitmq.client.sending.options import (
     BatchOptions,
     MessageOptions,
     OnDelivery,
     ProducerOptions,
+    check_ack,
     check_retries,
+    keys_of_batch,
     tell_delivery,
 )
+from commitmq.client.sending.outbox import Waiters
+from commitmq.client.sending.send_future import SendFuture
 from commitmq.client.transactions.half_message import TransactionResult
 from commitmq.client.transactions.transaction import Transaction
 from commitmq.errors import CommitMQError, InvalidMessageError, SendError
+from commitmq.format.constants import Property
+
+_LONG_S: Final = 60.0
+_JOIN_S: Final = 1.0
+_T = TypeVar("_T")
+_B = TypeVar("_B", BatchResult, BatchSendError)
+_log = logging.getLogger("commitmq.client")
+
+HandOver = Callable[[Node, float], "Future[_T]"]
+"""Gives the message to the producer of a node, which has so many seconds for it. May block for room, and raises as
+``send_async``."""
+Place = Callable[[_T, Node], _T]
+"""The result with the node in it."""
+
+
+class Moving(Future[_T], Generic[_T]):
+    """The future of the program. Cancelling it withdraws a message that was not handed to a connection yet."""
+
+    def __init__(self, effort: Effort, hand_over: HandOver[_T], place: Place[_T], movers: Movers) -> None:
+        super().__init__()
+        self.effort = effort
+        self.tried: Future[_T] | None = None
+        """The present try; None between two."""
+        self._hand_over = hand_over
+        self._place = place
+        self._movers = movers
+
+    def try_next(self) -> float:
+        """Hand the message to its next node, until one takes it. Returns 0, or the pause before the next try.
+
+        Raises the error of a message that no node takes.
+        """
+        effort = self.effort
+        while True:
+            node = effort.next()
+            try:
+                tried = self._hand_over(node, effort.time_s(time.monotonic()))
+            except SendError as error:
+                pause_s = effort.failed(error, time.monotonic())
+                if pause_s:
+                    return pause_s
+                continue
+            self.tried = tried
+            tried.add_done_callback(self._done)
+            return 0.0
+
+    def _done(self, tried: Future[_T]) -> None:
+        """The present try has its outcome. Called in the sending thread of its node."""
+        effort = self.effort
+        node = effort.node
+        assert node is not None
+        try:
+            result = tried.result(0)
+        except CancelledError:
+            self._cancelled()
+            return
+        except SendError as error:
+            if isinstance(error, BatchSendError):
+                placed_batch(error, node)
+            if not may_move(error):
+                self.fail(error)
+                return
+            try:
+                pause_s = effort.failed(error, time.monotonic())
+            except SendError as last:
+                self.fail(last)
+            else:
+                self.tried = None
+                self._movers.put(self, pause_s)
+            return
+        except BaseException as error:
+            self.fail(error)
+            return
+        self.finish(lambda: self.set_result(self._place(result, node)))
+
+    def fail(self, error: BaseException) -> None:
+        """The message has failed."""
+        self.finish(lambda: self.set_exception(error))
+
+    def finish(self, tell: Callable[[], None]) -> None:
+        """Tell the outcome, which a cancelled future does not take."""
+        try:
+            if not self.done() and self.set_running_or_notify_cancel():
+                tell()
+        finally:
+            self._movers.ended(self)
+
+    def cancel(self) -> bool:
+        tried = self.tried
+        if tried is not None:
+            return tried.cancel()  # (its callback cancels this one)
+        return self.cancelled() or (self._movers.withdraw(self) and self._cancelled())
+
+    def _cancelled(self) -> bool:
+        """The message was withdrawn."""
+        self._movers.ended(self)
+        return super().cancel() and not self.set_running_or_notify_cancel()
+
+    def result(self, timeout: float | None = None) -> _T:
+        self._hurry()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._hurry()
+        return super().exception(timeout)
+
+    def _hurry(self) -> None:
+        """A thread waits: end the linger of the node's messages."""
+        tried = self.tried
+        if isinstance(tried, SendFuture) and not tried.done():
+            outbox: Any = tried.sender
+            with outbox.lock:
+                outbox.end_linger()
+
+
+def may_move(error: SendError) -> bool:
+    """Whether all of what failed with ``error`` may go to another node: no part of a batch is known to be stored."""
+    return not (isinstance(error, BatchSendError) and error.stored)
+
+
+class Movers:
+    """The messages on their way, and the mover. Any thread may call the methods."""
+
+    def __init__(self) -> None:
+        self.waiters = Waiters()
+        self.open: set[Moving[Any]] = set()
+        """What has no outcome yet."""
+        self._lock = threading.Lock()
+        self._due: list[tuple[float, int, Moving[Any]]] = []
+        self._count = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._bell = threading.Event()
+        self._closed = False
+
+    def begin(self, moving: Moving[_T]) -> Moving[_T]:
+        """Make the first try, in the calling thread. Raises the error of a message that no node takes."""
+        self.open.add(moving)
+        try:
+            pause_s = moving.try_next()
+        except BaseException:
+            self.ended(moving)
+            raise
+        if pause_s:
+            self.put(moving, pause_s)
+        return moving
+
+    def put(self, moving: Moving[Any], pause_s: float) -> None:
+        """Make the next try of ``moving`` after ``pause_s``, in the mover."""
+        with self._lock:
+            if not self._closed:
+                heapq.heappush(self._due, (time.monotonic() + pause_s, next(self._count), moving))
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="commitmq-producer-mover", daemon=True)
+                    self._thread.start()
+                self._bell.set()
+                return
+        moving.fail(_closed())
+
+    def withdraw(self, moving: Moving[Any]) -> bool:
+        """Take ``moving`` out of the line; False when it does not wait there."""
+        with self._lock:
+            left = [one for one in self._due if one[2] is not moving]
+            found = len(left) < len(self._due)
+            heapq.heapify(left)
+            self._due = left
+        return found
+
+    def ended(self, moving: Moving[Any]) -> None:
+        """``moving`` has its outcome."""
+        self.open.discard(moving)
+        if self.waiters.tickets:
+            with self.waiters.lock:
+                self.waiters.told()
+
+    def flush(self, deadline: float) -> bool:
+        """Wait until everything has its outcome; False when ``deadline`` passed before that."""
+        return self.waiters.wait_until(lambda: not self.open, deadline)
+
+    def is_mover(self) -> bool:
+        """True in the mover. A wait for a send could last for ever there."""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        """End the thread, and fail the messages between two nodes, as not stored."""
+        with self._lock:
+            self._closed = True
+            left, self._due = self._due, []
+            self._bell.set()
+        for _, _, moving in left:
+            moving.fail(_closed())
+        if self._thread is not None and not self.is_mover():
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                self._bell.clear()
+                now = time.monotonic()
+                moving = heapq.heappop(self._due)[2] if self._due and self._due[0][0] <= now else None
+                left_s = self._due[0][0] - now if self._due else _LONG_S
+            if moving is None:
+                self._bell.wait(max(left_s, 0))
+                continue
+            try:
+                self._move(moving)
+            except Exception as error:
+                _log.exception("a message could not be moved to another node", extra={"fields": {}})
+                moving.fail(error)
+
+    def _move(self, moving: Moving[Any]) -> None:
+        if moving.done():
+            self.ended(moving)
+            return
+        if time.monotonic() >= moving.effort.deadline:
+            moving.fail(moving.effort.out_of_time())
+            return
+        try:
+            pause_s = moving.try_next()
+        except Exception as error:
+            moving.fail(error)
+            return
+        if pause_s:
+            self.put(moving, pause_s)
+
+
+def _closed() -> SendError:
+    return not_stored("CLIENT_CLOSED", "the producer was closed before the message was sent")
+
+
+def placed_batch(result: _B, node: Node) -> _B:
+    """``result`` with the node that has its messages."""
+    for ack in result.acks:
+        ack.node = node.address
+    return result
+
+
+def placed(result: SendResult, node: Node) -> SendResult:
+    """``result`` with the node that has the message."""
+    return result._replace(node=node.address)
+
+
+_LISTS = ("tags", "keys", "sharding_keys")
+
+
+class Part(NamedTuple):
+    """The messages of one part, their places in the batch, the fields of their send, and what keeps them at a node."""
+
+    places: Sequence[int]
+    messages: Sequence[bytes | Message]
+    fields: dict[str, Any]
+    pin: Pin
+    name: str
+
+
+def parts_of(nodes: NodeSet, topic: str, messages: Sequence[bytes | Message], fields: Mapping[str, Any]) -> list[Part]:
+    """The parts of a batch. ``fields`` are those of ``send_batch``. Raises InvalidMessageError."""
+    given = dict(fields)
+    keys, sharding_keys = keys_of_batch(given.pop("key", None), given.get("keys"), given.get("sharding_keys"), messages)
+    given.update(keys=keys, sharding_keys=sharding_keys)
+    every = range(len(messages))
+    if given.get("queue") is not None:
+        return [Part(every, messages, given, *nodes.pin(topic, given["queue"], None))]
+    own = [_sharding_key(one) for one in messages] if sharding_keys is None else list(sharding_keys)
+    if not any(own) or len(own) != len(messages):  # (the send itself refuses lists of another length)
+        return [Part(every, messages, given, Pin.FREE, "")]
+    places: dict[tuple[Pin, Node | None], list[int]] = {}
+    for at, key in enumerate(own):
+        pin, name = nodes.pin(topic, None, key)
+        home = None if pin is Pin.FREE else nodes.home(name, only_reachable=pin is Pin.KEY)
+        places.setdefault((pin, home), []).append(at)
+    if len(places) == 1:
+        (pin, _), _ = next(iter(places.items()))
+        return [Part(every, messages, given, pin, _name_of(own, every))]
+    _check_whole(topic, messages, given)  # before the first part leaves
+    return [
+        Part(chosen, [messages[at] for at in chosen], _chosen(given, chosen), pin, _name_of(own, chosen))
+        for (pin, _), chosen in places.items()
+    ]
+
+
+def _check_whole(topic: str, messages: Sequence[bytes | Message], fields: Mapping[str, Any]) -> None:
+    """Raise InvalidMessageError for a batch with a message that no node takes."""
+    from commitmq.client.sending.batch_plan import plan_batch
+
+    names = ("tags", "keys", "properties", "sharding_keys")
+    plan_batch(topic, messages, **{name: fields.get(name) for name in names}, compressed=None)
+
+
+def _sharding_key(message: bytes | Message) -> str | None:
+    return message.properties.get(Property.SHARDING_KEY) if isinstance(message, Message) else None
+
+
+def _name_of(keys: Sequence[str | None], places: Sequence[int]) -> str:
+    """The key of the part's first message: all keys of a part have the same home."""
+    return next((key for at in places if (key := keys[at])), "")
+
+
+def _chosen(fields: dict[str, Any], places: Sequence[int]) -> dict[str, Any]:
+    """``fields`` for the messages at ``places``."""
+    chosen = dict(fields)
+    for name in _LISTS:
+        value = fields.get(name)
+        if value is not None and not isinstance(value, str):
+            chosen[name] = [value[at] for at in places]
+    return chosen
+
+
+def joined(parts: Sequence[Part], results: Sequence[BatchResult]) -> BatchResult:
+    """The result of the whole batch, in the order of its messages."""
+    if len(parts) == 1:
+        return results[0]
+    acks: list[RunAck] = []
+    order: list[tuple[int, int]] = [(0, 0)] * sum(map(len, results))
+    for part, result in zip(parts, results, strict=True):
+        first = len(acks)
+        acks += result.acks
+        for at, (run, within) in zip(part.places, result.places(), strict=True):
+            order[at] = (first + run, within)
+    return BatchResult(acks, order)
+
+
+def joined_error(parts: Sequence[Part], outcomes: Sequence[BatchResult | BaseException]) -> BaseException:
+    """The error of a batch of which some parts failed: it counts what is stored and unknown of the whole."""
+    first = next(one for one in outcomes if isinstance(one, BaseException))
+    if len(parts) == 1 or any(isinstance(one, BaseException) and not isinstance(one, SendError) for one in outcomes):
+        return next(
+            (one for one in outcomes if isinstance(one, BaseException) and not isinstance(one, SendError)), first
+        )
+    acks: list[RunAck] = []
+    stored = unknown = 0
+    for one in outcomes:
+        if isinstance(one, BatchResult):
+            acks += one.acks
+            stored += len(one)
+        elif isinstance(one, BatchSendError):
+            acks += one.acks
+            stored += one.stored
+            unknown += one.unknown
+    assert isinstance(first, SendError)
+    total = sum(len(part.messages) for part in parts)
+    return BatchSendError(first, acks=acks, stored=stored, unknown=unknown, total=total, stored_prefix=0)
+
 
 _R = TypeVar("_R")
 _kinds: dict[type[ProducerBase], type[ProducerBase]] = {}

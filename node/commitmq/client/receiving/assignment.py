@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commitmq.client import checks
-from commitmq.client.bell import Bell
+from commitmq.client.checks import Bell
 from commitmq.client.receiving.room import Room
 from commitmq.errors import RequestError
 from commitmq.protocol.channel import Channel

@@ -1,6 +1,12 @@
 """What a consumer and a reader share: polling batches of messages, alone or as a member of a group.
 
 No message is skipped, whatever interrupts a poll or a callback: see :mod:`commitmq.client.receiving.assignment`.
+
+What a program sees and pauses of the queues that its consumer or reader has.
+
+The commits of a broadcasting consumer: into a file of its own. It takes the place of a group's committer.
+
+The queues of a reader, which has no group: all queues that its topics have now, or the queues that it was given.
 """
 
 from __future__ import annotations
@@ -18,22 +24,280 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar, Unpack
 
 from commitmq.client import checks
-from commitmq.client.receiving.assigned_queues import AssignedQueues
-from commitmq.client.receiving.assignment import Assignment, Gap, Queue, QueueState, Taken
+from commitmq.client.receiving.assignment import (
+    Assignment,
+    Begin,
+    Gap,
+    Queue,
+    QueueState,
+    Start,
+    Taken,
+    for_new_queues,
+    new_state,
+    start_offsets,
+)
 from commitmq.client.receiving.callbacks import QueueCallbacks, Told
 from commitmq.client.receiving.commits import Committer, Progress
-from commitmq.client.receiving.local_positions import LocalPositions
 from commitmq.client.receiving.membership import GroupMember
-from commitmq.client.receiving.reader_queues import ReaderQueues
+from commitmq.client.receiving.position_file import PositionFile, Positions
 from commitmq.client.receiving.settings import ConsumerSettings, GroupOptions
-from commitmq.errors import CommitMQError, NodeUnavailableError
+from commitmq.errors import CommitMQError, NodeUnavailableError, RequestError, StoreError
 from commitmq.log import get_log
-from commitmq.protocol.channel import check_fork
+from commitmq.protocol.channel import Channel, check_fork
 from commitmq.protocol.directory import Directory
 
 if TYPE_CHECKING:
     from commitmq.client.handling.run import Run
     from commitmq.client.receiving.batch import MessageBatch
+
+
+class AssignedQueues:
+    """A part of :class:`~commitmq.client.receiving.base_consumer.BaseConsumer`."""
+
+    _assignment: Assignment
+
+    def _check_usable(self) -> None:
+        raise NotImplementedError
+
+    def pause(self, queues: Iterable[Queue] | None = None) -> None:
+        """Return no messages of these queues (default: all assigned queues) until :meth:`resume`.
+
+        The queues stay assigned as long as the consumer polls. A queue that is given back and assigned again is not paused.
+        Raises ValueError for a queue that is not assigned.
+        """
+        self._check_usable()
+        self._assignment.set_paused(queues, True)
+
+    def resume(self, queues: Iterable[Queue] | None = None) -> None:
+        """End a :meth:`pause`."""
+        self._check_usable()
+        self._assignment.set_paused(queues, False)
+
+    @property
+    def paused(self) -> list[Queue]:
+        """The paused queues, sorted."""
+        with self._assignment.lock:
+            return sorted(key for key, state in self._assignment.owned.items() if state.is_paused)
+
+    @property
+    def assignment(self) -> list[Queue]:
+        """The assigned queues, sorted."""
+        return sorted(self._assignment.keys())
+
+    @property
+    def positions(self) -> dict[Queue, int]:
+        """For each assigned queue the offset behind the last message that a poll returned."""
+        return self._assignment.positions()
+
+
+DEFAULT_MEMBER = "DEFAULT"
+
+_log = get_log("consumer")
+
+
+class LocalPositions:
+    """Used by the thread that polls."""
+
+    def __init__(self, settings: ConsumerSettings, assignment: Assignment) -> None:
+        """Raises StoreError when another consumer has the file, or it cannot be read."""
+        assert settings.group is not None
+        self._group = settings.group
+        self._assignment = assignment
+        self._broker_name = ""
+        self._file = PositionFile(settings.positions_folder, settings.member or DEFAULT_MEMBER, settings.group)
+        try:
+            self.kept = self._file.load()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def begin(self, committer: Committer, deadline: float) -> None:
+        """Ask the node whether the group may broadcast, and for the name that the file has for it. Raises ProtocolError."""
+        answer = committer.ask("group.broadcast", {"group": self._group}, deadline)
+        self._broker_name = str(answer["broker"])
+
+    def close(self) -> None:
+        self._file.close()
+
+    def commit(self, progress: Progress, deadline: float) -> dict[Queue, int]:
+        """Keep these offsets. Raises StoreError."""
+        if not progress.offsets:
+            return {}
+        # A topic's offsets are of one incarnation: what is kept of an earlier one goes.
+        anew = {
+            topic
+            for topic, incarnation in progress.incarnations.items()
+            if self.kept.incarnations.get(topic, incarnation) != incarnation
+        }
+        kept = self.kept
+        offsets = {queue: offset for queue, offset in kept.offsets.items() if queue[0] not in anew}
+        generations = {queue: one for queue, one in kept.log_generations.items() if queue not in progress.offsets}
+        learnt = {queue: one for queue, one in progress.log_generations.items() if queue in progress.offsets}
+        made = Positions(
+            {**offsets, **progress.offsets},
+            {**kept.incarnations, **progress.incarnations},
+            {**generations, **learnt},
+        )
+        self._file.store(made, self._broker_name)
+        self.kept = made
+        with self._assignment.lock:
+            for key, offset in progress.offsets.items():
+                state = self._assignment.owned.get(key)
+                if state is not None:
+                    state.committed = state.settled = offset
+        return dict(progress.offsets)
+
+    def commit_quietly(self, progress: Progress, deadline: float) -> bool:
+        """False when the disk refused: the caller tries again later."""
+        try:
+            self.commit(progress, deadline)
+        except StoreError as error:
+            _log.warning("positions could not be kept, it will be tried again", group=self._group, error=str(error))
+            return False
+        return True
+
+
+_INTERVAL_S: Final = 3.0
+_RETRY_S: Final = 1.0
+# A look within a poll may last so long.
+_MOST_S: Final = 0.3
+_LEAST_S: Final = 0.1
+_ANY: Final = -2  # the incarnation of positions in a file of RocketMQ
+
+
+class ReaderQueues:
+    """Looks at the topics again and again, and keeps ``assignment`` equal to the queues that they have.
+
+    A reader without a group has no other use for ``committer`` than its channel to the coordinator.
+    """
+
+    def __init__(
+        self, directory: Directory, assignment: Assignment, committer: Committer, settings: ConsumerSettings
+    ) -> None:
+        self._directory = directory
+        self._assignment = assignment
+        self._committer = committer
+        self._topics = settings.topics
+        self._given = settings.queues
+        self._start = settings.start
+        self._look_at = 0.0
+        self._has_looked = False
+        # Where the reader was in a queue that its topic lost, by queue and incarnation of the topic.
+        self._left: dict[tuple[Queue, int], Begin] = {}
+        self._known: dict[str, int] = {}  # incarnations of topics that were read before, by an earlier consumer
+        self._missing: set[str] = set()  # topics that do not exist, and of which the log said so
+        self._reader: Channel | None = None
+
+    def go_on(self, kept: Positions) -> None:
+        """Begin at the positions that an earlier consumer left."""
+        for queue, offset in kept.offsets.items():
+            incarnation = kept.incarnations.get(queue[0], _ANY)
+            self._left[queue, incarnation] = Begin(offset, offset, kept.log_generations.get(queue, -1))
+            self._known[queue[0]] = incarnation
+
+    def look_soon(self) -> None:
+        """Have the next :meth:`look_if_due` look."""
+        self._look_at = 0.0
+
+    def look_if_due(self, deadline: float) -> None:
+        """Look at the topics if the last look is too long ago. A node that is away is no error here."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        try:
+            self.look(min(max(deadline, now + _LEAST_S), now + _MOST_S))
+        except RequestError as error:
+            passes = isinstance(error, NodeUnavailableError) or error.code == "CLIENT_ERROR"  # no descriptor is left
+            if not passes and error.retry_after_ms is None:
+                raise
+            self._look_at = time.monotonic() + _RETRY_S
+
+    def look(self, deadline: float) -> None:
+        """Ask which queues the topics have, and take the changes into the assignment."""
+        self._look_at = time.monotonic() + _INTERVAL_S
+        counts, incarnations = self._ask_topics(deadline)
+        wanted = list(self._given or ())
+        if self._given is None:
+            wanted += [(topic, queue) for topic, count in counts.items() for queue in range(count)]
+        assignment = self._assignment
+        old = assignment.of_old_incarnations(incarnations)
+        with assignment.lock:
+            # When the topic gets a lost queue again, the reader goes on where it was.
+            gone = [key for key in assignment.owned if key not in wanted and key[0] in counts]
+            for state in (assignment.owned[key] for key in gone):
+                assignment.settle()
+                self._left[state.key, state.incarnation] = Begin(state.delivered, state.delivered, state.log_generation)
+            for key in {*old, *gone}:
+                assignment.drop(assignment.owned[key])
+        new = [queue for queue in wanted if queue not in assignment.owned]
+        begin = self._begin(new, {topic for topic, _ in old}, incarnations, deadline)
+        assignment.add(new_state(queue, begin[queue], -1, incarnations.get(queue[0], -1)) for queue in new)
+        self._has_looked = True
+
+    def _ask_topics(self, deadline: float) -> tuple[dict[str, int], dict[str, int]]:
+        """Number of queues and incarnation of each topic that exists."""
+        counts: dict[str, int] = {}
+        incarnations: dict[str, int] = {}
+        names = self._topics if self._given is None else [topic for topic, _ in self._given]
+        for name in dict.fromkeys(names):
+            try:
+                topic = self._committer.ask("topic.route", {"topic": name}, deadline)["topic"]
+            except RequestError as error:
+                if error.code != "TOPIC_NOT_EXIST":
+                    raise
+                if name not in self._missing:
+                    self._missing.add(name)
+                    _log.warning("the topic does not exist yet; the consumer waits for it", topic=name)
+                continue
+            self._missing.discard(name)
+            incarnations[name] = int(topic["incarnation"])
+            counts[name] = int(topic["read_queues"])
+        return counts, incarnations
+
+    def _begin(
+        self, new: list[Queue], made_anew: set[str], incarnations: Mapping[str, int], deadline: float
+    ) -> dict[Queue, Begin]:
+        """Where to begin in the queues ``new``; ``made_anew`` are topics that were deleted and made again."""
+        begin: dict[Queue, Begin] = {}
+        starts: dict[Start, list[Queue]] = {}
+        # Every message of a new queue is new, and so is every message of a topic that was made anew.
+        later = for_new_queues(self._start) if self._has_looked and self._given is None else self._start
+        for queue in new:
+            topic, incarnation = queue[0], incarnations.get(queue[0], -1)
+            left = self._left.pop((queue, incarnation), self._left.pop((queue, _ANY), None))
+            known = self._known.get(topic)
+            if left is not None:
+                begin[queue] = left
+            elif known is not None:
+                anew = known not in (_ANY, incarnation)
+                starts.setdefault("earliest" if anew else for_new_queues(self._start), []).append(queue)
+            else:
+                starts.setdefault("earliest" if queue[0] in made_anew else later, []).append(queue)
+        for start, queues in starts.items():
+            begin.update(self._look_up(queues, start, incarnations, deadline))
+        return begin
+
+    def _look_up(
+        self, queues: list[Queue], start: Start, incarnations: Mapping[str, int], deadline: float
+    ) -> dict[Queue, Begin]:
+        while True:
+            if self._reader is None or self._reader.lost():
+                self.close()
+                self._reader, _ = self._directory.connect("reader", deadline)
+            try:
+                patience_s = max(deadline - time.monotonic(), 0.01)
+                return start_offsets(self._reader, queues, start, timeout_s=patience_s, incarnations=incarnations)
+            except NodeUnavailableError:
+                self.close()
+                if time.monotonic() >= deadline:
+                    raise
+
+    def close(self) -> None:
+        """Close the connection to the reader process."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
 
 _R = TypeVar("_R")
 
@@ -43,8 +307,6 @@ _LEAST_COMMIT_S: Final = 0.1
 _COMMIT_PAUSE_S: Final = 1.0
 # close() waits so long for a node that does not answer. An uncommitted message is delivered again.
 _CLOSE_S: Final = 2.0
-
-_log = get_log("consumer")
 
 
 class BaseConsumer(AssignedQueues):

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from commitmq.client.message import Message
-from commitmq.client.receiving.part import HEAD, Array, Part, cut_parts
-from commitmq.client.receiving.received_message import received
+from commitmq.client.receiving.part import HEAD, Array, Part, cut_parts, received
 from commitmq.errors import CommitMQError, UndecodableBodyError
 from commitmq.format.constants import MAGIC_V2, SysFlag
 

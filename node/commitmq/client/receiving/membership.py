@@ -36,7 +36,7 @@ from typing import Any
 
 import zmq
 
-from commitmq.client.bell import Bell
+from commitmq.client.checks import Bell
 from commitmq.client.receiving.assignment import (
     Assignment,
     Begin,

@@ -1,25 +1,177 @@
-"""The puller of a consumer: it keeps a long poll under way for each queue. Only the thread that polls uses it."""
+"""The puller of a consumer: it keeps a long poll under way for each queue. Only the thread that polls uses it.
+
+From the answer to a pull to the messages in it: records are decoded, checked, and inner batches are taken apart.
+
+The compressed bodies of the messages that a poll is about to return: which of them can be decoded?
+
+Like RocketMQ's node this one does not look into bodies, so a sender may mark any body as compressed. Only an attempt to decode
+it shows whether it is. A poll returns a message with a bad body alone, so it must decode before it makes a batch.
+
+The connections of one consumer to the node's reader processes, and the mapped segments that belong to them.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import orjson
 import zmq
 
-from commitmq.client.receiving.answer_decoder import AnswerDecoder
 from commitmq.client.receiving.assignment import Assignment, Chunk, Gap, Portion, QueueState, Taken
 from commitmq.client.receiving.batch import MessageBatch
-from commitmq.client.receiving.bodies import decodable
-from commitmq.client.receiving.part import Part, cut_parts
-from commitmq.client.receiving.reader_links import Link, ReaderLinks
+from commitmq.client.receiving.part import Part, cut_parts, parts_of_records, parts_of_units
+from commitmq.client.receiving.record_check import check_bytes, check_places
+from commitmq.client.receiving.segments import SegmentMaps
 from commitmq.client.receiving.settings import ConsumerSettings
-from commitmq.errors import CorruptRecordError, NodeUnavailableError, RequestError
+from commitmq.client.selector import MessageSelector
+from commitmq.client.sending.inner_batch import expand
+from commitmq.client.sending.light_queue import is_light, renumber
+from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError, RequestError, UndecodableBodyError
+from commitmq.format.constants import SysFlag
 from commitmq.log import get_log
 from commitmq.protocol import wire
-from commitmq.protocol.directory import Directory
+from commitmq.protocol.channel import Channel
+from commitmq.protocol.directory import Directory, Metadata
+from commitmq.store.queues.message_filter import TagFilter
+
+
+class AnswerDecoder:
+    """Decodes the answers for one consumer."""
+
+    def __init__(self, settings: ConsumerSettings) -> None:
+        # The node does not filter inner batches without a tag of their own, so their messages are filtered here.
+        self._tags = _wanted_tags(settings.selector)
+        self._unfiltered = settings.unfiltered_topic
+        self._check_crc = settings.check_crc
+
+    def decode(
+        self, state: QueueState, frames: list[memoryview], count: int, next_offset: int, segments: SegmentMaps | None
+    ) -> list[Part]:
+        """The messages in an answer of ``count`` records; ``segments`` if the answer has units of mapped segments.
+
+        Raises CorruptRecordError, and OSError when a segment cannot be mapped.
+        """
+        if segments is not None:
+            parts = parts_of_units(state.topic, state.queue_id, frames[0], segments)
+        else:
+            parts = parts_of_records(state.topic, state.queue_id, frames)
+        got = sum(map(len, parts))
+        if got != count:
+            raise CorruptRecordError(f"the node promised {count} records and sent {got}")
+        for part in parts:
+            check_places(part, state.position, next_offset)
+            if self._check_crc:
+                check_bytes(part)
+        if is_light(state.topic):
+            return [renumber(part) for part in parts]
+        return expand(parts, state.position, None if state.topic == self._unfiltered else self._tags)
+
+
+def _wanted_tags(selector: MessageSelector) -> frozenset[str] | None:
+    """The tags that ``selector`` names; None for all tags, and for a filter that the node refuses for inner batches."""
+    if selector.type != "TAG":
+        return None
+    try:
+        parsed = TagFilter.parse(selector.expression)
+    except ValueError:
+        return None
+    return None if parsed is None else frozenset(parsed.tags)
+
+
+# Decoded bodies are kept up to this size, so most bodies are decoded once. The others are decoded twice.
+_KEPT_BYTES: Final = 32 * 1024 * 1024
+
+
+def decodable(parts: Sequence[Part], most: int) -> int:
+    """The number of messages, at most ``most``, before the first one in ``parts`` whose body cannot be decoded."""
+    count, kept = 0, 0
+    for part in parts:
+        size = min(len(part), most - count)
+        for index in np.flatnonzero(part.heads["sys_flag"][:size] & SysFlag.COMPRESSED).tolist():
+            body = part.body_of(index)
+            if part.decoded is None:
+                part.decoded = {}
+            if isinstance(body, UndecodableBodyError):
+                part.decoded[int(part.positions[index])] = body
+                return count + index
+            kept += len(body)
+            if kept <= _KEPT_BYTES:
+                part.decoded[int(part.positions[index])] = body
+        count += size
+        if count == most:
+            break
+    return count
+
+
+class Link(NamedTuple):
+    """The connection to one reader. With ``ranges`` messages are read from ``segments``, the files of this reader's node."""
+
+    channel: Channel
+    segments: SegmentMaps
+    ranges: bool
+
+
+class ReaderLinks:
+    """``links`` has a :class:`Link` for each connected reader, by the reader's index."""
+
+    def __init__(self, directory: Directory, mode: str) -> None:
+        self.links: dict[int, Link] = {}
+        self.segments: dict[tuple[Any, ...], SegmentMaps] = {}  # one entry at most: the store of the connected node
+        self._directory = directory
+        self._mode = mode
+
+    def connect(self, index: int, deadline: float, patience_s: float) -> Link:
+        """Connect to reader ``index``. ``patience_s`` bounds the question what the node is."""
+        channel, _ = self._directory.connect("reader", deadline, index=index)
+        try:
+            metadata = self._directory.metadata(timeout_s=patience_s)
+            if self._mode == "ranges" and not metadata.same_host:
+                raise ProtocolError(
+                    "INVALID_PARAMETER",
+                    "mode ranges needs the node on the same host, with a store folder that can be read",
+                )
+            # Asked again: the directory may still know the node that had this address before.
+            ranges = self._mode == "ranges" or (self._mode == "auto" and metadata.is_same_host_still())
+            link = self.links[index] = Link(channel, self._maps_of(metadata), ranges)
+        except BaseException:
+            if index not in self.links:
+                channel.close()
+            raise
+        return link
+
+    def _maps_of(self, metadata: Metadata) -> SegmentMaps:
+        """The segments of this store in this epoch of its node.
+
+        Another store may be served under the same address later. Its log has other messages at the same offsets, so it never
+        shares mappings with this one.
+        """
+        identity = (metadata.store, metadata.store_id, metadata.epoch, metadata.segment_bytes)
+        found = self.segments.get(identity)
+        if found is None:
+            found = SegmentMaps(metadata.store, metadata.segment_bytes)
+            self.segments = {identity: found}
+        return found
+
+    def drop(self, index: int) -> None:
+        """Close the connection to reader ``index``, if there is one."""
+        link = self.links.pop(index, None)
+        if link is not None:
+            link.channel.close()
+
+    def drop_deleted_segments(self) -> None:
+        """Forget the mappings of deleted segments."""
+        for segments in self.segments.values():
+            segments.drop_deleted()
+
+    def close_segments(self) -> None:
+        """Forget all mappings."""
+        for segments in self.segments.values():
+            segments.close()
+
 
 _WAIT_MS: Final = 15_000
 _ANSWER_GRACE_S: Final = 10.0

@@ -18,9 +18,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from commitmq.client.results import BatchResult, BatchSendError, RunAck
-from commitmq.client.sending.arguments import shard
 from commitmq.client.sending.batch_plan import BatchPlan, PlannedRun
 from commitmq.client.sending.inner_batch import encode_batch
+from commitmq.client.sending.options import shard
 from commitmq.client.sending.run import NEVER_S, MakeError, NotYet, Run
 from commitmq.client.sending.run_encoder import EncodedRun, encode_run
 from commitmq.client.sending.wait import Wait

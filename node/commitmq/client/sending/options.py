@@ -1,18 +1,124 @@
-"""The arguments of a producer and of its sends by name and type, for the synchronous producer and its asyncio twin."""
+"""The arguments of a producer and of its sends by name and type, for the synchronous producer and its asyncio twin.
+
+The arguments of a send, single or batch: their checks, and their form for the lane.
+
+The request that cancels a message which waits for its time (the operation ``recall``).
+"""
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Protocol, TypedDict
+from typing import Any, Final, Protocol, TypedDict
 
+import orjson
+
+from commitmq.client.message import Message, check_alone, check_body, content_of
 from commitmq.client.producing.fault_strategy import FaultStrategy
-from commitmq.client.properties import Keys
-from commitmq.client.results import SendResult
+from commitmq.client.properties import Keys, build_properties
+from commitmq.client.results import BatchSendError, SendResult
 from commitmq.client.sending.asked import Asked
 from commitmq.client.transactions.half_message import Listener
+from commitmq.errors import InvalidMessageError, SendError
+from commitmq.format.constants import Property
+from commitmq.format.java import java_string_hash
+from commitmq.protocol import wire
+
+_ACKS: Final = ("flushed", "memory")
+_MAX_QUEUE: Final = (1 << 31) - 1
+
+
+def json_content(
+    body: bytes | Message,
+    tags: str | None,
+    keys: Keys | None,
+    properties: Mapping[str, str] | None,
+    sharding_key: str | None,
+    flag: int,
+) -> tuple[bytes, str, int]:
+    """Body, properties and flag of one message. The properties are members of a JSON object, each followed by a comma.
+
+    Raises InvalidMessageError.
+    """
+    if isinstance(body, Message):
+        check_alone(tags, keys, properties, sharding_key, None, flag)
+        body, own, flag = content_of(body)
+    else:
+        own = build_properties(tags, keys, properties, sharding_key)
+        if type(body) is not bytes or not body:
+            body = check_body(body)
+    return body, orjson.dumps(own).decode()[1:-1] + "," if own else "", flag
+
+
+def check_queue(queue: int) -> int:
+    """``queue`` as a plain integer that a record can hold. The node checks whether the topic has such a queue.
+
+    Raises InvalidMessageError.
+    """
+    if type(queue) is not int:
+        try:
+            queue = -1 if isinstance(queue, bool) else operator.index(queue)
+        except TypeError:
+            raise InvalidMessageError(f"queue {queue!r} is not a queue id") from None
+    if not 0 <= queue <= _MAX_QUEUE:
+        raise InvalidMessageError(f"queue {queue!r} is not a queue id")
+    return queue
+
+
+def keys_of_batch(
+    key: str | Sequence[str | None] | None,
+    keys: Sequence[Keys | None] | None,
+    sharding_keys: Sequence[str | None] | None,
+    messages: Sequence[bytes | Message],
+) -> tuple[Sequence[Keys | None] | None, Sequence[str | None] | None]:
+    """``keys`` and ``sharding_keys`` of ``messages`` with ``key``. Raises InvalidMessageError."""
+    if key is None:
+        return keys, sharding_keys
+    count = len(messages)
+    if keys is not None or sharding_keys is not None:
+        raise InvalidMessageError("key sets both keys and sharding_keys: give either key or these")
+    each = [key] * count if isinstance(key, str) else list(key)
+    if len(each) != count:
+        raise InvalidMessageError(f"key has {len(each)} entries for {count} messages")
+    for index, one in enumerate(each):
+        if one is not None and (not isinstance(one, str) or not one or " " in one):
+            raise InvalidMessageError(
+                f"message {index}: key {one!r} must be a string that is not empty and has no space"
+            )
+    return each, each
+
+
+def has_sharding_keys(messages: Sequence[bytes | Message]) -> bool:
+    """Whether any of ``messages`` brings a sharding key."""
+    return any(isinstance(one, Message) and one.sharding_key for one in messages)
+
+
+def check_ack(ack: str) -> str:
+    """``ack`` itself. Raises ValueError for any other word than an ack."""
+    if ack not in _ACKS:
+        raise ValueError(f"ack must be one of {', '.join(_ACKS)}, not {ack!r}")
+    return ack
+
+
+def needs_queue() -> InvalidMessageError:
+    """The error of a numbered message without a queue."""
+    return InvalidMessageError(
+        "a producer with a given producer_id needs queue or sharding keys: a repetition must send to the same queues"
+    )
+
+
+def nothing_stored(error: SendError, total: int) -> BatchSendError:
+    """The error of a batch that failed before its first run."""
+    return BatchSendError(error, acks=[], stored=0, unknown=0, total=total, stored_prefix=0)
+
+
+def shard(sharding_key: str, queues: int) -> int:
+    """The queue for a sharding key: as RocketMQ's hash selector, so that programs of both kinds agree."""
+    return abs(java_string_hash(sharding_key)) % queues
+
 
 MAX_LINGER_MS: Final = 1_000
 MAX_RETRIES: Final = 1_000
@@ -178,3 +284,33 @@ def former_delivery(
         stacklevel=3,
     )
     return ExactlyOnce(producer_id, producer_epoch)
+
+
+def cancel_fields(receipt: SendResult | str) -> dict[str, Any]:
+    """The header without its id. Raises InvalidMessageError for what is no receipt of such a message."""
+    from commitmq.semantics.recall import RecallHandle
+    from commitmq.semantics.timer import TIMER_TOPIC
+
+    which: dict[str, Any]
+    if isinstance(receipt, SendResult):
+        if receipt.stored_topic != TIMER_TOPIC:
+            raise InvalidMessageError(
+                "only a message that was sent with delay or deliver_at, and waits, can be cancelled"
+            )
+        topic, unique_id = receipt.topic, receipt.unique_id
+        which = {"physical_offset": receipt.physical_offset, "unique_id": unique_id}
+    elif isinstance(receipt, str):
+        handle = RecallHandle.decode(receipt)
+        topic, unique_id = handle.topic, handle.unique_key
+        which = {"handle": receipt}
+    else:
+        raise InvalidMessageError(f"a receipt is a SendResult or a recall handle, not {type(receipt).__name__}")
+    return {
+        "v": wire.PROTOCOL_VERSION,
+        "op": "recall",
+        "topic": topic,
+        "queue": 0,
+        "ack": "flushed",
+        "properties": {Property.UNIQUE_KEY: unique_id},
+        **which,
+    }

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 from commitmq.client import checks
 from commitmq.client.handling.chain import AsyncHandler, AsyncMiddleware, AsyncOnError, chained_async
 from commitmq.client.handling.counts import HandlerCounts
-from commitmq.client.sharing.settings import RunSettings, ShareOptions, ShareRunOptions
 from commitmq.client.sharing.share_consumer import ShareConsumer
+from commitmq.client.sharing.share_engine import RunSettings, ShareOptions, ShareRunOptions
 from commitmq.errors import CommitMQError
 
 if TYPE_CHECKING:

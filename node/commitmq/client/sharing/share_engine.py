@@ -2,6 +2,8 @@
 
 A thread of the engine's own acknowledges, gives back and extends, many messages in one request, so that no handler waits for
 the node.
+
+The settings of a share consumer and of its handlers: names, types, checks.
 """
 
 from __future__ import annotations
@@ -11,18 +13,101 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypedDict
 
-from commitmq.client.handling.backoff import delay_of
-from commitmq.client.handling.consume_result import ConsumeResult, Verdict
+from commitmq.client import checks
+from commitmq.client.handling.consume_result import Backoff, ConsumeResult, Verdict, check_backoff, delay_of
 from commitmq.client.handling.counts import HandlerCounts
+from commitmq.client.selector import MessageSelector, selector
 from commitmq.client.sharing.receipt import receipt_of
-from commitmq.client.sharing.settings import RunSettings
 from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError, RequestError
 from commitmq.log import get_log
+from commitmq.store.metadata.topic_config import validate_group, validate_topic
 
 if TYPE_CHECKING:
     from commitmq.client.message import Message
+
+
+_MOST_WORKERS: Final = 10_000
+BACKOFF_S: Final = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+"""RocketMQ's delays of a message that a POP consumer failed on (remoting 5.10)."""
+
+
+class ShareOptions(TypedDict, total=False):
+    """How a share consumer receives; see :class:`commitmq.ShareConsumer`."""
+
+    invisible_s: float
+    ordered: bool
+    start: str
+    filter: str | MessageSelector
+    check_crc: bool
+    timeout_s: float
+
+
+class ShareRunOptions(TypedDict, total=False):
+    """How messages are handed to a handler; see :meth:`commitmq.ShareConsumer.run`."""
+
+    workers: int
+    backoff: Backoff
+    max_unfinished: int
+    stop_timeout_s: float
+
+
+class ShareSettings:
+    """Checked :class:`ShareOptions`."""
+
+    def __init__(
+        self,
+        topics: str | Iterable[str],
+        group: str,
+        *,
+        invisible_s: float = 60.0,
+        ordered: bool = False,
+        start: str = "earliest",
+        filter: str | MessageSelector = "*",
+        check_crc: bool = True,
+        timeout_s: float = 10.0,
+    ) -> None:
+        """Raises ValueError that names a wrong setting."""
+        self.topics = list(dict.fromkeys([topics] if isinstance(topics, str) else topics))
+        if not self.topics:
+            raise ValueError("a share consumer needs at least one topic")
+        for topic in self.topics:
+            validate_topic(topic)
+        validate_group(group)
+        self.group = group
+        self.invisible_s = checks.seconds("invisible_s", invisible_s)
+        if not isinstance(ordered, bool):
+            raise ValueError(f"ordered must be True or False, not {ordered!r}")
+        self.ordered = ordered
+        if start not in ("earliest", "latest"):
+            raise ValueError(f"start must be earliest or latest, not {start!r}")
+        self.start = start
+        self.selector = selector(filter)
+        self.check_crc = check_crc
+        self.timeout_s = checks.seconds("timeout_s", timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """:class:`ShareRunOptions` with the defaults."""
+
+    workers: int = 20
+    backoff: Backoff = None
+    max_unfinished: int = 100
+    stop_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is no setting."""
+        for name in ("workers", "max_unfinished"):
+            if checks.integer(name, getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.workers > _MOST_WORKERS:
+            raise ValueError(f"workers must be at most {_MOST_WORKERS}, not {self.workers}")
+        checks.seconds("stop_timeout_s", self.stop_timeout_s, zero=True)
+        backoff = BACKOFF_S if self.backoff is None else self.backoff
+        object.__setattr__(self, "backoff", check_backoff(backoff))
+
 
 _WAIT_S: Final = 1.0
 _AWAY_S: Final = 1.0
@@ -283,3 +368,67 @@ class ShareEngine:
                 self._held.pop(held, None)
             self._judged = deque(held for held in self._judged if held not in gone)
             self._changed.notify_all()
+
+
+_Queue = tuple[str, int]
+
+
+class OrderedShareEngine(ShareEngine):
+    """The loop of an ordered share consumer: one handler for each queue at a time, in the order of the queue.
+
+    The node hands out nothing more of a queue while messages of it are out. So a message that failed comes again before those
+    behind it, if these are given back unhandled, which counts as no try.
+
+    Of each queue the first message is ready, or its handler runs; the others are behind it.
+    """
+
+    def __init__(self, consumer: Source, settings: RunSettings) -> None:
+        super().__init__(consumer, settings)
+        self._behind: dict[_Queue, deque[Held]] = {}
+
+    def _add(self, messages: list[Message]) -> None:
+        with self.lock:
+            for message in messages:
+                held = Held(message)
+                self._held[held] = None
+                behind = self._behind.get(_queue(held))
+                if behind is None:
+                    self._behind[_queue(held)] = deque()
+                    self._ready.append(held)
+                else:
+                    behind.append(held)
+            self.wake(len(messages))
+
+    def judge(self, entry: Held, verdict: Verdict) -> None:
+        is_last = entry.message.reconsume_times >= self._consumer.max_retries()
+        if verdict.result is ConsumeResult.RETRY and is_last:
+            verdict = verdict._replace(result=ConsumeResult.DEAD)
+        super().judge(entry, verdict)
+        self._go_on(entry, is_over=verdict.result is not ConsumeResult.RETRY)
+
+    def abandon(self, entry: Held) -> None:
+        super().abandon(entry)
+        self._go_on(entry, is_over=False)
+
+    def _go_on(self, entry: Held, *, is_over: bool) -> None:
+        """The next message of the queue; without ``is_over`` they come again behind this one."""
+        with self.lock:
+            behind = self._behind.pop(_queue(entry), deque())
+            if not is_over or self.is_stopping:
+                self._give_back(behind)
+            elif behind:
+                self._ready.append(behind.popleft())
+                self._behind[_queue(entry)] = behind
+                self.wake(1)
+
+    def _end(self, pool: SharePool) -> None:
+        self.stop()
+        with self.lock:
+            for behind in self._behind.values():
+                self._give_back(behind)
+            self._behind.clear()
+        super()._end(pool)
+
+
+def _queue(held: Held) -> _Queue:
+    return held.message.topic, held.message.queue_id

@@ -21,7 +21,7 @@ from typing import Any, Final
 import orjson
 import zmq
 
-from commitmq.client.bell import Bell
+from commitmq.client.checks import Bell
 from commitmq.client.transactions.checks import Question
 from commitmq.client.transactions.half_message import HalfMessage
 from commitmq.errors import CommitMQError, Outcome, ProtocolError, RequestError, SendError, send_error

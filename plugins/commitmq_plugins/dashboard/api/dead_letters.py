@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from commitmq.client.admin import Admin
     from commitmq.client.dead_letters import DeadLetter
     from commitmq.client.delayed import DelayedMessage
-    from commitmq.client.transactions.administration import OpenTransaction
+    from commitmq.client.transactions.transaction import OpenTransaction
 
 
 MOST_ROWS: Final = 200

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import zmq
 
     from commitmq.client.message import Message
-    from commitmq.client.transactions.administration import OpenTransaction
+    from commitmq.client.transactions.transaction import OpenTransaction
 
 
 def command(*words: str | int | None) -> str:
@@ -77,7 +77,7 @@ class VisitorAdmin(Admin):
 
     def open_transactions(self, after: int | None, limit: int) -> tuple[list[OpenTransaction], int | None]:
         """A page of :meth:`transactions`, and where the next one begins."""
-        from commitmq.client.transactions.administration import OpenTransaction
+        from commitmq.client.transactions.transaction import OpenTransaction
 
         fields = {"limit": limit} if after is None else {"limit": limit, "after": after}
         page = self._ask_transactions("transaction.list", fields)

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from commitmq.client.handling.consume_result import ConsumeResult, RetryLater, Verdict, of_error, of_value
-from commitmq.client.handling.engine import SEND_BACK_PAUSE_S, SUSPEND_S, Engine
-from commitmq.client.handling.process_queue import Entry, ProcessQueue
+from commitmq.client.handling.engine import SEND_BACK_PAUSE_S, SUSPEND_S, Engine, Entry, ProcessQueue
 from commitmq.client.handling.send_back import DEAD_LEVEL, NODE_LEVEL, Answer, Request
 from commitmq.client.handling.settings import Settings
 from commitmq.client.message import Message

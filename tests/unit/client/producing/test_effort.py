@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from commitmq.client.producing.effort import MAX_PAUSE_S, PAUSE_S, Effort, Pin, Verdict, verdict
-from commitmq.client.producing.node_set import NodeSet
+from commitmq.client.producing.choice import MAX_PAUSE_S, PAUSE_S, Effort, NodeSet, Pin, Verdict, verdict
 from commitmq.errors import Code, Outcome, SendError
 from fake_nodes import fake_set, refused
 

@@ -11,8 +11,7 @@ from collections import Counter
 import pytest
 
 from commitmq import InvalidMessageError, Message
-from commitmq.client.producing.effort import Pin
-from commitmq.client.producing.node_set import NodeSet
+from commitmq.client.producing.choice import NodeSet, Pin
 from commitmq.client.sending.line import Line
 from commitmq.errors import NodeAddressError, Outcome, SendError
 from commitmq.protocol.node_address import node_address, several_addresses

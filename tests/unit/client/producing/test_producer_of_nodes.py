@@ -47,7 +47,7 @@ DEFAULTS = {
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Makes a producer with fake nodes n0, n1, …, the first of which is the next in turn."""
-    monkeypatch.setattr("commitmq.client.producing.detector.answers", lambda address, timeout_s: False)
+    monkeypatch.setattr("commitmq.client.producing.choice.answers", lambda address, timeout_s: False)
     producers: list[Any] = []
 
     def made(count: int = 2, **settings: Any) -> Any:
@@ -221,7 +221,7 @@ def test_flush_tells_what_is_pending(make: Callable[..., Any]) -> None:
 def test_a_message_between_two_nodes_can_be_withdrawn_and_is_failed_at_the_end(
     make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitmq.client.producing.effort.MAX_REST_S", 300.0)
+    monkeypatch.setattr("commitmq.client.producing.choice.MAX_REST_S", 300.0)
     producer = make(timeout_s=600.0)
     for fake in fakes(producer):
         fake.script.extend([refused("SYSTEM_BUSY", retry_after_ms=300_000)] * 2)
@@ -324,7 +324,7 @@ class FakeAsyncProducer:
 def test_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     from commitmq.client.producing.aio_several_nodes import become_several as become
 
-    monkeypatch.setattr("commitmq.client.producing.detector.answers", lambda address, timeout_s: False)
+    monkeypatch.setattr("commitmq.client.producing.choice.answers", lambda address, timeout_s: False)
 
     async def run() -> None:
         producer: Any = object.__new__(commitmq.AsyncProducer)

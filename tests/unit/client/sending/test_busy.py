@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commitmq.client.sending.busy import MAX_REST_S, BusyRuns, is_busy
+from commitmq.client.sending.delivery import MAX_REST_S, BusyRuns, is_busy
 from commitmq.client.sending.run import NEVER_S, MakeError, Run
 
 BUSY = {"ok": False, "code": "SYSTEM_BUSY", "error": "over a rate", "outcome": "not_stored", "retry_after_ms": 300}

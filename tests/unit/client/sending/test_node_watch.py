@@ -16,10 +16,9 @@ import pytest
 from commitmq.client.results import BatchSendError
 from commitmq.client.sending.batch import Batch
 from commitmq.client.sending.batch_plan import plan_batch
-from commitmq.client.sending.lanes import Lanes
+from commitmq.client.sending.lane import NodeWatch
 from commitmq.client.sending.lone import LoneMessage
-from commitmq.client.sending.node_watch import NodeWatch
-from commitmq.client.sending.pump import Pump
+from commitmq.client.sending.pump import Lanes, Pump
 from commitmq.client.sending.send_future import SendFuture
 from commitmq.errors import NodeUnavailableError, Outcome, SendError
 

@@ -16,10 +16,9 @@ from commitmq.client.results import BatchSendError
 from commitmq.client.sending.batch import Batch, BatchRun
 from commitmq.client.sending.batch_plan import plan_batch
 from commitmq.client.sending.delivery import LEAST_WINDOW, WINDOW, AtMostOnce, Numbered, Sequences
-from commitmq.client.sending.lanes import Lanes
 from commitmq.client.sending.line import Line
 from commitmq.client.sending.outbox import FULL_RUN_BYTES
-from commitmq.client.sending.pump import Pump
+from commitmq.client.sending.pump import Lanes, Pump
 from commitmq.client.sending.run import MAX_RUN_BYTES
 from commitmq.client.sending.send_future import SendFuture
 from commitmq.errors import InvalidMessageError, NodeUnavailableError, Outcome, SendError

@@ -17,8 +17,7 @@ from commitmq.client.results import BatchResult, BatchSendError
 from commitmq.client.sending.batch import Batch
 from commitmq.client.sending.batch_plan import plan_batch
 from commitmq.client.sending.delivery import AtMostOnce, Numbered, Sequences
-from commitmq.client.sending.lanes import Lanes
-from commitmq.client.sending.pump import Pump
+from commitmq.client.sending.pump import Lanes, Pump
 from commitmq.errors import InvalidMessageError, Outcome
 from commitmq.protocol.channel import ConnectionLost
 
