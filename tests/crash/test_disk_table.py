@@ -24,78 +24,146 @@ from traffic import seed
 from disk_places import CONTENT, PASSING_CONTENT, PROJECT, contents, places, sources
 from nodes import Node, start_node
 
-EXPIRING = { **SETTINGS, "retention.store_bytes": 2_000_000, "retention.check_interval_ms": 100,
-"retention.delete_interval_ms": 10, } _log = logging.getLogger(__name__)  # what was not met: pytest -o log_cli=true -o
-log_cli_level=INFO SIDES = ("before", "after") ERRORS = ("EIO", "ENOSPC", "EMFILE") # The calls of each process, and up
-to which hit of a process one is drawn; what comes once in a start only comes first. TABLE = { "allocate": {
-"open.segment": 4, "reserve.segment": 4, "sync.segment": 4, "rename.segment": 4, "sync_folder.segment": 5,
-"open.folder": 5, "unlink.segment": 1, "map.segment": 2, }, "cleanup": { "open.min_offset": 2, "sync.min_offset": 2,
-"sync_folder.min_offset": 1, "unlink.segment": 2, "open.folder": 2, "sync_folder.folder": 2, }, "coordinator": {
-"open.json": 3, "sync.json": 3, "replace.json": 3, "replace.json_backup": 1, "sync_folder.json": 3, "open.folder": 6,
-"sync_folder.folder": 1, "open.members": 1, "replace.members": 1, "open.subscriptions": 1, "replace.subscriptions": 1,
-"open.journal": 1, "sync.journal": 6, "replace.journal": 1, "sync_folder.journal": 1, "open.queue": 1, "open.audit": 1,
-"sync.audit": 1, "sync_folder.audit": 1, **{f"{one}.{what}": 1 for one in PASSING_CONTENT for what in ("members",
-"subscriptions")}, }, "dispatcher-consume_queue": { "open.segment": 3, "map.segment": 3, "open.journal": 1,
-"open.queue": 20, "resize.queue": 6, "sync.queue": 9, "unlink.queue": 1, "open.queue_ext": 5, "resize.queue_ext": 3,
-"sync.queue_ext": 9, "unlink.queue_ext": 1, "open.batch_queue": 1, "resize.batch_queue": 1, "sync.batch_queue": 3,
-"unlink.batch_queue": 1, "open.folder": 9, "sync_folder.folder": 2, "sync.queue_folder": 3, **{f"{one}.queue_ends": 2
-for one in CONTENT}, }, "dispatcher-index": { "open.segment": 3, "map.segment": 3, "open.index": 2, "unlink.index": 1,
-"resize.index": 1, "reserve.index": 2, "rename.index": 1, "map.index": 2, "sync.index": 1, "open.folder": 3,
-"sync_folder.folder": 1, **{f"{one}.{what}": 2 for one in CONTENT for what in ("index_state", "dispatcher_state")}, },
-"flush": { "open.segment": 3, "sync.segment": 30, "open.position": 3, "sync.position": 3, "open.checkpoint": 3,
-"sync.checkpoint": 3, "sync_folder.checkpoint": 1, "open.folder": 1, }, "dispatcher-memory": {"open.journal": 1},
-"reader-0": {"open.queue": 3, "open.journal": 1}, "recovery": { "open.checkpoint": 1, "sync.checkpoint": 1,
-"sync_folder.checkpoint": 1, "open.position": 1, "sync.position": 1, "sync_folder.position": 1, "open.folder": 1,
-"sync_folder.folder": 1, "open.segment": 1, "map.segment": 1, "sync.segment": 1, "open.queue": 1, **{f"{one}.{what}": 1
-for one in CONTENT for what in ("producers", "cut_history")}, }, "reput": {"open.segment": 3, "map.segment": 3},
-"supervisor": { "open.checkpoint": 1, "sync.checkpoint": 1, "open.position": 1, "sync.position": 1, "open.folder": 4,
-"open.lock": 1, "sync.lock": 1, "open.abort": 1, "resize.abort": 1, "sync.abort": 1, "unlink.abort": 1,
-"open.abort_backup": 1, "unlink.run": 9, "sync_folder.folder": 4, **{f"{one}.{what}": 1 for one in CONTENT for what in
-("store_file", "epoch", "shared_memory")}, **{f"{one}.node_file": 2 for one in PASSING_CONTENT}, }, "writer": {
-"open.segment": 4, "map.segment": 4, "sync.segment": 2, "open.queue": 2, "open.journal": 1, "open.folder": 4,
-**{f"{one}.producers": 6 for one in CONTENT}, }, }  # fmt: skip # Where these are met: they need more than a node under
-load. ELSEWHERE = { "open.flush_failed": "tests/crash/test_io_errors.py", "sync.flush_failed":
-"tests/crash/test_io_errors.py", "sync_folder.flush_failed": "tests/crash/test_io_errors.py", "open.cut":
-"tests/unit/store/recovery/test_cut_refusals.py", "sync.cut": "tests/unit/store/recovery/test_cut_refusals.py",
-"open.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py", "sync.cut_journal":
-"tests/unit/store/recovery/test_cut_refusals.py", "unlink.producers": "tests/unit/workers/recovery/test_lowering.py",
-"unlink.queue_ends": "tests/unit/store/queues/test_queue_ends.py", "rename.aside":
-"tests/unit/workers/test_schedule_levels.py", **{ f"{one}.{what}": "tests/crash/test_timer_crash.py" for what in
-("timerlog", "timerwheel") for one in ("open", "resize", "sync", "sync_folder", "unlink") }, "map.timerlog":
-"tests/crash/test_timer_crash.py", **{f"{one}.timercheck": "tests/crash/test_timer_crash.py" for one in CONTENT},
-"resize.journal": "tests/unit/store/metadata/test_journal.py", **{f"{one}.acl":
-"tests/unit/security/test_access_file.py" for one in CONTENT}, **{f"{one}.node_key":
-"tests/unit/security/test_node_key_file.py" for one in CONTENT}, "open.node_key_configured":
-"tests/unit/security/test_node_key_file.py", "sync_folder.node_key_configured":
-"tests/unit/security/test_node_key_file.py", **{f"{one}.set_aside": "tests/unit/workers/runtime/test_set_aside.py" for
-one in CONTENT}, **{f"{one}.audit": "tests/unit/security/test_audit.py" for one in ("replace", "unlink", "resize")},
-"open.acl_lock": "tests/unit/security/test_access_file.py", "open.acl_configured":
-"tests/unit/security/test_access_file.py", "sync_folder.acl_configured": "tests/unit/security/test_access_file.py",
-**{f"{one}.settings": "tests/unit/supervision/test_live_settings.py" for one in CONTENT}, **{f"{one}.unshare":
-"tests/unit/files/test_unshare.py" for one in ("open", "reserve", "sync", "replace")}, **{f"{one}.pool_note":
-"tests/unit/store/test_shared_folder.py" for one in CONTENT}, **{f"{one}.pool_owner":
-"tests/unit/store/test_shared_folder.py" for one in PASSING_CONTENT}, } # What lasts no longer than the node, or is no
-file of a store: locks, sockets, shared memory, what a client or a bench has, # log files, a snapshot that is being
-made, whether a descriptor is to be had (protocol/channel), what the kernel tells of a # process (network/growth),
-memory in the place of a file that is too short (offline/log_damage). NO_STORE = { "bench/device.py",
-"bench/restart.py", "cli/consume.py", "cli/main.py", "cli/output.py", "cli/user_key.py", "client/receiving/segments.py",
-"client/receiving/position_file.py", "protocol/channel.py", "control.py", "failpoints.py", "network/gate.py",
-"offline/log_damage.py", "supervision/processes.py", "store/index/index_files.py", "trace_points.py",
-"store/memory/shared_memory.py", "store/log/transient_pool.py", "workers/runtime/doorbell.py",
-"workers/writer/local_sockets.py", "workers/runtime/role_lock.py", "workers/allocate.py", "counting/table.py",
-"memory/segments.py", "memory/store.py", "memory/units.py", "log.py", "supervision/keeper.py",
-"supervision/supervisor.py", "offline/snapshot.py", "cli/start.py", "offline/held_store.py", "plugin/project.py",
-"testing/node_process.py", "testing/contract.py", }  # fmt: skip # Verbs on a stopped store, which have failpoints of
-their own, listed in test_kill_node. OWN_FAILPOINTS = { "offline/queue_units.py", "offline/rebuild.py",
-"offline/rebuild_index.py", "offline/rebuild_parallel.py", "offline/rebuild_pieces.py", "offline/repair.py", }  # fmt:
-skip PLACES = [f"{role}/disk.{place}" for role, calls in TABLE.items() for place in calls] # A start that meets an error
-in these is refused. STARTING = ("recovery/", "supervisor/") SAMPLE_CRASH = ( "allocate/disk.rename.segment:after",
-"flush/disk.sync.segment:after", "dispatcher-consume_queue/disk.resize.queue:before", ) SAMPLE_ERRORS = {
-"allocate/disk.sync_folder.segment:before": "EIO", "allocate/disk.rename.segment:after": "ENOSPC",
-"writer/disk.open.segment:before": "EMFILE", "flush/disk.open.segment:before": "EMFILE",
-"flush/disk.sync.position:after": "EIO", "writer/disk.sync.producers:before": "EIO",
-"dispatcher-consume_queue/disk.open.folder:before": "EMFILE", "dispatcher-consume_queue/disk.open.queue:after":
-"EMFILE", "dispatcher-index/disk.rename.index:after": "EIO", }
+EXPIRING = {
+    **SETTINGS,
+    "retention.store_bytes": 2_000_000,
+    "retention.check_interval_ms": 100,
+    "retention.delete_interval_ms": 10,
+}
+_log = logging.getLogger(__name__)  # what was not met: pytest -o log_cli=true -o log_cli_level=INFO
+SIDES = ("before", "after")
+ERRORS = ("EIO", "ENOSPC", "EMFILE")
+# The calls of each process, and up to which hit of a process one is drawn; what comes once in a start only comes first.
+TABLE = {
+    "allocate": {
+        "open.segment": 4, "reserve.segment": 4, "sync.segment": 4, "rename.segment": 4, "sync_folder.segment": 5,
+        "open.folder": 5, "unlink.segment": 1, "map.segment": 2,
+    },
+    "cleanup": {
+        "open.min_offset": 2, "sync.min_offset": 2, "sync_folder.min_offset": 1, "unlink.segment": 2, "open.folder": 2,
+        "sync_folder.folder": 2,
+    },
+    "coordinator": {
+        "open.json": 3, "sync.json": 3, "replace.json": 3, "replace.json_backup": 1, "sync_folder.json": 3, "open.folder": 6,
+        "sync_folder.folder": 1,
+        "open.members": 1, "replace.members": 1, "open.subscriptions": 1, "replace.subscriptions": 1,
+        "open.journal": 1, "sync.journal": 6, "replace.journal": 1, "sync_folder.journal": 1, "open.queue": 1,
+        "open.audit": 1, "sync.audit": 1, "sync_folder.audit": 1,
+        **{f"{one}.{what}": 1 for one in PASSING_CONTENT for what in ("members", "subscriptions")},
+    },
+    "dispatcher-consume_queue": {
+        "open.segment": 3, "map.segment": 3, "open.journal": 1,
+        "open.queue": 20, "resize.queue": 6, "sync.queue": 9, "unlink.queue": 1,
+        "open.queue_ext": 5, "resize.queue_ext": 3, "sync.queue_ext": 9, "unlink.queue_ext": 1, "open.batch_queue": 1,
+        "resize.batch_queue": 1, "sync.batch_queue": 3, "unlink.batch_queue": 1,
+        "open.folder": 9, "sync_folder.folder": 2, "sync.queue_folder": 3,
+        **{f"{one}.queue_ends": 2 for one in CONTENT},
+    },
+    "dispatcher-index": {
+        "open.segment": 3, "map.segment": 3, "open.index": 2, "unlink.index": 1, "resize.index": 1,
+        "reserve.index": 2, "rename.index": 1,
+        "map.index": 2, "sync.index": 1, "open.folder": 3, "sync_folder.folder": 1,
+        **{f"{one}.{what}": 2 for one in CONTENT for what in ("index_state", "dispatcher_state")},
+    },
+    "flush": {
+        "open.segment": 3, "sync.segment": 30, "open.position": 3, "sync.position": 3, "open.checkpoint": 3,
+        "sync.checkpoint": 3, "sync_folder.checkpoint": 1, "open.folder": 1,
+    },
+    "dispatcher-memory": {"open.journal": 1},
+    "reader-0": {"open.queue": 3, "open.journal": 1},
+    "recovery": {
+        "open.checkpoint": 1, "sync.checkpoint": 1, "sync_folder.checkpoint": 1, "open.position": 1, "sync.position": 1,
+        "sync_folder.position": 1, "open.folder": 1, "sync_folder.folder": 1, "open.segment": 1, "map.segment": 1,
+        "sync.segment": 1,
+        "open.queue": 1, **{f"{one}.{what}": 1 for one in CONTENT for what in ("producers", "cut_history")},
+    },
+    "reput": {"open.segment": 3, "map.segment": 3},
+    "supervisor": {
+        "open.checkpoint": 1, "sync.checkpoint": 1, "open.position": 1, "sync.position": 1, "open.folder": 4,
+        "open.lock": 1, "sync.lock": 1, "open.abort": 1, "resize.abort": 1, "sync.abort": 1, "unlink.abort": 1,
+        "open.abort_backup": 1, "unlink.run": 9, "sync_folder.folder": 4,
+        **{f"{one}.{what}": 1 for one in CONTENT for what in ("store_file", "epoch", "shared_memory")},
+        **{f"{one}.node_file": 2 for one in PASSING_CONTENT},
+    },
+    "writer": {
+        "open.segment": 4, "map.segment": 4, "sync.segment": 2, "open.queue": 2, "open.journal": 1, "open.folder": 4,
+        **{f"{one}.producers": 6 for one in CONTENT},
+    },
+}  # fmt: skip
+# Where these are met: they need more than a node under load.
+ELSEWHERE = {
+    "open.flush_failed": "tests/crash/test_io_errors.py",
+    "sync.flush_failed": "tests/crash/test_io_errors.py",
+    "sync_folder.flush_failed": "tests/crash/test_io_errors.py",
+    "open.cut": "tests/unit/store/recovery/test_cut_refusals.py",
+    "sync.cut": "tests/unit/store/recovery/test_cut_refusals.py",
+    "open.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py",
+    "sync.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py",
+    "unlink.producers": "tests/unit/workers/recovery/test_lowering.py",
+    "unlink.queue_ends": "tests/unit/store/queues/test_queue_ends.py",
+    "rename.aside": "tests/unit/workers/test_schedule_levels.py",
+    **{
+        f"{one}.{what}": "tests/crash/test_timer_crash.py"
+        for what in ("timerlog", "timerwheel")
+        for one in ("open", "resize", "sync", "sync_folder", "unlink")
+    },
+    "map.timerlog": "tests/crash/test_timer_crash.py",
+    **{f"{one}.timercheck": "tests/crash/test_timer_crash.py" for one in CONTENT},
+    "resize.journal": "tests/unit/store/metadata/test_journal.py",
+    **{f"{one}.acl": "tests/unit/security/test_access_file.py" for one in CONTENT},
+    **{f"{one}.node_key": "tests/unit/security/test_node_key_file.py" for one in CONTENT},
+    "open.node_key_configured": "tests/unit/security/test_node_key_file.py",
+    "sync_folder.node_key_configured": "tests/unit/security/test_node_key_file.py",
+    **{f"{one}.set_aside": "tests/unit/workers/runtime/test_set_aside.py" for one in CONTENT},
+    **{f"{one}.audit": "tests/unit/security/test_audit.py" for one in ("replace", "unlink", "resize")},
+    "open.acl_lock": "tests/unit/security/test_access_file.py",
+    "open.acl_configured": "tests/unit/security/test_access_file.py",
+    "sync_folder.acl_configured": "tests/unit/security/test_access_file.py",
+    **{f"{one}.settings": "tests/unit/supervision/test_live_settings.py" for one in CONTENT},
+    **{f"{one}.unshare": "tests/unit/files/test_unshare.py" for one in ("open", "reserve", "sync", "replace")},
+    **{f"{one}.pool_note": "tests/unit/store/test_shared_folder.py" for one in CONTENT},
+    **{f"{one}.pool_owner": "tests/unit/store/test_shared_folder.py" for one in PASSING_CONTENT},
+}
+# What lasts no longer than the node, or is no file of a store: locks, sockets, shared memory, what a client or a bench has,
+# log files, a snapshot that is being made, whether a descriptor is to be had (protocol/channel), what the kernel tells of a
+# process (network/growth), memory in the place of a file that is too short (offline/log_damage).
+NO_STORE = {
+    "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/output.py", "cli/user_key.py",
+    "client/receiving/segments.py",
+    "client/receiving/position_file.py", "protocol/channel.py",
+    "control.py", "failpoints.py", "network/gate.py", "offline/log_damage.py",
+    "supervision/processes.py", "store/index/index_files.py", "trace_points.py", "store/memory/shared_memory.py",
+    "store/log/transient_pool.py", "workers/runtime/doorbell.py",
+    "workers/writer/local_sockets.py", "workers/runtime/role_lock.py", "workers/allocate.py",
+    "counting/table.py",
+    "memory/segments.py", "memory/store.py", "memory/units.py",
+    "log.py", "supervision/keeper.py", "supervision/supervisor.py", "offline/snapshot.py",
+    "cli/start.py", "offline/held_store.py", "plugin/project.py", "testing/node_process.py", "testing/contract.py",
+}  # fmt: skip
+# Verbs on a stopped store, which have failpoints of their own, listed in test_kill_node.
+OWN_FAILPOINTS = {
+    "offline/queue_units.py", "offline/rebuild.py", "offline/rebuild_index.py", "offline/rebuild_parallel.py",
+    "offline/rebuild_pieces.py", "offline/repair.py",
+}  # fmt: skip
+PLACES = [f"{role}/disk.{place}" for role, calls in TABLE.items() for place in calls]
+# A start that meets an error in these is refused.
+STARTING = ("recovery/", "supervisor/")
+SAMPLE_CRASH = (
+    "allocate/disk.rename.segment:after",
+    "flush/disk.sync.segment:after",
+    "dispatcher-consume_queue/disk.resize.queue:before",
+)
+SAMPLE_ERRORS = {
+    "allocate/disk.sync_folder.segment:before": "EIO",
+    "allocate/disk.rename.segment:after": "ENOSPC",
+    "writer/disk.open.segment:before": "EMFILE",
+    "flush/disk.open.segment:before": "EMFILE",
+    "flush/disk.sync.position:after": "EIO",
+    "writer/disk.sync.producers:before": "EIO",
+    "dispatcher-consume_queue/disk.open.folder:before": "EMFILE",
+    "dispatcher-consume_queue/disk.open.queue:after": "EMFILE",
+    "dispatcher-index/disk.rename.index:after": "EIO",
+}
 
 
 def hit(place: str, chance: random.Random) -> int:

@@ -18,8 +18,6 @@ batches of that range get smaller, down to single records. At ``dispatch.park_af
 and the dispatcher is parked. Counting begins at zero when the node starts, because the plugin may have been repaired
 meanwhile. The node's own dispatchers are never parked.
 
-The ConsumeQueue dispatcher calls for the movers whose topics it sees (:mod:`commitmq.semantics.movers`).
-
 Offsets of the CommitLog as a dispatcher may have them: where records begin, and which record begins there.
 
 One dispatcher's view of topics: the deleted ones, and the attributes of the others.
@@ -32,8 +30,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Final
 
 import orjson
@@ -46,13 +43,12 @@ from commitmq.errors import CorruptRecordError, DiskFullError, StoreError
 from commitmq.files.no_space import is_no_space
 from commitmq.plugin import loading as plugins
 from commitmq.plugin.hookspecs import Dispatcher, DispatcherView
-from commitmq.semantics import movers
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.store.metadata.deleted_topics import WatchedTable
 from commitmq.workers.dispatcher.dispatch_state import DispatchState
+from commitmq.workers.dispatcher.mover_calls import MoverCalls
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
-from commitmq.workers.runtime.doorbell import Ringer
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.start_progress import StartProgress
 from commitmq.workers.runtime.topic_view import CompiledSubscriptions, TopicViews
@@ -94,40 +90,6 @@ class DeathCount:
         self.number = 0
         self._control.put_dispatcher(self._slot, DispatcherWord.DEATHS, 0)
         self._control.put_dispatcher(self._slot, DispatcherWord.SUSPECT_END, 0)
-
-
-class MoverCalls:
-    """Puts the word MOVERS_WANTED, when ``is_caller``, and wakes a mover whose topics have new messages."""
-
-    def __init__(self, context: WorkerContext, *, is_caller: bool) -> None:
-        self._context, self._is_caller = context, is_caller
-        self._control = context.control
-        self._ringers: dict[int, Ringer] = {}
-
-    def see_folders(self, queues: Path) -> None:
-        """The dispatcher opened the queues of the folder ``queues``."""
-        if self._is_caller:
-            self._call(movers.wanted_by_folders(queues))
-
-    def see_topics(self, topics: Iterable[str]) -> None:
-        """Messages of ``topics`` are in their queues."""
-        if self._is_caller and (bits := movers.wanted_by(topics)):
-            self._call(bits)
-            for mover in movers.MOVERS:
-                if bits & mover.bit:
-                    if mover.bit not in self._ringers:
-                        self._ringers[mover.bit] = self._context.ringer(mover.role)
-                    self._ringers[mover.bit].ring(urgent=False)
-
-    def close(self) -> None:
-        """Wake nobody any more."""
-        for ringer in self._ringers.values():
-            ringer.close()
-
-    def _call(self, bits: int) -> None:
-        called = self._control.get(Word.MOVERS_WANTED)
-        if bits & ~called:
-            self._control.put(Word.MOVERS_WANTED, called | bits)
 
 
 class LogPositions:

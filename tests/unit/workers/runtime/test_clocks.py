@@ -109,14 +109,11 @@ WALL = {
     "workers/runtime/set_aside.py": "when a message was set aside, for people",
     "workers/timer/deliveries.py": "TIMER_DEQUEUE_MS",
     "workers/timer/progress.py": "the version of timercheck; what time no timer can have written",
-    "workers/transaction/ends.py": "when a committed message with a time is due",
     "workers/transaction/process.py": "the age of half messages, which have their producers' time",
-    "workers/transaction/ends.py": "the age of half messages",
+    "workers/transaction/ends.py": "the age of half messages; when a committed message with a time is due",
     "workers/writer/producers.py": "a producer is forgotten after a week, by the times of its messages",
-    "workers/writer/send_requests.py": "whether a message is due already",
-    "workers/writer/send_requests.py": "when a message was born",
-    "workers/writer/put_rules.py": "which slots have passed",
-    "workers/writer/put_rules.py": "when a message is due",
+    "workers/writer/send_requests.py": "when a message was born, and whether it is due already",
+    "workers/writer/put_rules.py": "when a message is due, and which slots have passed",
 }
 """The modules that look at the wall clock, and for what. Leases, sessions, locks, rates and time-outs are not among it."""
 
