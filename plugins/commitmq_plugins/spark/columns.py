@@ -22,7 +22,7 @@ from commitmq.kernels import codes, compiled
 from commitmq.kernels.codes import EQUALS
 from commitmq.kernels.compiled import text_tests
 from commitmq.log import get_log
-from commitmq.store.queues.message_filter import TagFilter
+from commitmq.store.queues.tag_filter import TagFilter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -16,7 +16,7 @@ from typing import Any, Final
 from commitmq.errors import ConfigError
 from commitmq.format.constants import LMQ_PREFIX
 from commitmq.store.metadata.topic_config import validate_group
-from commitmq.store.queues.message_filter import TagFilter
+from commitmq.store.queues.tag_filter import TagFilter
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

@@ -18,7 +18,7 @@ from commitmq.format.properties import decode_properties
 from commitmq.format.record import Record, encode_record
 from commitmq.kernels.codes import MATCH, NO_MATCH, NO_RECORD
 from commitmq.kernels.compiled import match_tags
-from commitmq.store.queues.message_filter import TagFilter
+from commitmq.store.queues.tag_filter import TagFilter
 
 V4 = Host("127.0.0.1", 10911)
 V6 = Host("2001:db8::1", 10911)

@@ -36,7 +36,7 @@ from commitmq.log import get_log
 from commitmq.protocol import wire
 from commitmq.protocol.channel import Channel
 from commitmq.protocol.directory import Directory, Metadata
-from commitmq.store.queues.message_filter import TagFilter
+from commitmq.store.queues.tag_filter import TagFilter
 
 
 class AnswerDecoder:

@@ -41,11 +41,11 @@ from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import BATCH_UNIT_BYTES
 from commitmq.format.units import BATCH_UNIT, UNIT
 from commitmq.log import get_log
-from commitmq.store.queues.message_filter import TagFilter
 from commitmq.store.queues.pull_result import PullResult, PullStatus, Units
 from commitmq.store.queues.queue_bytes import Span
 from commitmq.store.queues.queue_files import QueueFiles
 from commitmq.store.queues.record_filter import RecordFilter
+from commitmq.store.queues.tag_filter import TagFilter
 
 MAX_INNER_MESSAGES: Final = 32_767
 """Most messages in one record: the count is a signed 16-bit number."""

@@ -18,8 +18,9 @@ from commitmq.errors import FilterError, ProtocolError
 from commitmq.kernels.codes import MATCH, NO_MATCH, NO_RECORD
 from commitmq.plugin.hookspecs import CompiledFilter
 from commitmq.plugin.loading import resolve
-from commitmq.store.queues.message_filter import FilterBatch, Flags, TagFilter
+from commitmq.store.queues.message_filter import FilterBatch, Flags
 from commitmq.store.queues.record_filter import RecordFilter
+from commitmq.store.queues.tag_filter import TagFilter
 
 TAG: Final = "TAG"
 INVALID: Final = "INVALID_PARAMETER"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq.format.java import java_string_hash
-from commitmq.store.queues.message_filter import string_hashes
+from commitmq.store.queues.tag_filter import string_hashes
 
 
 @given(st.lists(st.text(st.characters(codec=None), min_size=1, max_size=40), min_size=1, max_size=40))

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from commitmq.errors import ProtocolError
-from commitmq.store.queues.message_filter import TagFilter
+from commitmq.store.queues.tag_filter import TagFilter
 from commitmq.workers.reader.filters import MAX_EXPRESSION_CHARACTERS, ExpressionFilter, Filters
 
 SQL = {"type": "SQL92", "factory": "commitmq_plugins.sql92.evaluator:SqlFilter", "plugin": "sql"}
