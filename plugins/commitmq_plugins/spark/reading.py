@@ -24,8 +24,8 @@ from commitmq.client.admin import Admin
 from commitmq.errors import StoreError
 from commitmq.format.constants import LMQ_PREFIX, PREBLANK_SIZE
 from commitmq.kernels.codes import NO_CRC_NEEDED, UNCHECKED
-from commitmq.store.queues.tag_filter import TagFilter
 from commitmq.store.queues.pull_result import PullStatus
+from commitmq.store.queues.tag_filter import TagFilter
 from commitmq.store.recovery.cut_history import NO_CUT
 from commitmq.store.recovery.scan import REASONS
 from commitmq_plugins.spark import columns

@@ -19,7 +19,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from commitmq.store.queues.message_filter import INTEGER_RANGE, LONG_RANGE, FilterBatch, Flags, PropertyColumn, java_double, java_integer
+from commitmq.store.queues.message_filter import (
+    INTEGER_RANGE,
+    LONG_RANGE,
+    FilterBatch,
+    Flags,
+    PropertyColumn,
+    java_double,
+    java_integer,
+)
 from commitmq_plugins.sql92 import parser
 from commitmq_plugins.sql92.parser import parse
 
