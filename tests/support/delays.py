@@ -83,7 +83,7 @@ class Peer:
 def everything(node: Node, topic: str) -> list[Stored]:
     """All messages of a topic that can be read now."""
     found: list[Stored] = []
-    with Reader(topic, node=node.address, start="earliest") as reader:
+    with Reader(topic, node=node.address, start="earliest", timeout_s=60) as reader:
         quiet = 0
         while quiet < 3:
             batch = reader.poll(timeout_s=0.2)

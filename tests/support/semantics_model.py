@@ -248,7 +248,7 @@ class Fleet:
     def stir(self) -> None:
         """One event."""
         missing = Counter(self._wanted) - Counter(topic for topic, _ in self._living)
-        if missing and self._chance.random() < 0.7:
+        if missing and (self._chance.random() < 0.7 or not self._living):
             self._start(self._chance.choice(sorted(missing.elements())))
             return
         _, program = self._living.pop(self._chance.randrange(len(self._living)))
