@@ -120,7 +120,7 @@ class Judged:
             if not record.sys_flag & SysFlag.INNER_BATCH:
                 if "KEYS" in record.properties:
                     found[record.topic, record.properties["KEYS"]] = None
-                if number % 11 == 0:
+                if number % 11 == 0 and "UNIQ_KEY" in record.properties:  # operations of transactions have none
                     found[record.topic, record.properties["UNIQ_KEY"]] = None
         return list(found)
 

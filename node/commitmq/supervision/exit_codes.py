@@ -32,6 +32,7 @@ class CliExit(IntEnum):
     STORE_UNUSABLE = 74  # nothing was done: the store may not be entered, has other sizes, or is damaged
     UNCLEAN_STOP = 75  # the node is gone but did not end in order; the next start runs a recovery
     CONFIG_ERROR = 78  # an unknown key, a wrong type or a value out of range
+    NO_ROOM = 79  # the disk has no space left for the files of a start; a keeper tries again, a person frees some
     INSECURE_LISTENER = 80  # a listener would be open to a network without authentication and encryption
     INTERRUPTED = 130  # Ctrl-C; for `produce` also SIGTERM
 
@@ -48,6 +49,7 @@ MEANINGS = {
     CliExit.STORE_LOCKED: "another process holds the store",
     CliExit.STORE_UNUSABLE: "the store cannot be used: no access, other sizes, or damage that keeps it from being opened",
     CliExit.UNCLEAN_STOP: "the node is gone but did not stop in order; the next start recovers",
+    CliExit.NO_ROOM: "the disk has no space left for the files of a start",
     CliExit.CONFIG_ERROR: "a configuration key or value is wrong",
     CliExit.INSECURE_LISTENER: "a listener would be open to a network without authentication and encryption",
     CliExit.INTERRUPTED: "interrupted with Ctrl-C (or `produce` with SIGTERM)",

@@ -13,7 +13,8 @@ supervisor, which is its child, and from there on everything is as usual. LIFE n
   started again, so a stop stays a stop even when it goes wrong.
 * A supervisor killed by any other signal is started again, after 100 ms at first, twice that each time up to 10 s, and
   from 100 ms again after it ran for a minute. It recovers the store as after any crash.
-* An exit code is passed through.
+* An exit code is passed through. After a kill, that of a full disk (79) is not: the keeper starts another supervisor in the
+  same way until there is room.
 
 CONFIG_FD is a memory file with the configuration, read by every supervisor: a restarted supervisor runs with exactly
 the values that the node was started with. READY_FD (-1: none) is a pipe on which the supervisor reports its result to a
@@ -35,6 +36,8 @@ LONGEST_PAUSE_S = 10.0
 WELL_AFTER_S = 60.0
 # Exit code CliExit.UNCLEAN_STOP: the node died while it stopped. Repeated here so that nothing is imported.
 UNCLEAN_STOP = 75
+# Exit code CliExit.NO_ROOM: the disk was full when the supervisor started.
+NO_ROOM = 79
 
 _STOPPING = {"asked": False}
 
@@ -67,6 +70,7 @@ def main(arguments: list[str]) -> int:
     _hit("keeper.begin")
 
     pause_s = FIRST_PAUSE_S
+    was_killed = bool(adopted)  # a node that ran is started again also when the disk is full meanwhile
     if adopted:
         code = _wait_for_word(int(adopted[2]))
         if parent_fd >= 0:
@@ -89,14 +93,17 @@ def main(arguments: list[str]) -> int:
         status = _wait_and_reap(child, handled)
         child = 0
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
-        if os.WIFEXITED(status):
-            return os.WEXITSTATUS(status)
-        killer = os.WTERMSIG(status)
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
+        if code >= 0 and not (code == NO_ROOM and was_killed and not _STOPPING["asked"]):
+            return code
+        killer = os.WTERMSIG(status) if code < 0 else 0
         if _STOPPING["asked"] or killer in (signal.SIGTERM, signal.SIGINT):
             return UNCLEAN_STOP
+        was_killed = True
         if time.monotonic() - started >= WELL_AFTER_S:
             pause_s = FIRST_PAUSE_S
-        _say(store, int(config_fd), f"supervisor was killed by signal {killer}, starting it again in {pause_s:.1f} s")
+        why = f"supervisor was killed by signal {killer}" if killer else "the disk has no room for a start"
+        _say(store, int(config_fd), f"{why}, starting it again in {pause_s:.1f} s")
         # the loop above sees a stop that comes during this sleep: the handler has run, and no child is started
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)

@@ -78,6 +78,7 @@ from commitmq.config import NodeConfig
 from commitmq.config.schema import LogConfig
 from commitmq.control import ControlBlock, Word, WorkerState, WorkerWord
 from commitmq.errors import CommitMQError, ProtocolError, StoreError, StoreLockedError
+from commitmq.files.no_space import tells_of_no_space
 from commitmq.log import Log
 from commitmq.network import ports
 from commitmq.protocol import wire
@@ -415,6 +416,8 @@ class Supervisor:
         self._keeper.last_word(code)
 
     def _refuse(self, sentence: str, code: CliExit) -> int:
+        if tells_of_no_space(sentence):
+            code = CliExit.NO_ROOM
         sentence = with_a_way_out(sentence, self._layout)
         if self._failure is None:
             self._log.error("cannot start", error=sentence)
