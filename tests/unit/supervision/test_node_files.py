@@ -121,7 +121,7 @@ def test_epochs_count_starts_and_never_repeat(tmp_path: Path) -> None:
     node_files.make_folders(layout)
     assert [node_files.next_epoch(layout) for _ in range(3)] == [1, 2, 3]
     (layout.own / "epoch").write_text("x")
-    with pytest.raises(StoreError, match="not a number"):
+    with pytest.raises(StoreError, match="no such number"):
         node_files.next_epoch(layout)
 
 
