@@ -132,7 +132,7 @@ NO_STORE = {
     "client/receiving/segments.py",
     "client/receiving/position_file.py", "protocol/channel.py",
     "control.py", "failpoints.py", "network/gate.py", "offline/log_damage.py",
-    "supervision/processes.py", "store/index/index_files.py", "trace_points.py", "store/memory/shared_memory.py",
+    "supervision/processes.py", "store/index/index_shape.py", "trace_points.py", "store/memory/shared_memory.py",
     "store/log/transient_pool.py", "workers/runtime/doorbell.py",
     "workers/writer/local_sockets.py", "workers/runtime/role_lock.py", "workers/allocate.py",
     "counting/table.py",

@@ -22,7 +22,7 @@ from commitmq.offline.findings import Finding
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import rebuild as rebuild_here
 from commitmq.offline.verify import verify as verify_here
-from commitmq.store.log.commit_log import find_start, pieces_of
+from commitmq.store.log.log_split import find_start, pieces_of
 from commitmq.supervision.exit_codes import CliExit
 from commitmq_plugins.spark.commands import pipeline
 from commitmq_plugins.spark.jobs.rebuild import rebuild, verify

@@ -49,7 +49,8 @@ from commitmq.offline.store_view import StoreView
 from commitmq.store.index.index_file import file_name
 from commitmq.store.index.index_files import SavedState
 from commitmq.store.layout import StoreLayout
-from commitmq.store.log.commit_log import PIECE_BYTES, CommitLog, Job, pieces_of, prove
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.log_split import PIECE_BYTES, Job, pieces_of, prove
 from commitmq.store.queues.consume_queue import MAX_GAP_UNITS
 from commitmq.store.recovery.scan import scan_to_end
 

@@ -41,8 +41,8 @@ from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_queues import narrow
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log import multi_dispatch
-from commitmq.store.log.commit_log import NO_START, Piece, find_start, find_stop
 from commitmq.store.log.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
+from commitmq.store.log.log_split import NO_START, Piece, find_start, find_stop
 from commitmq.store.queues.batch_consume_queue import make_units
 from commitmq.store.queues.consume_queue import MAX_GAP_UNITS, ConsumeQueue
 

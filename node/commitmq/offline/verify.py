@@ -17,7 +17,7 @@ Nothing is changed. The result is a list of :class:`Finding` s: the kind, the fi
 A store that was not closed orderly (``abort`` exists) may lack units and items of its last records, and may have a torn
 end: a recovery handles these. They are reported as notes, not as damage.
 
-The log is cut into pieces (:mod:`commitmq.store.log.commit_log`). Each is a task that reads its part of the log once and
+The log is cut into pieces (:mod:`commitmq.store.log.log_split`). Each is a task that reads its part of the log once and
 compares the records with their units and items; further tasks check the remaining units and files, for some queues or
 an index file each. So a :class:`~commitmq.offline.runner.Runner` may run them in parallel, with the same report.
 Memory: two numbers for each queue, and the results of the running pieces.
@@ -69,7 +69,7 @@ from commitmq.offline.verify_queues import PieceReport, PieceTask, check_piece
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.log.append import longs
-from commitmq.store.log.commit_log import PIECE_BYTES, Job, Piece, pieces_of, prove
+from commitmq.store.log.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
 from commitmq.store.log.readdressing import find
 from commitmq.store.metadata import group_config, json_config, orders_journal, topic_files
 from commitmq.store.metadata.epoch import read_epoch

@@ -34,8 +34,8 @@ from commitmq.offline.queue_units import QueueUnits, disorder, locate, runs, sho
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_index import IndexCheck, IndexList
 from commitmq.store.log import multi_dispatch
-from commitmq.store.log.commit_log import NO_START, Piece, find_start, find_stop
 from commitmq.store.log.dispatch_batch import DispatchBatch, by_queue, consumable
+from commitmq.store.log.log_split import NO_START, Piece, find_start, find_stop
 from commitmq.store.queues.batch_consume_queue import make_units
 from commitmq.store.queues.consume_queue_ext import MAX_ADDRESS, ExtensionReader
 

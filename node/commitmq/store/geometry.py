@@ -4,7 +4,7 @@
     consume_queue.file_bytes          length of most of the examined files, because one of them may be damaged
     consume_queue.batch_file_bytes    the same, of BatchCQ topics
     consume_queue.ext_file_bytes      the same, of extensions
-    index.hash_slots, max_items       by :mod:`commitmq.store.index.index_files`
+    index.hash_slots, max_items       by :mod:`commitmq.store.index.index_shape`
 
 RocketMQ makes every file at its full size (spec 1.3), so a file's length is its size, and a file of 0 bytes is just
 being made. Only for the index do the files override the sizes in ``commitmq/store.json``, where their items show other
@@ -27,7 +27,7 @@ from commitmq.files.mapped_file import list_sizes
 from commitmq.format.constants import BATCH_UNIT_BYTES, UNIT_BYTES
 from commitmq.format.index_header import IndexShape
 from commitmq.store.access import refusals_told
-from commitmq.store.index.index_files import find_shape
+from commitmq.store.index.index_shape import find_shape
 from commitmq.store.layout import StoreLayout
 from commitmq.store.store_file import StoreFile
 

@@ -28,7 +28,7 @@ from commitmq.offline.rebuild_parallel import rebuild_parallel
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify import verify as work
 from commitmq.store.access import private_files
-from commitmq.store.log.commit_log import PIECE_BYTES
+from commitmq.store.log.log_split import PIECE_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ import pytest
 
 from commitmq.format.index_header import IndexShape
 from commitmq.format.record import Host, Record
-from commitmq.store.index.index_files import find_shape
+from commitmq.store.index.index_shape import find_shape
 from golden_stores import ALL_GOLDEN_NAMES, unpack
 from index_store import IndexStore
 

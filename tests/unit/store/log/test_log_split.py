@@ -20,7 +20,8 @@ from commitmq.errors import StoreError
 from commitmq.kernels.codes import WALK_BLANK
 from commitmq.kernels.compiled import find_record, scan
 from commitmq.offline.extents import Stretch, walk_extents
-from commitmq.store.log.commit_log import NO_START, CommitLog, Job, find_start, find_stop, pieces_of, prove
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.log_split import NO_START, Job, find_start, find_stop, pieces_of, prove
 from tricky_log import HEAD_BYTES, SEGMENT_BYTES, TRICKS, build, record, segment_of
 
 
