@@ -117,8 +117,9 @@ class Full:
                     for message in consumer.receive(8, 0.5):
                         if ordered:
                             consumer.nack(message, dead=True)
-                        elif message.reconsume_times and message.ack():
+                        elif message.reconsume_times:
                             self.note(message.body)
+                            message.ack()  # may say that it is acknowledged already: who answered the first try was killed
 
     def end(self) -> None:
         self._is_over.set()
