@@ -76,8 +76,8 @@ def test_a_group_gets_what_is_stored_after_a_power_cut(tmp_path: Path) -> None:
         assert shown["generation"] == after.generation > before.generation
         assert (shown["log_cuts"], shown["positions_lowered"]) == (before.total + 1, 1)
         assert (after.cuts[-1].end, after.pending_end) == (lost_from, NO_CUT)
-        assert "offsets of 1 groups were lowered" in commitmq("status", "--node", node.address).stdout
-        assert "offsets were lowered" in commitmq("doctor", "--node", node.address).stdout
+        assert "1 offset(s) of 1 group(s) were lowered by" in commitmq("status", "--node", node.address).stdout
+        assert "1 offset(s) were lowered" in commitmq("doctor", "--node", node.address).stdout
         new = [b"new %d" % number for number in range(8)]
         with Producer(node.address) as producer:
             for body in new:
