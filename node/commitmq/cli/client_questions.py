@@ -48,7 +48,7 @@ class Questions:
 
         self._host, self._port = _server(admin, node)
         # The node does not know RocketMQ's protocol; its plugin does, as for the verb `rocketmq`.
-        self._asking = import_module(f"{VERB_PLUGINS[GATEWAY]}.doctor.questions")
+        self._asking = import_module(f"{VERB_PLUGINS[GATEWAY]}.doctor.command")
         keys = None if access_key is None else self._asking.Keys(access_key, read_secret())
         self._terms = self._asking.Terms(timeout_s, tls, keys)
 
