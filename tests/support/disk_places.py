@@ -53,7 +53,9 @@ def calls() -> Iterator[tuple[Path, str, str]]:
                 continue
             assert isinstance(node, ast.Call)
             if function.value.id == "atomic_file":
-                if function.attr == "make_way":  # a rename of what nobody made for us, before the call that is in the table
+                if (
+                    function.attr == "make_way"
+                ):  # a rename of what nobody made for us, before the call that is in the table
                     continue
                 operation, place = REPLACING[function.attr]
                 argument = node.args[place]
