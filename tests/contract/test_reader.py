@@ -557,12 +557,12 @@ def test_topics_come_and_go(start: Start) -> None:
     client = node.client()
     assert client.refusal("pull", topic="new", queue=0, offset=0) == "TOPIC_NOT_EXIST"
     settings = {"read_queues": 2, "write_queues": 2, "perm": 6, "attributes": {}}
-    # The coordinator's order: file, word, news.
+    # The coordinator's order: file, word, news. Without the file a reader that does not subscribe yet never learns of it.
+    store.topic("new", 2)
     store.put("new", 0, b"hello")
     node.show(store.end)
     node.control.put(Word.TOPICS_VERSION, 1)
     node.topics.send_multipart([b"topics", orjson.dumps({"version": 1, "topics": {"new": settings}, "deleted": []})])
-    store.topic("new", 2)
     deadline = time.monotonic() + 5
     while not client.pull("new", 0, 0)[0]["ok"]:
         assert time.monotonic() < deadline

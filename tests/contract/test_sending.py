@@ -412,14 +412,14 @@ def test_a_program_ends_though_a_thread_that_runs_no_more_holds_the_lock(node: N
         """
         import sys, threading, time
         from commitmq import Producer
-        from commitmq.protocol import zmq_context
+        from commitmq.protocol import channel
 
         producer = Producer(sys.argv[1])
         producer.send_async("ending", b"x").result(30)
         held = threading.Event()
 
         def hold():
-            with producer._lanes.lock, zmq_context._context_lock:
+            with producer._lanes.lock, channel._context_lock:
                 held.set()
                 time.sleep(3600)
 

@@ -47,7 +47,7 @@ def test_modules_for_single_sends_are_light() -> None:
     code = (
         "import sys\n"
         "from commitmq.format import record, properties, crc, message_id, constants, java, client_batch, compression\n"
-        "from commitmq.store.metadata import topic_name\n"
+        "from commitmq.store.metadata import topic_config\n"
         "print([name for name in ('numpy', 'zmq', 'lz4', 'zstandard') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
