@@ -220,6 +220,7 @@ _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _ARMED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _GONE: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _NEWCOMER_S: Final = 1.0
+_EVENT_S: Final = 0.1  # the longest wait for the event of a connection whose request came before it
 _LOOKS_A_LIMIT: Final = 4
 _TURNED_AWAY_S: Final = 1.0
 _MOST_TURNED_AWAY: Final = 32  # no more than there are places
@@ -343,6 +344,18 @@ class Gate:
         """
         self.looks += 1
         self.is_empty = True
+
+    def peer(self, identity: bytes) -> Connection | None:
+        """The connection of ``identity``. A peer's first request may be faster than the event of its connection; then that is
+        waited for, a tenth of a second at most. So this is for what is rare.
+        """
+        deadline = time.monotonic() + _EVENT_S
+        while (found := self.peers.get(identity)) is None and time.monotonic() < deadline:
+            with self._meeting:
+                if all(one.identity != identity for one in self._unheard.values()):
+                    return self.peers.get(identity)
+            time.sleep(0.001)
+        return found
 
     def has_left(self, identity: bytes) -> bool:
         """Whether the peer of ``identity`` has gone, and its requests still wait."""

@@ -292,7 +292,7 @@ class Router(zmq.Socket[bytes]):
             return named
         if self.guard is not None:
             return self.guard.actor
-        connection = self.gate.peers.get(identity)
+        connection = self.gate.peer(identity) if looks_up else self.gate.peers.get(identity)
         if connection is None:
             return Actor(protocol=PROTOCOL)
         if looks_up and connection.account == UNKNOWN_ACCOUNT and not connection.is_local:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import threading
 import time
 from pathlib import Path
 
@@ -178,3 +179,22 @@ def test_a_first_request_while_the_gate_opens_the_connection(tmp_path: Path, mon
         assert router.gate.peers == {found.identity: found}
         assert found.handled
         assert not router.gate._unheard
+
+
+def test_a_first_request_that_is_faster_than_its_connection_has_an_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Under load the audit log had lines without a user: the gate had not heard of the connection yet.
+    with opened(tmp_path) as (router, endpoints):
+        monkeypatch.setattr(router.gate, "_hear", lambda: False)
+        with RawPeer(endpoints[0]) as peer:
+            ask(peer, 1)
+            assert router.poll(2_000)
+            identity, _ = router.recv_multipart(zmq.NOBLOCK)
+            assert router.gate.peer(b"another") is None
+            hears = threading.Timer(0.02, monkeypatch.delattr, (router.gate, "_hear"))
+            hears.start()
+            try:
+                assert router.actor(identity, {}).name == f"uid {os.getuid()}"
+            finally:
+                hears.join()
