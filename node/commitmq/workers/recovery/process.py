@@ -25,6 +25,7 @@ from typing import Any, Final
 from commitmq import failpoints
 from commitmq.control import DispatcherWord, Word
 from commitmq.errors import CorruptRecordError, DiskFullError, StoreError
+from commitmq.files import atomic_file
 from commitmq.files.mapped_file import list_segments
 from commitmq.files.no_space import is_no_space
 from commitmq.format.constants import LMQ_PREFIX
@@ -109,8 +110,8 @@ def _told(losses: list[Loss]) -> str:
 def _compare_topics(context: WorkerContext) -> None:
     """Topics that have queues must be in ``config/topics.json``, else no consumer can read them.
 
-    Raises StoreError when that file is missing. Single missing topics are only logged: RocketMQ deletes a topic's
-    queues later.
+    Raises StoreError when that file is missing, unless a death between the two renames of its replacement took it: then its
+    previous generation is whole. Single missing topics are only logged: RocketMQ deletes a topic's queues later.
     """
     layout = context.layout
     path = layout.config / "topics.json"
@@ -121,7 +122,7 @@ def _compare_topics(context: WorkerContext) -> None:
     if not unknown:
         return
     named = ", ".join(unknown[:_NAMED]) + (f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else "")
-    if not path.exists():
+    if not path.exists() and not path.with_name(path.name + atomic_file.SUFFIX).exists():
         raise StoreError(
             f"the table of topics is missing, and no client could read the queues of these topics: {named}. Put it back, "
             "from topics.json.bak perhaps; or write {} into it, start, and create these topics again, which keep their "
