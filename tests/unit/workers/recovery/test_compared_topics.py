@@ -1,4 +1,8 @@
-"""Goal: a table of topics that a death took away between two renames refuses no start; one that somebody deleted does."""
+"""Goal: a table of topics that a death took away between two renames refuses no start; one that somebody deleted does.
+
+Method: what a start compares, on a store of one queue whose table is missing, with and without the file that was to replace
+it.
+"""
 
 from __future__ import annotations
 
