@@ -290,8 +290,7 @@ def ask_spark(store: Path, flights: list[Message]) -> None:
     from pyspark import SparkContext
     from pyspark.sql import functions as f
 
-    from commitmq_plugins.spark.java import find_java
-    from commitmq_plugins.spark.sessions import QUICK_START, session
+    from commitmq_plugins.spark.sessions import QUICK_START, find_java, session
 
     heading("ask Spark, which reads the files themselves: at which time of the day do flights leave late?")
     java = find_java()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note why a test failed in the file COMMITMQ_REASONS, for the end of a long log: its last lines tell most."""
     file = os.environ.get("COMMITMQ_REASONS")
-    if not file or not report.failed or "PYTEST_XDIST_WORKER" in os.environ:
+    if not file or not report.failed or os.environ.get("PYTEST_XDIST_WORKER"):
         return
     text = report.longreprtext.splitlines()
     told = [line for line in text if line.startswith("E ")][-12:] or text[-12:]
@@ -75,6 +75,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The order of the folders: those whose files take longest first, so that no process is left alone at the end."""
     items.sort(key=lambda item: next((at for at, name in enumerate(FOLDERS) if f"/tests/{name}/" in str(item.path)), 9))
+
+
+@pytest.fixture(autouse=True)
+def _umask_stays() -> Iterator[None]:
+    """A test that leaves another umask fails itself, not the tests after it in its process."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    after = os.umask(before)
+    assert after == before, f"the test leaves the umask {after:04o}"
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,7 @@
 """The ConsumeQueue dispatcher: appends one 20-byte unit for each record to its queue's files (spec section 3).
 
-There are two additions: records of BatchCQ topics get a unit of another shape
-(:mod:`commitmq_dispatchers.consume_queue`), and a record may name further queues
-(:mod:`commitmq.store.log.multi_dispatch`).
+There are two additions: records of BatchCQ topics get a unit of another shape (:class:`BatchQueues`), and a record may name
+further queues (:mod:`commitmq.store.log.dispatch_batch`).
 
 Invariants: the units of a queue are appended in the order of their records, at queue offset x 20; a unit is in its file
 before the batch's end is published (so a reader that sees the position finds the unit); appending is idempotent by
@@ -10,40 +9,6 @@ physical offset, so after any death the batch is simply dispatched again.
 
 A whole batch is grouped by queue with numpy and written with one pwrite for each queue and file; no Python code runs
 for each message. Memory grows with the number of queues only: a small object each, and descriptors in a bounded cache.
-
-Syncs some queues in a thread, so that waiting consumers are not delayed.
-
-An fdatasync of a queue that has grown waits for the file system's journal, and so for all other writes on their way to
-the device: beside an asynchronous flush of the log it took 75 ms, in which nothing was dispatched.
-
-The loop hands over separate descriptors (a queue's own may be closed meanwhile, and its files deleted) and the
-durable position that the sync will reach. Units appended meanwhile wait for the next sync. The thread touches nothing
-else, and the loop that started it reads the result after its end.
-
-Decides when the ConsumeQueue dispatcher writes down which queues there are and where they end.
-
-The file is :mod:`commitmq.store.queues.queue_ends`. Every recorded end must be on the device already: a start takes a
-queue that ends before its record for damaged. So the ends are taken at one place of the log and kept until everything
-below it is durable.
-
-While messages are dispatched, a thread writes the record so that waiting consumers are not delayed: a sync takes as
-long as the device needs. Only one thread runs at a time, and every operation that would make a record wrong waits for
-it first.
-
-Tracks the queues whose units are not all on the device yet, and so the position below which everything is.
-
-The queue that waits longest comes first, with the position that the log was dispatched to before its first unsynced
-unit: below that position no unit of any queue is missing on the device. So the durable position follows the syncs one
-by one, in any order, and a recovery begins at the unit that waits longest, not at the last time that all were synced.
-
-Queues of topics with ``queue.type=BatchCQ``: one 46-byte unit for each record (spec 3.9).
-
-It is a part of the ConsumeQueue dispatcher and keeps its invariants: units are in the order of their records, they are
-in the file before the batch's end is published, and appending them again changes nothing.
-
-The topic table says which topics these are. For a topic that is not in the table (it was just deleted) the record
-decides: only the node's writer makes inner batches, and only for such topics. A record of these topics without
-INNER_NUM and INNER_BASE counts as a batch of one, as in RocketMQ 5.4.0, where plain sends to such a topic are possible.
 """
 
 from __future__ import annotations
@@ -53,28 +18,32 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from commitmq import failpoints
 from commitmq.config import NodeConfig
-from commitmq.errors import StoreError
+from commitmq.errors import FilterError, StoreError
 from commitmq.files import disk
 from commitmq.files.fd_cache import FdCache, affordable_files
+from commitmq.format.bloom import BITMAP_BYTES
 from commitmq.format.constants import BATCH_UNIT_BYTES, UNIT_BYTES, SysFlag
 from commitmq.format.units import UNIT
+from commitmq.kernels.codes import MATCH, NO_MATCH
 from commitmq.plugin.hookspecs import DispatcherSpec, DispatcherView, hookimpl
-from commitmq.store.log import multi_dispatch
-from commitmq.store.log.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
+from commitmq.store.log import dispatch_batch
+from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker, Rows, by_queue, consecutive, consumable
 from commitmq.store.log.expiry import list_bases
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue, make_units
 from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.consume_queue_ext import MAX_ADDRESS, ConsumeQueueExt, ExtensionReader, is_address
 from commitmq.store.queues.queue_ends import QueueEnds
 from commitmq.store.queues.queue_files import (
     LogProof,
@@ -84,17 +53,225 @@ from commitmq.store.queues.queue_files import (
     sync_error,
     sync_folders,
 )
-from commitmq_dispatchers.queue_extensions import QueueExtensions
+
+QueueKey = tuple[str, int]
+_LOOK_UNITS: Final = 8_192
+_LOOK_S: Final = 0.03
+
+
+class QueueExtensions:
+    """Extension units (spec 3.8), written before the units that point to them, and cut with them.
+
+    Units are added only while ``consume_queue.enable_ext`` is on. Without it, existing extension files are still cut and
+    expired with their queues; else switching it on again would meet stale units.
+
+    After a crash, and where an extension's end was lost, the addresses of all units are looked at beside the other work
+    (:meth:`look_again`). A unit whose address leads nowhere gets its record's tags code in place of it. So does the unit
+    before it: its bit map may reach into the bytes that are lost, and bits that are missing would hide its message.
+
+    The extensions of all queues.
+    """
+
+    def __init__(self, view: DispatcherView, fds: FdCache) -> None:
+        config = view.config.consume_queue
+        self._root = view.layout.consume_queue_ext
+        self._view = view
+        self._enabled = config.enable_ext
+        self._with_bitmaps = config.enable_filter_bit_map
+        self._file_bytes = config.ext_file_bytes
+        self._fds = fds
+        self._queues: dict[QueueKey, ConsumeQueueExt] = {}
+        self._walker = LogWalker(view.commit_log, max_rows=1, max_bytes=1 << 30)
+        self._reader = ExtensionReader(self._root, self._file_bytes, fds)
+        self._look: Iterator[ConsumeQueue | None] = iter(())
+        self.looked_at = (0, 0)
+        """How many queues were looked at, and how many shall be."""
+
+    def truncate(self, queues: Mapping[QueueKey, ConsumeQueue]) -> None:
+        """Load every extension again, and cut it behind the extension unit that the last unit of its queue points to."""
+        self._queues.clear()
+        suspects = [] if self._view.node_clean or not self._root.is_dir() else list(queues.values())
+        for topic, queue_id, folder in list_queues(self._root):
+            ext = ConsumeQueueExt(folder, self._file_bytes, self._fds)
+            queue = queues.get((topic, queue_id))
+            if queue is None or not queue.has_files:
+                ext.destroy()  # nothing points to it any more
+                continue
+            if not _open_behind(ext, queue) and self._view.node_clean:
+                suspects.append(queue)
+            if queue.is_dirty:
+                ext.expect_unsynced(0)  # units that point here are synced again, so the extension units are too
+            self._queues[topic, queue_id] = ext
+        self._look = self._look_at(suspects)
+        self.looked_at = (0, len(suspects))
+
+    # ------------------------------------------------------------ lost units
+
+    def look_again(self) -> list[ConsumeQueue]:
+        """Look at the addresses of some more units, for some hundredths of a second; returns the queues that changed."""
+        changed, until = [], time.monotonic() + _LOOK_S
+        try:
+            for queue in self._look:
+                if queue is not None:
+                    changed.append(queue)
+                if time.monotonic() >= until:
+                    break
+        except StoreError as error:  # an address that leads nowhere costs a look at the record, and no message
+            self.looked_at = (0, 0)
+            self._view.log.warning("extension units cannot be looked at", error=str(error))
+        return changed
+
+    def _look_at(self, queues: Sequence[ConsumeQueue]) -> Iterator[ConsumeQueue | None]:
+        """A step yields the queue that it changed, or None."""
+        for number, queue in enumerate(queues):
+            self.looked_at = (number, len(queues))
+            at, end, healed = queue.min_offset, queue.max_offset, 0
+            while at < end:
+                at = max(at, queue.min_offset)
+                units = np.frombuffer(queue.read_units(at, _LOOK_UNITS), UNIT)
+                if not len(units):
+                    break
+                for row in self._lost(queue.key, units).tolist():
+                    code = self._code_of(units[row])
+                    if code is not None:
+                        queue.put_tags_code(at + row, code)
+                        healed += 1
+                        yield queue
+                # The last one is looked at with the one behind it, too.
+                at += len(units) - (at + len(units) < end)
+                yield None
+            if healed:
+                topic, queue_id = queue.key
+                self._view.log.warning(
+                    "lost extension units were made up for", topic=topic, queue=queue_id, units=healed
+                )
+        self.looked_at = (len(queues), len(queues))
+
+    def _lost(self, key: QueueKey, units: Rows) -> NDArray[np.int64]:
+        """The rows of ``units`` whose address leads nowhere, and those just before them."""
+        codes = units["tags_code"].astype(np.int64)
+        found = self._reader.resolve(f"{key[0]}/{key[1]}", codes)
+        if found is None:
+            return np.empty(0, np.int64)
+        addressed = codes <= MAX_ADDRESS
+        lost = found.codes <= MAX_ADDRESS
+        lost[:-1] |= lost[1:] & addressed[:-1]
+        return np.flatnonzero(lost)
+
+    def _code_of(self, unit: np.void) -> int | None:
+        """The tags code of the unit's record; None when the record has expired or cannot be read."""
+        start = int(unit["physical_offset"])
+        try:
+            batch = self._walker.walk(start, start + int(unit["size"]))
+        except StoreError:
+            return None
+        rows = batch.rows
+        is_it = len(rows) > 0 and int(rows["physical_offset"][0]) == start
+        return int(rows["tags_code"][0]) if is_it else None
+
+    def add(self, key: QueueKey, queue: ConsumeQueue, rows: Rows, units: Rows) -> None:
+        """Write the extension units of ``rows``, and put their addresses into ``units``, which ``queue`` gets next.
+        Rows that the queue already has are skipped, as the queue itself does.
+        """
+        if not self._enabled:
+            return
+        fresh = int(np.searchsorted(rows["physical_offset"] + rows["size"], queue.max_physical_offset, side="right"))
+        if fresh == len(rows):
+            return
+        ext = self._queues.get(key)
+        if ext is None:
+            ext = ConsumeQueueExt(self._root / key[0] / str(key[1]), self._file_bytes, self._fds)
+            _open_behind(ext, queue)
+            self._queues[key] = ext
+        rows = rows[fresh:]
+        bitmaps = self._bitmaps(key[0], rows) if self._with_bitmaps else None
+        units["tags_code"][fresh:] = ext.append(rows["tags_code"], rows["store_timestamp"], bitmaps)
+
+    def _bitmaps(self, topic: str, rows: Rows) -> NDArray[np.uint8] | None:
+        """Which subscriptions match each record; None when the topic has none."""
+        subscriptions = self._view.subscriptions_of(topic)
+        if not subscriptions:
+            return None
+        # A batch never crosses its segment's end.
+        first, last = rows[0], rows[-1]
+        base = int(first["physical_offset"])
+        view = self._view.commit_log.read(base, int(last["physical_offset"]) + int(last["size"]) - base)
+        data = np.frombuffer(view, np.uint8)
+        positions = rows["physical_offset"] - base
+        sizes = rows["size"].astype(np.int64)
+        bitmaps = np.zeros((len(rows), BITMAP_BYTES), np.uint8)
+        verdicts = np.empty(len(rows), np.uint8)
+        for mask, wanted in subscriptions:
+            try:
+                wanted.judge(data, positions, sizes, verdicts)
+            except FilterError as error:
+                # Too many bits cost a read of the record; too few bits would lose the record.
+                self._view.log.error("a subscription's filter failed", topic=topic, error=str(error))
+                verdicts[:] = MATCH
+            bitmaps[verdicts != NO_MATCH] |= np.frombuffer(mask, np.uint8)
+        return bitmaps
+
+    def flush(self, key: QueueKey) -> None:
+        """Sync one queue's extension; to be called before its queue is synced."""
+        ext = self._queues.get(key)
+        if ext is not None and ext.is_dirty:
+            ext.flush()
+
+    def forget(self, topic: str) -> None:
+        """A topic was deleted: delete its extensions."""
+        for key in [key for key in self._queues if key[0] == topic]:
+            self._queues.pop(key).destroy()
+        folder = self._root / topic
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+    def expire(self, queues: Mapping[QueueKey, ConsumeQueue]) -> None:
+        """Delete the files that are wholly below the extension unit that each queue's first unit points to."""
+        for key, ext in self._queues.items():
+            queue = queues.get(key)
+            first = None if queue is None else queue.unit(queue.min_offset)
+            if first is not None and is_address(first[2]):
+                ext.delete_below(first[2])
+
+
+def _open_behind(ext: ConsumeQueueExt, queue: ConsumeQueue) -> bool:
+    """Load ``ext`` and let it continue behind the extension unit that the newest pointing unit of the queue points to.
+    Returns False where that unit was lost.
+
+    Without files the whole queue is searched for that unit: the files may have been lost, and an old address must never
+    lead to a new unit.
+    """
+    ext.recover()
+    end = queue.max_offset
+    least = max(queue.min_offset, end - 1) if ext.has_files else queue.min_offset
+    while end > least:
+        first = max(least, end - _LOOK_UNITS)
+        units = np.frombuffer(queue.read_units(first, end - first), UNIT)
+        found = np.flatnonzero(units["tags_code"] <= MAX_ADDRESS)
+        if len(found):
+            return ext.truncate_behind(int(units["tags_code"][found[-1]]))
+        end = first
+    return True
+
 
 _FOLDER: Final = "queue_folder"
 
 
 class BackgroundSync:
-    """One sync."""
+    """Syncs some queues in a thread, so that waiting consumers are not delayed.
+
+    An fdatasync of a queue that has grown waits for the file system's journal, and so for all other writes on their way
+    to the device: beside an asynchronous flush of the log it took 75 ms, in which nothing was dispatched.
+
+    The loop passes on separate descriptors (a queue's own may be closed in the meantime, and its files deleted) and the
+    durable position that the sync will reach. Units appended in the meantime wait for the next sync. The thread touches
+    nothing else, and the loop that started it reads the result after its end.
+
+    One sync.
+    """
 
     def __init__(self, queues: list[QueueFiles], folders: set[str]) -> None:
         """Take over the unsynced files of ``queues`` and the names in ``folders``: they count as synced from now on.
-
         Raises StoreError when a descriptor cannot be opened; then nothing was taken over.
         """
         self._durable = (0, 0)
@@ -106,7 +283,7 @@ class BackgroundSync:
             names = folders.union(*(queue.folders_to_sync() for queue in queues))
             # Deepest folder first: a folder's durable name is worth nothing before its content is durable.
             for folder in sorted(names, key=lambda path: path.count("/"), reverse=True):
-                # A folder that was deleted meanwhile, with its topic, has no names to keep.
+                # A folder that was deleted in the meantime, with its topic, has no names to keep.
                 with contextlib.suppress(FileNotFoundError):
                     self._files.append((_FOLDER, disk.open_folder(folder)))
         except OSError as error:
@@ -149,7 +326,6 @@ class BackgroundSync:
         return not self._thread.is_alive()
 
     def join(self) -> None:
-        """Wait for the end."""
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -171,7 +347,18 @@ Queues = Callable[[], Iterable[ConsumeQueue | BatchConsumeQueue]]
 
 
 class EndsRecord:
-    """The record of one dispatcher's queues. A record that cannot be written is a warning: a start works without it."""
+    """Decides when the dispatcher writes down which queues there are and where they end.
+
+    The file is :mod:`commitmq.store.queues.queue_ends`. Every recorded end must be on the device already: a start takes a
+    queue that ends before its record for damaged. So the ends are taken at one place of the log and kept until everything
+    below it is durable.
+
+    While messages are dispatched, a thread writes the record so that waiting consumers are not delayed: a sync takes as
+    long as the device needs. Only one thread runs at a time, and every operation that would make a record wrong waits for
+    it first.
+
+    The record of one dispatcher's queues. A record that cannot be written is a warning: a start works without it.
+    """
 
     def __init__(self, view: DispatcherView, queues: Queues) -> None:
         self._path = view.layout.queue_ends
@@ -247,8 +434,18 @@ class EndsRecord:
             self._log.warning("the record of the queues' ends was not written", error=str(error) or repr(error))
 
 
+Q = TypeVar("Q", bound=QueueFiles)
+
+
 class Unsynced:
-    """Queues by the position of their first unsynced unit. :meth:`reached` sets that position for the units added next."""
+    """Tracks the queues whose units are not all on the device yet, and so the position below which everything is.
+
+    The queue that waits longest comes first, with the position that the log was dispatched to before its first unsynced
+    unit: below that position no unit of any queue is missing on the device. So the durable position follows the syncs one
+    by one, in any order, and a recovery begins at the unit that waits longest, not at the last time that all were synced.
+
+    Queues by the position of their first unsynced unit. :meth:`reached` sets that position for the units added next.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[
@@ -282,6 +479,16 @@ class Unsynced:
         """``queue`` is synced, or deleted."""
         self._waiting.pop(queue, None)
 
+    def forget(self, topic: str, queues: dict[tuple[str, int], Q], root: Path) -> None:
+        """Delete the ``queues`` of a topic that was deleted, and its folder below ``root``."""
+        for key in [key for key in queues if key[0] == topic]:
+            queue = queues.pop(key)
+            self.discard(queue)
+            queue.destroy()
+        folder = root / topic
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
     def clear(self) -> None:
         self._waiting.clear()
 
@@ -306,7 +513,17 @@ class Unsynced:
 
 
 class BatchQueues:
-    """All queues under ``batchconsumequeue/``. Appended units wait in ``unsynced`` for their sync."""
+    """Queues of topics with ``queue.type=BatchCQ``: one 46-byte unit for each record (spec 3.9).
+
+    It keeps the dispatcher's invariants: units are in the order of their records, they are in the file before the batch's end
+    is published, and appending them again changes nothing.
+
+    The topic table says which topics these are. For a topic that is not in the table (it was just deleted) the record
+    decides: only the node's writer makes inner batches, and only for such topics. A record of these topics without
+    INNER_NUM and INNER_BASE counts as a batch of one, as in RocketMQ 5.4.0, where plain sends to such a topic are possible.
+
+    All queues under ``batchconsumequeue/``. Appended units wait in ``unsynced`` for their sync.
+    """
 
     def __init__(self, view: DispatcherView, fds: FdCache, unsynced: Unsynced) -> None:
         self._view = view
@@ -339,7 +556,6 @@ class BatchQueues:
             self._queues[topic, queue_id] = queue
 
     def queues(self) -> Iterable[BatchConsumeQueue]:
-        """All of these queues."""
         return self._queues.values()
 
     def split(self, batch: DispatchBatch, rows: Rows) -> tuple[Rows, Rows]:
@@ -396,13 +612,7 @@ class BatchQueues:
     def forget(self, topic: str) -> None:
         """A topic was deleted: delete its queues."""
         self._is_batch.pop(topic, None)
-        for key in [key for key in self._queues if key[0] == topic]:
-            queue = self._queues.pop(key)
-            self._unsynced.discard(queue)
-            queue.destroy()
-        folder = self._root / topic
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+        self._unsynced.forget(topic, self._queues, self._root)
 
     def expire(self, min_offset: int) -> None:
         """Delete files whose last unit points below ``min_offset`` (spec 3.6)."""
@@ -432,7 +642,7 @@ def commitmq_dispatchers(config: NodeConfig) -> list[DispatcherSpec]:
 
 
 class ConsumeQueueDispatcher:
-    """See the module's text; the interface is :class:`commitmq.plugin.hookspecs.Dispatcher`."""
+    """Appends a unit for each record to the file of its queue (see :class:`commitmq.plugin.hookspecs.Dispatcher`)."""
 
     spreads_flush = True  # flush(thorough=False) syncs every queue in time
 
@@ -553,7 +763,7 @@ class ConsumeQueueDispatcher:
     def _append_further(self, batch: DispatchBatch, rows: Rows) -> list[tuple[str, int]]:
         """Append units to further queues that records name. A deleted topic's records too: an LMQ belongs to no topic."""
         changed = []
-        for key, queue_offset, units in multi_dispatch.runs(batch, rows):
+        for key, queue_offset, units in dispatch_batch.runs(batch, rows):
             queue = self._queue(*key)
             queue.append_units(queue_offset, units)
             self._unsynced.add(queue, len(units))
@@ -630,7 +840,7 @@ class ConsumeQueueDispatcher:
 
     @property
     def remaking(self) -> tuple[str, int, int, str] | None:
-        """What is made again beside the other work, how much of it is done, of how much, and the unit of both."""
+        """What is rebuilt beside the other work, how much of it is done, of how much, and the unit of both."""
         done, total = self._extensions.looked_at
         return ("looking for lost extension units", done, total, "queues") if done < total else None
 
@@ -694,13 +904,7 @@ class ConsumeQueueDispatcher:
         """A topic was deleted: delete its queues."""
         self._extensions.forget(topic)
         self._batches.forget(topic)
-        for key in [key for key in self._queues if key[0] == topic]:
-            queue = self._queues.pop(key)
-            self._unsynced.discard(queue)
-            queue.destroy()
-        folder = self._root / topic
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+        self._unsynced.forget(topic, self._queues, self._root)
 
     def expire(self, min_offset: int) -> None:
         """Delete files whose last unit points below ``min_offset`` (spec 3.6)."""

@@ -8,7 +8,7 @@ batch's items are in the files before its end is published. All rules of trust, 
 from __future__ import annotations
 
 from commitmq.config import NodeConfig
-from commitmq.format.index_header import IndexShape
+from commitmq.format.index import IndexShape
 from commitmq.plugin.hookspecs import DispatcherSpec, DispatcherView, hookimpl
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.index.index_files import IndexFiles
@@ -24,7 +24,7 @@ def commitmq_dispatchers(config: NodeConfig) -> list[DispatcherSpec]:
 
 
 class IndexDispatcher:
-    """See the module's text; the interface is :class:`commitmq.plugin.hookspecs.Dispatcher`."""
+    """Enters records that have a key in the IndexFiles (see :class:`commitmq.plugin.hookspecs.Dispatcher`)."""
 
     def open(self, view: DispatcherView) -> int:
         """Make the files trustworthy. The node's own position is not needed, because the files tell it."""

@@ -11,18 +11,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from commitmq.client.admin import Admin, ClientInfo, ConnectedClients
+    from commitmq.client.admin import Admin
     from commitmq.client.admin_config import ConfigChange, ConfigImport
-    from commitmq.client.admin_dead_letters import PurgeResult
-    from commitmq.client.admin_results import GroupOffset, Lag, QueueBounds, TopicCreated, TopicDescription, TopicInfo
+    from commitmq.client.admin_results import (
+        ClientInfo,
+        ConnectedClients,
+        GroupOffset,
+        Lag,
+        QueueBounds,
+        TopicCreated,
+        TopicDescription,
+        TopicInfo,
+    )
     from commitmq.client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer, AsyncReader
     from commitmq.client.connection import AsyncConnection, Connection, connect, connect_async
     from commitmq.client.consumer import Consumer, Reader
-    from commitmq.client.dead_letter_resend import ResendFailure, ResendResult
-    from commitmq.client.dead_letters import DeadLetter, DeadLetterFilter
+    from commitmq.client.dead_letters import DeadLetter, DeadLetterFilter, PurgeResult, ResendFailure, ResendResult
     from commitmq.client.delayed import DelayedMessage, DelayedMessages
     from commitmq.client.handling.consume_result import ConsumeResult, RetryLater
-    from commitmq.client.handling.counts import HandlerCounts
+    from commitmq.client.handling.settings import HandlerCounts
     from commitmq.client.message import Message, Tombstone
     from commitmq.client.producer import Producer
     from commitmq.client.producing.fault_strategy import FaultStrategy
@@ -161,17 +168,17 @@ _HOMES = {
     "AsyncTransaction": "commitmq.client.transactions.transaction",
     "Transaction": "commitmq.client.transactions.transaction",
     "Admin": "commitmq.client.admin",
-    "PurgeResult": "commitmq.client.admin_dead_letters",
-    "ResendFailure": "commitmq.client.dead_letter_resend",
-    "ResendResult": "commitmq.client.dead_letter_resend",
+    "PurgeResult": "commitmq.client.dead_letters",
+    "ResendFailure": "commitmq.client.dead_letters",
+    "ResendResult": "commitmq.client.dead_letters",
     "DelayedMessage": "commitmq.client.delayed",
     "DelayedMessages": "commitmq.client.delayed",
     "DeadLetter": "commitmq.client.dead_letters",
     "DeadLetterFilter": "commitmq.client.dead_letters",
-    "ClientInfo": "commitmq.client.admin",
+    "ClientInfo": "commitmq.client.admin_results",
     "ConfigChange": "commitmq.client.admin_config",
     "ConfigImport": "commitmq.client.admin_config",
-    "ConnectedClients": "commitmq.client.admin",
+    "ConnectedClients": "commitmq.client.admin_results",
     "GroupOffset": "commitmq.client.admin_results",
     "Lag": "commitmq.client.admin_results",
     "QueueBounds": "commitmq.client.admin_results",
@@ -190,7 +197,7 @@ _HOMES = {
     "Connection": "commitmq.client.connection",
     "ConsumeResult": "commitmq.client.handling.consume_result",
     "Consumer": "commitmq.client.consumer",
-    "HandlerCounts": "commitmq.client.handling.counts",
+    "HandlerCounts": "commitmq.client.handling.settings",
     "RetryLater": "commitmq.client.handling.consume_result",
     "ExactlyOnce": "commitmq.client.sending.options",
     "FaultStrategy": "commitmq.client.producing.fault_strategy",

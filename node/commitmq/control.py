@@ -19,7 +19,8 @@ a moment before the bytes it stands for, unless the writer made a system call in
 bytes below FLUSHED are there. So a process that reads the log up to WRITTEN checks size, magic and physical offset of
 each record. Reput, the source of all others' records, looks again later at bytes that are no record yet.
 
-A wake-up (see :mod:`commitmq.workers.runtime.doorbell`) only says "look again": it may be lost, so every loop also polls.
+A wake-up (see :mod:`commitmq.workers.runtime.doorbell`) only says "look again": it may be lost, so every loop also polls. A
+role has its slot by :func:`role_slot`.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class DispatcherFlag(IntEnum):
     """Why a dispatcher has stopped."""
 
     DISK_FULL = 1
-    PARKED = 2  # it died too often on one record, and waits for a person
+    PARKED = 2  # it died too often on one record, and waits for an operator
     STORE_ERROR = 4
 
 
@@ -162,7 +163,6 @@ class ControlBlock:
             raise StoreError("the control block was made by another version", path=path)
 
     def get(self, word: int) -> int:
-        """One node-wide word."""
         return self._words[word]
 
     def put(self, word: int, value: int) -> None:
@@ -197,3 +197,35 @@ class ControlBlock:
         """Unmap. The object must not be used afterwards."""
         self._words.release()
         self._map.close()
+
+
+# One slot of the control block per role. Dispatchers other than the ConsumeQueue's have DISPATCHER_BASE plus their
+# dispatcher slot. Plugins' workers follow from WORKER_BASE on; the supervisor assigns their slots.
+DISPATCHER_BASE = 30
+WORKER_BASE = 46
+ROLE_SLOTS = {
+    "supervisor": 0,
+    "recovery": 1,
+    "coordinator": 2,
+    "dispatcher-consume_queue": 3,
+    "reput": 4,
+    "flush": 5,
+    "allocate": 6,
+    "writer": 7,
+    "cleanup": 8,
+    "discovery": 9,
+    "schedule": 10,
+    "timer": 11,
+    "transaction": 12,
+    "pop": 13,
+    "reader-0": 14,  # reader-i is 14 + i: up to 16 readers have the slots 14..29 for themselves
+    "dispatcher-index": DISPATCHER_BASE + 1,
+    "dispatcher-memory": DISPATCHER_BASE + 2,
+}
+
+
+def role_slot(role: str) -> int:
+    """Worker slot of ``role`` in the control block."""
+    if role.startswith("reader-"):
+        return ROLE_SLOTS["reader-0"] + int(role.removeprefix("reader-"))
+    return ROLE_SLOTS[role]

@@ -57,8 +57,8 @@ class CorruptRecordError(StoreError):
 class CutRefusedError(StoreError):
     """A recovery would have to cut a part of the log that it must not cut by itself; nothing was changed.
 
-    ``end`` is the log's end after the cut, which a person allows by name. Behind it lie ``cut_bytes`` in ``segments``
-    segments, with ``records`` whole records.
+    ``end`` is the log's end after the cut, which an operator allows by name. Behind it lie ``cut_bytes`` in
+    ``segments`` segments, with ``records`` whole records.
     """
 
     def __init__(
@@ -100,10 +100,8 @@ class Outcome(StrEnum):
 
 
 class Code(StrEnum):
-    """Why a request or a send failed: the values of :attr:`RequestError.code`.
-
-    The node's are in protocol/PROTOCOL.md, with their meanings; a newer node may have more. RocketMQ's ResponseCode and
-    PutMessageStatus name most of them.
+    """Why a request or a send failed: the values of :attr:`RequestError.code`. The node's are in protocol/PROTOCOL.md,
+    with their meanings; a newer node may have more. RocketMQ's ResponseCode and PutMessageStatus name most of them.
     """
 
     # The node's.
@@ -175,9 +173,8 @@ _PASSING: Final = frozenset(
 
 
 class RequestError(CommitMQError):
-    """A request failed. ``code`` is one of :class:`Code`, or a newer node's.
-
-    ``retry_after_ms``: the node's advice when to ask again, or None.
+    """A request failed. ``code`` is one of :class:`Code`, or a newer node's. ``retry_after_ms``: the node's advice when
+    to ask again, or None.
     """
 
     def __init__(self, code: str, message: str, *, retry_after_ms: int | None = None) -> None:
@@ -195,6 +192,11 @@ class RequestError(CommitMQError):
 class ProtocolError(RequestError):
     """The node refused a request, or the client could not understand its answer."""
 
+    @property
+    def more(self) -> dict[str, Any]:
+        """What a node's answer says besides code and sentence."""
+        return {} if self.retry_after_ms is None else {"retry_after_ms": self.retry_after_ms}
+
 
 class TopicNotFoundError(ProtocolError):
     """The topic does not exist."""
@@ -205,9 +207,8 @@ class GroupNotFoundError(ProtocolError):
 
 
 class SendError(RequestError):
-    """A send did not end with the promised ack. ``outcome`` says whether the message is in the log.
-
-    ``code`` is a RocketMQ PutMessageStatus name where the store refused, else a protocol code.
+    """A send did not end with the promised ack. ``outcome`` says whether the message is in the log. ``code`` is a
+    RocketMQ PutMessageStatus name where the store refused, else a protocol code.
     """
 
     def __init__(self, code: str, message: str, *, outcome: Outcome, retry_after_ms: int | None = None) -> None:
@@ -217,9 +218,8 @@ class SendError(RequestError):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same send may succeed later and store no message twice: it is certain that nothing is stored.
-
-        An idempotent producer itself repeats sends with an unknown outcome.
+        """Whether the same send may succeed later and store no message twice: it is certain that nothing is stored. An
+        idempotent producer itself repeats sends with an unknown outcome.
         """
         return self.outcome is Outcome.NOT_STORED and self.code in _PASSING
 
@@ -247,9 +247,8 @@ class UnansweredSendError(SendError, NodeUnavailableError):
 
 
 class RequestTimeoutError(RequestError):
-    """No reply came to a request in time. The request is stored, and may still be handled.
-
-    ``correlation_id`` is the request's, which its reply has too.
+    """No reply came to a request in time. The request is stored, and may still be handled. ``correlation_id`` is the
+    request's, which its reply has too.
     """
 
     def __init__(self, message: str, *, correlation_id: str) -> None:

@@ -31,9 +31,7 @@ def missing_for_node() -> list[str]:
 
 
 def need_node(what: str) -> None:
-    """Raise MissingExtraError when a module is missing; it names the modules missing for ``what`` and how to install
-    them.
-    """
+    """Raise MissingExtraError when a module that ``what`` needs is missing; it says how to install it."""
     need(what, "node", NODE_MODULES)
 
 

@@ -8,7 +8,7 @@
     exit            end at once with exit code 77, without clean-up
     delay:50ms      sleep (``us``, ``ms`` or ``s``)
     errno:ENOSPC    raise OSError with that errno, as the system call at this place would
-    short:100       at a place that writes: pass at most so many bytes to the system call, so it reports a short write
+    short:100       at a place that writes: pass at most this many bytes to the system call, so it reports a short write
 
 ``@n`` fires only at the n-th hit of a process, ``@n-m`` at the n-th to the m-th; without it every hit fires. A
 restarted worker counts from zero. So ``COMMITMQ_FAILPOINTS_ONCE=FOLDER`` lets each point with ``@n`` fire in one
@@ -122,9 +122,8 @@ def _act(point: Failpoint) -> None:
 
 
 def clip(name: str, data: Buffer) -> memoryview:
-    """The bytes of ``data`` to pass to the system call at the place ``name``: fewer when a short write is due.
-
-    Other actions happen as in :func:`hit`.
+    """The bytes of ``data`` to pass to the system call at the place ``name``: fewer when a short write is due. Other
+    actions happen as in :func:`hit`.
     """
     view = memoryview(data)
     point = _due(name)

@@ -27,7 +27,7 @@ class _Formatter(logging.Formatter):
         tail = _tail(getattr(record, "fields", {}))
         process = record.name.removeprefix("commitmq.")
         head = f"{stamp}.{int(record.msecs):03d}Z {record.levelname.lower()} {process}"
-        line = f"{head} {record.msg.sentence if isinstance(record.msg, _Event) else record.getMessage()}{tail}"
+        line = f"{head} {record.msg.sentence if isinstance(record.msg, _LoggedEvent) else record.getMessage()}{tail}"
         if record.exc_info:
             # One line per event: the traceback is kept, its line ends are not.
             line += " traceback=" + _quoted(self.formatException(record.exc_info))
@@ -43,7 +43,7 @@ class _JsonFormatter(logging.Formatter):
             "time": f"{stamp}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "process": record.name.removeprefix("commitmq."),
-            "message": record.msg.sentence if isinstance(record.msg, _Event) else record.getMessage(),
+            "message": record.msg.sentence if isinstance(record.msg, _LoggedEvent) else record.getMessage(),
         }
         for key, value in getattr(record, "fields", {}).items():
             plain = _shortened(value if value is None or type(value) in (bool, int, float, str) else str(value))
@@ -57,18 +57,18 @@ class _JsonFormatter(logging.Formatter):
 FORMATS: Final[Mapping[str, type[logging.Formatter]]] = {"text": _Formatter, "json": _JsonFormatter}
 
 
-class _Followed:
+class _StderrFile:
     """The log file that standard error of this process is, under its name ``path``; None when it is something else."""
 
     path: Path | None = None
     file: tuple[int, int] = (-1, -1)  # device and inode that standard error has
 
 
-class _Handler(logging.StreamHandler[Any]):
+class _StderrHandler(logging.StreamHandler[Any]):
     def emit(self, record: logging.LogRecord) -> None:
-        if _Followed.path is not None:
+        if _StderrFile.path is not None:
             with contextlib.suppress(OSError):
-                _take_new_file(_Followed.path)
+                _take_new_file(_StderrFile.path)
         super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -81,12 +81,12 @@ def follow(path: Path) -> None:
     with contextlib.suppress(OSError):
         # The kernel knows the present name of an open file, also after it was renamed or deleted.
         if os.readlink("/proc/self/fd/2").startswith(str(path)):
-            _Followed.path = path
+            _StderrFile.path = path
 
 
 def is_followed() -> bool:
     """Whether standard error is a log file whose name this process follows."""
-    return _Followed.path is not None
+    return _StderrFile.path is not None
 
 
 def _take_new_file(path: Path) -> None:
@@ -96,7 +96,7 @@ def _take_new_file(path: Path) -> None:
     except FileNotFoundError:
         pass  # its name was just given away: the first process to write makes the new one
     else:
-        if (named.st_dev, named.st_ino) == _Followed.file:
+        if (named.st_dev, named.st_ino) == _StderrFile.file:
             return
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -107,14 +107,14 @@ def _take_new_file(path: Path) -> None:
         opened = os.fstat(fd)
     finally:
         os.close(fd)
-    _Followed.file = opened.st_dev, opened.st_ino
+    _StderrFile.file = opened.st_dev, opened.st_ino
 
 
 def _tail(fields: Mapping[str, Any]) -> str:
     return "".join(f" {key}={_quoted(_shortened(value))}" for key, value in fields.items())
 
 
-class _Event:
+class _LoggedEvent:
     """The logged object. As text, the form in any other formatter's line, it includes its fields."""
 
     def __init__(self, sentence: str, fields: Mapping[str, Any]) -> None:
@@ -150,19 +150,19 @@ class Log:
         self._logger = logger
 
     def debug(self, message: str, **fields: Any) -> None:
-        self._logger.debug(_Event(message, fields), extra={"fields": fields})
+        self._logger.debug(_LoggedEvent(message, fields), extra={"fields": fields})
 
     def info(self, message: str, **fields: Any) -> None:
-        self._logger.info(_Event(message, fields), extra={"fields": fields})
+        self._logger.info(_LoggedEvent(message, fields), extra={"fields": fields})
 
     def warning(self, message: str, **fields: Any) -> None:
-        self._logger.warning(_Event(message, fields), extra={"fields": fields})
+        self._logger.warning(_LoggedEvent(message, fields), extra={"fields": fields})
 
     def error(self, message: str, **fields: Any) -> None:
-        self._logger.error(_Event(message, fields), extra={"fields": fields})
+        self._logger.error(_LoggedEvent(message, fields), extra={"fields": fields})
 
     def exception(self, message: str, **fields: Any) -> None:
-        self._logger.error(_Event(message, fields), extra={"fields": fields}, exc_info=True)
+        self._logger.error(_LoggedEvent(message, fields), extra={"fields": fields}, exc_info=True)
 
 
 class LimitedLog(Log):
@@ -180,7 +180,7 @@ class LimitedLog(Log):
     ) -> None:
         super().__init__(log._logger)
         self._most, self._period_s, self._clock = most, period_s, clock
-        self._kinds: dict[tuple[str, Any], list[float]] = {}  # begin of the period, lines in it, lines left out
+        self._kinds: dict[tuple[str, Any], list[float]] = {}  # begin of the period, lines in it, lines omitted
 
     def info(self, message: str, **fields: Any) -> None:
         if self._passes(message, fields):
@@ -230,7 +230,7 @@ def configure(level: str = "INFO", form: str = "text") -> None:
     """Send this process's logs to standard error, in the form ``text`` or ``json``. Called by a process's entry point and
     again when its settings change, never by the library.
     """
-    handler = _Handler(sys.stderr)
+    handler = _StderrHandler(sys.stderr)
     handler.setFormatter(FORMATS[form]())
     root = logging.getLogger("commitmq")
     root.handlers[:] = [handler]

@@ -1,13 +1,14 @@
-"""A small HTTP/1.1 server for GET, HEAD and, on request, POST, in an asyncio loop, that no client can make large or slow.
+"""A small HTTP/1.1 server for GET, HEAD and, on request, POST, in an asyncio loop, that no client can make large or
+slow.
 
-Bounds: connections; bytes of a request's head and of its body; the time until it is there; the time until its answer is taken.
-An answer is one object for all clients that get it, and is handed over in pieces: a client that does not read holds a piece,
-and loses its connection when its time is over. A client that sends a longer body, or anything that is no request, gets an
-answer and loses its connection.
+Bounds: connections; bytes of a request's head and of its body; the time until it is there; the time until its answer is
+taken. An answer is one object for all clients that get it, and is passed on in pieces: a client that does not read
+holds a piece, and loses its connection when its time is over. A client that sends a longer body, or anything that is no
+request, gets an answer and loses its connection.
 
-When a new connection is one too many, one that waits for its client ends: first one whose request is not there, of the address
-with the most, then one whose answer is not taken; the oldest of these. Requests that are being answered go on. One address has
-three quarters of the connections at most, so that others find some.
+When a new connection is one too many, one that waits for its client ends: first one whose request is not there, of the
+address with the most, then one whose answer is not taken; the oldest of these. Requests that are being answered
+continue. One address has three quarters of the connections at most, so that others find some.
 """
 
 from __future__ import annotations
@@ -33,9 +34,7 @@ _LENGTH_DIGITS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``headers`` have lower-case names; of a repeated one the last counts. ``body`` is that of a POST, ``peer`` the address
-    at the other end.
-    """
+    """``headers`` have lower-case names, the last of a repeated one. ``body``: a POST's. ``peer``: its address."""
 
     method: str
     path: str
@@ -64,7 +63,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """See the module; ``timeout_s`` for a request, and for its answer. ``max_body_bytes``: 0 for no POST at all."""
+    """Limits of an HTTP server; ``timeout_s`` a request, and its answer. ``max_body_bytes``: 0 for no POST."""
 
     max_connections: int
     max_request_bytes: int
@@ -81,10 +80,8 @@ class BadRequestError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class _Connection:
-    """``since_s``: when it began to wait for its client: for a request, or for its ``answer`` to be taken. ``works``: it does
-    not wait.
-    """
+class _HttpConnection:
+    """``since_s``: since when it waits for its client, to ask or to take an ``answer``. ``works``: it does not."""
 
     writer: asyncio.StreamWriter
     address: str
@@ -99,7 +96,7 @@ class HttpServer:
     def __init__(self, handler: Handler, limits: HttpLimits, log: Log) -> None:
         self._handler, self._limits, self._log = handler, limits, log
         self._server: asyncio.Server | None = None
-        self._connections: set[_Connection] = set()
+        self._connections: set[_HttpConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.refused = 0
         """Connections beyond the limit, for which no other one could end."""
@@ -107,7 +104,6 @@ class HttpServer:
         """Connections that ended for another one."""
 
     def __len__(self) -> int:
-        """Open connections."""
         return len(self._connections)
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
@@ -129,7 +125,7 @@ class HttpServer:
             await asyncio.wait(self._tasks, timeout=1.0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = _Connection(writer, _peer(writer), time.monotonic())
+        connection = _HttpConnection(writer, _peer(writer), time.monotonic())
         if not self._makes_room(connection.address):
             self.refused += 1
             writer.transport.abort()
@@ -171,7 +167,7 @@ class HttpServer:
         self.displaced += 1
         return True
 
-    async def _one(self, reader: asyncio.StreamReader, connection: _Connection) -> bool:
+    async def _one(self, reader: asyncio.StreamReader, connection: _HttpConnection) -> bool:
         """Answer one request. False when the connection ends."""
         timeout_s, writer = self._limits.timeout_s, connection.writer
         connection.since_s, connection.answers = time.monotonic(), False

@@ -78,7 +78,7 @@ async def read_async(topic: str, count: int) -> Counter[bytes]:
     """The same with asyncio."""
     found: Counter[bytes] = Counter()
     async with AsyncAdmin(NODE) as admin, AsyncReader(topic, node=NODE) as consumer:
-        assert topic in [one["name"] for one in await admin.topics()]
+        assert topic in [one.name for one in await admin.topics()]
         async for batch in consumer:
             found.update(message.body for message in batch)
             if found.total() >= count:
@@ -116,7 +116,7 @@ def main() -> None:
     assert read("of-batches", 10, mode="bytes") == Counter(b"x%d" % number for number in range(10))
 
     with Admin(NODE) as admin:
-        assert sum(row["lag"] for row in admin.group_lag("a-group")) == 0
+        assert sum(row.lag for row in admin.group_lag("a-group")) == 0
         result = admin.query(topic, key="order-7")
         assert [message.body for message in result] == [b"one", LONG, b""]
         first = next(iter(result))

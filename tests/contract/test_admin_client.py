@@ -37,10 +37,10 @@ def test_the_node(node: Node, admin: Admin) -> None:
 
 
 def test_topics(node: Node, admin: Admin) -> None:
-    assert admin.topic_create("made", 3)["created"]
-    assert not admin.topic_create("made", 3)["created"]
-    assert admin.topic("made")["write_queues"] == 3
-    assert "made" in [one["name"] for one in admin.topics()]
+    assert admin.topic_create("made", 3).created
+    assert not admin.topic_create("made", 3).created
+    assert admin.topic("made").write_queues == 3
+    assert "made" in [one.name for one in admin.topics()]
     with pytest.raises(ProtocolError, match="INVALID_PARAMETER"):
         admin.topic_create("made", 4)
     with Producer(node.address) as producer:
@@ -90,14 +90,14 @@ def test_groups_and_their_lag(node: Node, admin: Admin) -> None:
         assert len(consumer.poll(10, max_messages=4)) == 4
         consumer.commit()
         rows = admin.group_lag("lags")
-        assert [rows[0][name] for name in ("queue", "committed", "end", "lag")] == [0, 4, 10, 6]
+        assert (rows[0].queue, rows[0].committed, rows[0].end, rows[0].lag) == (0, 4, 10, 6)
         (member,) = admin.group("lags")["members"]
-        assert {row["member"] for row in rows} == {member["member"]}
+        assert {row.member for row in rows} == {member["member"]}
         assert {"name": "lags", "members": 1, "topics": ["lagging"]} in admin.groups()
     assert admin.group("lags")["members"] == []
     admin.reset_offsets("lags", "lagging", datetime.fromtimestamp(0, UTC))
-    assert [row["committed"] for row in admin.group_lag("lags")] == [0, 0]
-    assert [row["lag"] for row in admin.group_lag("lags")] == [10, 0]
+    assert [row.committed for row in admin.group_lag("lags")] == [0, 0]
+    assert [row.lag for row in admin.group_lag("lags")] == [10, 0]
     with pytest.raises(ValueError, match="does not have all"):
         admin.reset_offsets("lags", "lagging", "earliest", queues=[0, 7])
     with pytest.raises(ValueError, match="to must be"):

@@ -76,7 +76,7 @@ def test_sending_and_receiving(node: Node) -> None:
             bodies = await drain(consumer, 511)
             assert sorted(bodies) == sorted([*(b"%d" % n for n in range(500)), b"submitted", *[b"batch"] * 10])
             assert sum((await consumer.commit()).values()) <= 511
-            assert sum(row["lag"] for row in await admin.group_lag("aio")) == 0
+            assert sum(row.lag for row in await admin.group_lag("aio")) == 0
             assert consumer.assignment == [("aio", 0), ("aio", 1)]
             assert sum(consumer.positions.values()) == 511
             await consumer.seek("aio", 0, 0)
@@ -133,7 +133,7 @@ def test_a_batch_nobody_took_is_not_committed(node: Node) -> None:
                 await asyncio.sleep(0)
                 task.cancel()
                 await asyncio.sleep(0.5)
-            assert sum(row["lag"] for row in await admin.group_lag("untaken")) == 10
+            assert sum(row.lag for row in await admin.group_lag("untaken")) == 10
 
     run(main)
 

@@ -21,7 +21,7 @@ import pytest
 import commitmq
 from commitmq import NodeUnavailableError, ProtocolError, SendError
 from commitmq.protocol.node_address import Profile
-from commitmq.security.user import ACCESS_KEY, SIGNATURE, sign
+from commitmq.security.policy import ACCESS_KEY, SIGNATURE, sign
 from commitmq.supervision.exit_codes import CliExit
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import Command, request

@@ -23,6 +23,7 @@ from commitmq import Admin, Producer, ProtocolError
 from nodes import Node, commitmq, environment, eventually, start_node
 
 FOLDER = Path(__file__).parent / "misbehaving"
+MODES = ("raise", "exit", "hang", "leak")
 LEAST_RATE = 0.9  # of what the node does beside a dispatcher that behaves
 SETTINGS = (
     "dispatch.park_after=3",
@@ -129,7 +130,7 @@ def test_it_sees_every_record_and_answers_questions(patient: Patient) -> None:
             admin.dispatcher_query("consume_queue", {})
 
 
-@pytest.mark.parametrize("mode", ["raise", "exit", "hang", "leak"])
+@pytest.mark.parametrize("mode", MODES)
 def test_whatever_it_does_the_rest_goes_on_and_it_catches_up_when_mended(patient: Patient, mode: str) -> None:
     patient.mode(mode)
     for _ in range(5):
@@ -293,45 +294,8 @@ def test_killed_while_slow_it_goes_on_where_it_was(patient: Patient) -> None:
         eventually(lambda pid=pid: patient.node.pids().get("dispatcher-misbehaving", pid) != pid, "it runs again")  # type: ignore[misc]
 
 
-@pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", ["raise", "exit", "hang", "leak"])
-def test_sends_and_queues_keep_their_rate(
-    patient: Patient, mode: str, record_property: Callable[[str, object], None]
-) -> None:
-    """Ratio of what is stored and visible a second, with the dispatcher misbehaving to with it well, in turns."""
-    body = b"x" * 1000
-
-    def rate(seconds: float) -> float:
-        count = 0
-        begun = time.perf_counter()
-        while time.perf_counter() - begun < seconds:
-            last = producer.send_batch("rates", [body] * 1000)
-            count += 1000
-        with Admin(patient.node.address) as admin:
-            end = int(last.acks[-1].answer["end_offset"]) - 1
-            eventually(lambda: admin.status()["positions"]["dispatched"] > end, "what was sent is visible")
-        patient.sent += count
-        return count / (time.perf_counter() - begun)
-
-    ratios = []
-    with Producer(patient.node.address) as producer:
-        rate(0.5)
-        # Two seconds of a shared machine differ by a quarter either way: where seven do not decide, more do.
-        for turn in range(1, 22):
-            patient.mend()
-            well = rate(1.0)
-            patient.mode(mode)
-            ratios.append(rate(1.0) / well)
-            if turn % 7 == 0 and statistics.median(ratios) >= LEAST_RATE:
-                break
-    record_property("ratios", [round(one, 2) for one in ratios])
-    assert statistics.median(ratios) >= LEAST_RATE, ratios
-
-
 def test_a_parked_dispatcher_does_not_keep_the_log_and_goes_on_behind_what_expired(patient: Patient) -> None:
-    """The last test: what it misses here is gone for good."""
+    """What it misses here is gone for good."""
     with Producer(patient.node.address) as producer, Admin(patient.node.address) as admin:
         poison = producer.send("poison", b"bad", queue=2)
         patient.mode(f"poison {poison.physical_offset}")
@@ -351,3 +315,45 @@ def test_a_parked_dispatcher_does_not_keep_the_log_and_goes_on_behind_what_expir
     assert start <= poison.physical_offset < end <= minimum
     patient.sent = patient.seen()[0]
     assert patient.sent > 0
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(300)
+def test_sends_and_queues_keep_their_rate(patient: Patient, record_property: Callable[[str, object], None]) -> None:
+    """Ratio of what is stored and visible a second, with the dispatcher misbehaving to with it well, in turns: two ways to
+    misbehave beside each second of it well.
+    """
+    body = b"x" * 1000
+
+    def rate(seconds: float) -> float:
+        count = 0
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            last = producer.send_batch("rates", [body] * 1000)
+            count += 1000
+        with Admin(patient.node.address) as admin:
+            end = int(last.acks[-1].answer["end_offset"]) - 1
+            eventually(lambda: admin.status()["positions"]["dispatched"] > end, "what was sent is visible")
+        patient.sent += count
+        return count / (time.perf_counter() - begun)
+
+    ratios: dict[str, list[float]] = {mode: [] for mode in MODES}
+    undecided = list(MODES)
+    with Producer(patient.node.address) as producer:
+        rate(0.5)
+        # Two seconds of a shared machine differ by a quarter either way: where seven do not decide, more do.
+        for turn in range(1, 22):
+            for pair in filter(None, (undecided[:2], undecided[2:])):
+                patient.mend()
+                well = rate(1.0)
+                for mode in pair if turn % 2 else reversed(pair):
+                    patient.mend()
+                    patient.mode(mode)
+                    ratios[mode].append(rate(1.0) / well)
+            if turn % 7 == 0:
+                undecided = [mode for mode in MODES if statistics.median(ratios[mode]) < LEAST_RATE]
+            if not undecided:
+                break
+    record_property("ratios", {mode: [round(one, 2) for one in found] for mode, found in ratios.items()})
+    assert not undecided, ratios

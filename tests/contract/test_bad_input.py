@@ -18,12 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commitmq.client.sending.run_encoder import RunLayout, encode_messages, encode_user_properties
-from commitmq.control import ControlBlock, Word, WorkerWord
-from commitmq.format.crc import body_crc
-from commitmq.format.unique_ids import UniqueIds
+from commitmq.control import ControlBlock, Word, WorkerWord, role_slot
+from commitmq.format.message_id import UniqueIds
+from commitmq.format.record import body_crc
 from commitmq.protocol import wire
 from commitmq.store.layout import StoreLayout
-from commitmq.workers.runtime.slots import role_slot
 from nodes import WORKERS, Node, commitmq, start_node
 from one_message import OneMessage
 

@@ -14,8 +14,8 @@ import pytest
 
 import commitmq
 from commitmq import HalfMessage, TransactionState
+from commitmq.format.message_id import UniqueIds
 from commitmq.format.record import decode_record
-from commitmq.format.unique_ids import UniqueIds
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
 from commitmq_plugins.rocketmq.remoting.frame import Command
 from nodes import eventually

@@ -49,7 +49,8 @@ async def run(node: Node, *words: str, code: int = 0, by: str | None = None, sec
 
 async def listed(node: Node, *ids: str) -> None:
     for _ in range(100):
-        if set(ids) <= {one["id"] for one in json.loads(await run(node, "client", "list", "--json"))["clients"]}:
+        clients = json.loads(await run(node, "client", "list", "--json"))["clients"]
+        if set(ids) <= {one["id"] for one in clients if one["gateway"] == "rocketmq"}:
             return
         await asyncio.sleep(0.1)
     raise AssertionError(f"{ids} are not listed")

@@ -19,8 +19,7 @@ import pytest
 import commitmq
 from commitmq.cli.node_verb import address_of, request
 from commitmq.config import NodeConfig
-from commitmq.config.live import live_keys, live_values, with_live_values
-from commitmq.config.loading import flat
+from commitmq.config.loading import flat, live_keys, live_values, with_live_values
 from commitmq.errors import ProtocolError, SendError
 from commitmq.supervision.exit_codes import CliExit
 from nodes import Node, eventually, start_node, started
@@ -172,7 +171,7 @@ def test_a_change_outlives_the_death_of_every_process_and_of_the_node(tmp_path: 
     with started(node):
         assert value_of(node, "log.files")["value"] == 3
         assert value_of(node, "log.level")["value"] == "INFO"
-        assert node.log().count("a change by `commitmq config set` is left out") == 2
+        assert node.log().count("a change by `commitmq config set` is omitted") == 2
 
 
 def test_live_values_are_all_that_processes_are_sent() -> None:

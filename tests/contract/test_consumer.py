@@ -318,7 +318,7 @@ def test_automatic_commits(node: Node, producer: Producer) -> None:
         eventually(lambda: sum(row[2] for row in admin.offsets("auto")) == 400, "all messages can be read")
 
         def committed() -> int:
-            lag[0] = sum(row["lag"] for row in admin.group_lag("autos"))
+            lag[0] = sum(row.lag for row in admin.group_lag("autos"))
             return 400 - lag[0]
 
         with Consumer("auto", group="autos", node=node.address, auto_commit_interval_s=0) as consumer:
@@ -463,9 +463,9 @@ def test_offsets_can_be_reset_while_nobody_reads(node: Node, producer: Producer)
             drain(consumer, 400)
             with pytest.raises(FencedError):
                 admin.reset_offsets("resetting", "resets", "earliest")
-        assert sum(row["lag"] for row in admin.group_lag("resetting")) == 0
+        assert sum(row.lag for row in admin.group_lag("resetting")) == 0
         assert admin.reset_offsets("resetting", "resets", 90) == [("resets", queue, 90) for queue in range(4)]
-        assert sum(row["lag"] for row in admin.group_lag("resetting")) == 40
+        assert sum(row.lag for row in admin.group_lag("resetting")) == 40
         admin.reset_offsets("resetting", "resets", "latest", queues=[0, 1, 2])
     with Consumer("resets", group="resetting", node=node.address) as consumer:
         assert [one.body for one in drain(consumer, 10)] == bodies[390:]
@@ -507,7 +507,7 @@ def test_a_group_goes_on_when_a_process_of_the_node_is_killed(own_node: Node, ro
             thread.join(20)
     assert set(seen) == set(sent)
     with Admin(own_node.address) as admin:
-        assert sum(row["lag"] for row in admin.group_lag("surviving")) == 0
+        assert sum(row.lag for row in admin.group_lag("surviving")) == 0
 
 
 def test_a_consumer_outlives_a_restart_of_the_node(tmp_path: Path) -> None:

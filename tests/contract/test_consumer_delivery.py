@@ -56,7 +56,7 @@ def fill(node: Node, topic: str, count: int, queue: int = 0) -> list[bytes]:
 
 def committed(node: Node, group: str) -> int:
     with Admin(node.address) as admin:
-        return sum(row["committed"] or 0 for row in admin.group_lag(group))
+        return sum(row.committed or 0 for row in admin.group_lag(group))
 
 
 class Interrupted(BaseException):

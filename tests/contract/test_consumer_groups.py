@@ -91,7 +91,7 @@ def coordinator(node: Node, op: str, **fields: Any) -> dict[str, Any]:
 
 
 def rows(admin: Admin, group: str) -> dict[int, Any]:
-    return {row["queue"]: row["committed"] for row in admin.group_lag(group)}
+    return {row.queue: row.committed for row in admin.group_lag(group)}
 
 
 # ---------------------------------------------------------------- offsets behind the end
@@ -133,8 +133,8 @@ def test_a_commit_that_is_ahead_of_the_queue_is_told_and_can_be_lowered(tmp_path
         assert node.start().returncode == 0
         with Admin(node.address) as admin:
             (row,) = admin.group_lag("ahead")
-            assert (row["committed"], row["end"]) == (500, 10)
-            assert "500" in row["problem"]
+            assert (row.committed, row.end) == (500, 10)
+            assert "500" in str(row.problem)
             shown = commitmq("group", "lag", "ahead", "--node", node.address).stdout
             assert "ahead queue 0: offset 500 is committed, and the queue ends at 10: reset the group's offset" in shown
             with Consumer("ahead", group="ahead", node=node.address, auto_commit_interval_s=0) as consumer:
@@ -143,7 +143,7 @@ def test_a_commit_that_is_ahead_of_the_queue_is_told_and_can_be_lowered(tmp_path
             send(node, "ahead", 3)
             with Consumer("ahead", group="ahead", node=node.address) as consumer:
                 assert len(drain(consumer, 3)) == 3
-            assert admin.group_lag("ahead")[0]["problem"] is None
+            assert admin.group_lag("ahead")[0].problem is None
 
 
 # ---------------------------------------------------------------- another store under the same address

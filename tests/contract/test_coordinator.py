@@ -23,8 +23,7 @@ import zmq
 from commitmq.control import ControlBlock, Word
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
-from commitmq.store.metadata.journal import encode_record
-from commitmq.store.metadata.offsets_journal import OffsetsJournal, SetOffsets
+from commitmq.store.metadata.journal import OffsetsJournal, SetOffsets, encode_record
 from commitmq.store.metadata.topic_files import load_topics
 from commitmq.supervision import node_files
 from commitmq.workers.runtime.context import ExitCode

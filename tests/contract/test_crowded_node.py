@@ -18,10 +18,9 @@ import pytest
 import zmq
 
 from commitmq import Admin, Consumer, Producer
-from commitmq.control import ControlBlock, WorkerWord
+from commitmq.control import ControlBlock, WorkerWord, role_slot
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
-from commitmq.workers.runtime.slots import role_slot
 from nodes import Node, eventually, start_node
 
 SETTINGS = ("network.port=0", "groups.heartbeat_interval_ms=200", "supervisor.restart_backoff_ms=50")
@@ -186,7 +185,7 @@ def test_a_hundred_thousand_topics(tmp_path: Path) -> None:
     with start_node(tmp_path, "network.port=0") as node:
         started_s = time.monotonic() - began
         with Admin(node.address) as admin:
-            assert admin.topic("topic-000000")["name"] == "topic-000000"
+            assert admin.topic("topic-000000").name == "topic-000000"
         with Consumer(["topic-099999"], group="g", node=node.address) as consumer:
             eventually(lambda: len(consumer.poll(0.5)), "the message", timeout_s=60)
     figures = f"rates {[round(one) for one in rates]} topics/s, start {started_s:.1f} s, memory {memory}"

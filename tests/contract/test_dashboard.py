@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from commitmq import Admin, Consumer, Producer
-from commitmq_plugins.dashboard.pages.render import PAGES
+from commitmq_plugins.dashboard.api.routes import ROUTES
 from dashboard_client import Visitor, texts
 from delays import Peer, everything
 from nodes import Node, commitmq, eventually, free_ports, halted, start_node
@@ -139,7 +139,7 @@ def flat(pages: list[list[str]]) -> list[str]:
 def test_reading_leaves_no_trace(node: Node, visitor: Visitor) -> None:
     with Admin(node.address) as admin:
         before = (admin.groups(), admin.topics())
-        for page in PAGES:
+        for page in ROUTES:
             if page.method == "GET":
                 visitor.get(page.path.replace("{topic}", "many").replace("{group}", "nobody").replace("{id}", "0" * 32))
         visitor.get("/topics/never/messages")
@@ -362,7 +362,7 @@ def test_every_page_has_its_landmarks_and_nothing_from_elsewhere(visitor: Visito
         "{group}": "desk",
         "{id}": visitor.read("/topics/orders/messages")["messages"][0]["message_id"],
     }
-    for page in PAGES:
+    for page in ROUTES:
         path = page.path
         for name, value in values.items():
             path = path.replace(name, value)

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pytest
 
 from commitmq import Admin, Producer
-from commitmq_plugins.dashboard.pages.render import PAGES, Page
+from commitmq_plugins.dashboard.api.routes import ROUTES, Route
 from delays import Peer
 from nodes import Node, eventually, free_ports, start_node
 from transactions import send_half
@@ -114,7 +114,7 @@ def values_of(page: Any) -> dict[str, str]:
     }
 
 
-def shot(page: Any, shown: Page, folder: Path) -> None:
+def shot(page: Any, shown: Route, folder: Path) -> None:
     """A picture of the page, with few colours: a file of some kilobytes."""
     scheme = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light'")
     path = folder / f"{shown.picture}-{scheme}.png"
@@ -130,7 +130,7 @@ def test_every_page(page: Any, tmp_path: Path) -> None:
     values = values_of(page)
     shots = Path(os.environ.get("COMMITMQ_SCREENSHOTS") or tmp_path)
     shots.mkdir(parents=True, exist_ok=True)
-    for shown in PAGES:
+    for shown in ROUTES:
         if shown.method != "GET":
             continue
         path = shown.path

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import Phase
 
 from commitmq import hookimpl
-from commitmq.format.index_header import IndexShape
+from commitmq.format.index import IndexShape
 from commitmq.plugin.hookspecs import DispatcherSpec, DispatcherView
 from commitmq.store.index.index_file import IndexFile
 from commitmq.store.log.dispatch_batch import DispatchBatch

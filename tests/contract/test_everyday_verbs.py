@@ -23,7 +23,7 @@ import pytest
 from commitmq import Admin, Consumer, Producer, SendError
 from commitmq.cli import findings
 from commitmq.cli.support import redacted
-from commitmq.cli.top import Seen, compared
+from commitmq.cli.top import TopSample, compared
 from commitmq.supervision.exit_codes import CliExit
 from nodes import Node, commitmq, eventually, start_node
 
@@ -71,16 +71,16 @@ def test_top_shows_rates_and_lags(node: Node) -> None:
     assert [(one["group"], one["lag"]) for one in page["groups"]] == [("kitchen", 14)]
     assert page["not_looked_at"] == {"topics": 0, "groups": 0}
     assert "kitchen" in ran(node, "top", "--once", "--every", "0.1s")
-    before = Seen(10.0, {"a": 5, "b": 5, "gone": 1}, {"g": (7, 3)}, 3, 1)
-    now = Seen(12.0, {"a": 5, "b": 25, "new": 9}, {"g": (9, 4), "h": (1, 1)}, 5, 2)
+    before = TopSample(10.0, {"a": 5, "b": 5, "gone": 1}, {"g": (7, 3)}, 3, 1)
+    now = TopSample(12.0, {"a": 5, "b": 25, "new": 9}, {"g": (9, 4), "h": (1, 1)}, 5, 2)
     told = compared(before, now, 1)
     assert told["topics"] == [{"topic": "b", "in_per_s": 10.0, "next_offsets": 25}]
     assert told["groups"] == [{"group": "g", "lag": 9, "lag_per_s": 1.0, "out_per_s": 0.5}]
     assert told["not_looked_at"] == {"topics": 2, "groups": 0}
     ends = {"RMQ_SYS_X": 9, "%DLQ%g": 0, "%RETRY%g": 4, "quiet": 0}
     kinds = {"RMQ_SYS_X": "system", "%DLQ%g": "dlq", "%RETRY%g": "retry", "quiet": "normal"}
-    at_first = Seen(1.0, dict.fromkeys(ends, 0), {"CMQ_DEAD_LETTERS": (9, 0), "g": (0, 0)}, 4, 2)
-    told = compared(at_first, Seen(2.0, ends, at_first.groups, 4, 2, kinds), 9)
+    at_first = TopSample(1.0, dict.fromkeys(ends, 0), {"CMQ_DEAD_LETTERS": (9, 0), "g": (0, 0)}, 4, 2)
+    told = compared(at_first, TopSample(2.0, ends, at_first.groups, 4, 2, kinds), 9)
     assert [one["topic"] for one in told["topics"]] == ["%RETRY%g", "quiet", "%DLQ%g", "RMQ_SYS_X"]
     assert [one["group"] for one in told["groups"]] == ["g", "CMQ_DEAD_LETTERS"]
 

@@ -75,7 +75,7 @@ def test_retries_and_dead_letters(node: Node) -> None:
         (b"013", "orders"),
     }
     with Admin(node.address) as admin:
-        assert sum(row["lag"] or 0 for row in admin.group_lag("kitchen")) == 0
+        assert sum(row.lag or 0 for row in admin.group_lag("kitchen")) == 0
 
 
 def test_an_ordered_queue_goes_on_behind_a_dead_letter(node: Node) -> None:

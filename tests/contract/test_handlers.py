@@ -34,7 +34,7 @@ from commitmq import (
     RetryLater,
     Sql,
 )
-from commitmq.client.handling.send_back import DEAD_LEVEL, Answer, Request, SendBack
+from commitmq.client.handling.send_back import DEAD_LEVEL, SendBack, SendBackRequest, SendBackResult
 from nodes import Node, eventually, start_node, wait_until_dispatched
 
 pytestmark = pytest.mark.timeout(120)
@@ -56,17 +56,17 @@ class StandIn:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.requests: list[Request] = []
+        self.requests: list[SendBackRequest] = []
         self.refusals = 0  # so many of the next requests fail
 
-    def exchange(self, sender: SendBack, requests: Sequence[Request]) -> list[Answer]:
+    def exchange(self, sender: SendBack, requests: Sequence[SendBackRequest]) -> list[SendBackResult]:
         return [self._one(sender._group, one) for one in requests]
 
-    def _one(self, group: str, one: Request) -> Answer:
+    def _one(self, group: str, one: SendBackRequest) -> SendBackResult:
         self.requests.append(one)
         if self.refusals:
             self.refusals -= 1
-            return Answer(error=NodeUnavailableError("refused"))
+            return SendBackResult(error=NodeUnavailableError("refused"))
         dead = one.delay_level == DEAD_LEVEL
         with Admin(self._node.address) as admin, Producer(self._node.address) as producer:
             stored = admin.view(one.physical_offset)
@@ -74,7 +74,7 @@ class StandIn:
             topic = f"%DLQ%{group}" if dead else f"%RETRY%{group}"
             first = stored.properties.get("RETRY_TOPIC", one.topic)
             producer.send(topic, stored.body, properties={"RETRY_TOPIC": first})
-        return Answer(dead)
+        return SendBackResult(dead)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def fill(node: Node, topic: str, count: int, **options: Any) -> list[bytes]:
 
 def lag(node: Node, group: str) -> int:
     with Admin(node.address) as admin:
-        return sum(row["lag"] or 0 for row in admin.group_lag(group) if not row["topic"].startswith("%"))
+        return sum(row.lag or 0 for row in admin.group_lag(group) if not row.topic.startswith("%"))
 
 
 class Running:

@@ -24,8 +24,8 @@ from commitmq import Admin, BatchSendError, ExactlyOnce, InvalidMessageError, Me
 from commitmq.client.aio import AsyncProducer
 from commitmq.client.sending.run_encoder import RunLayout, encode_run
 from commitmq.format.file_names import segment_name
+from commitmq.format.message_id import UniqueIds
 from commitmq.format.producer_mark import mark_prefix, parse_mark
-from commitmq.format.unique_ids import UniqueIds
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.producers import ProducerSnapshot
@@ -296,10 +296,6 @@ def test_what_takes_no_idempotent_sends_says_so(node: Node, peer: Peer) -> None:
                 send("t", b"x")
         with pytest.raises(InvalidMessageError, match="needs queue"):
             named.send_batch("t", [b"x"])
-    lonely: list[dict[str, Any]] = [{"producer_id": "a"}, {"producer_epoch": 1}]
-    for settings in lonely:
-        with pytest.raises(ValueError, match="idempotent"):
-            Producer(node.address, **settings)
     for of in (("a:b", 0), ("a", -1), (None, 1)):
         with pytest.raises(ValueError, match="producer_"):
             Producer(node.address, delivery=ExactlyOnce(*of))

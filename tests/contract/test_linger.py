@@ -18,7 +18,7 @@ import pytest
 
 from commitmq import Admin, ExactlyOnce, Producer
 from commitmq.client.sending.outbox import FULL_RUN_BYTES
-from commitmq.client.sending.run import Run
+from commitmq.client.sending.run import SendRun
 from nodes import Node, start_node
 
 pytestmark = pytest.mark.timeout(120)
@@ -65,7 +65,7 @@ def runs_of(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     lane = producer._lanes.writer.lane
     real = lane.send
 
-    def counting(channel: Any, run: Run) -> bool:
+    def counting(channel: Any, run: SendRun) -> bool:
         counts.append(run.count)
         return real(channel, run)
 

@@ -21,9 +21,8 @@ import pytest
 from commitmq import InvalidMessageError, Outcome, Producer, SendError
 from commitmq.format.constants import Host
 from commitmq.format.message_id import pack_host
-from commitmq.protocol.local_packet import MAX_PACKET_BYTES, LocalSocket
-from commitmq.store.log.record_form import RecordForm
-from commitmq.store.log.run_check import RunCheck
+from commitmq.protocol.channel import MAX_PACKET_BYTES, LocalSocket
+from commitmq.store.log.run_check import RecordForm, RunCheck
 from messages_stored import read_all
 from nodes import Node, eventually, start_node
 

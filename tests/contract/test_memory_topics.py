@@ -23,10 +23,10 @@ import zmq
 
 from commitmq import Admin, Consumer, Message, Producer, Sql
 from commitmq.client.aio import AsyncConsumer, AsyncProducer
-from commitmq.client.sending.batch_plan import TARGET_RUN_BYTES
+from commitmq.client.sending.batch import TARGET_RUN_BYTES
 from commitmq.errors import InvalidMessageError, Outcome, ProtocolError, SendError
 from commitmq.store.layout import StoreLayout
-from commitmq.store.memory.shared_memory import memory_folder
+from commitmq.store.shared_memory import memory_folder
 from nodes import Node, commitmq, eventually, start_node
 
 SEGMENT = 256 * 1024
@@ -58,7 +58,7 @@ def producer(node: Node) -> Iterator[Producer]:
 def topic(admin: Admin) -> Iterator[str]:
     """A fresh memory topic with one queue."""
     name = f"mem{next(_numbers)}"
-    assert admin.topic_create(name, 1, attributes=IN_MEMORY)["created"]
+    assert admin.topic_create(name, 1, attributes=IN_MEMORY).created
     yield name
     try:
         admin.topic_delete(name)

@@ -24,6 +24,7 @@ from commitmq import (
     HalfMessage,
     Message,
     Producer,
+    TopicNotFoundError,
     TransactionState,
 )
 from commitmq.cli.trace import trace as show_trace
@@ -199,7 +200,10 @@ def test_a_trace_is_not_traced_and_an_untraced_producer_writes_none(node: Node) 
 
 
 def _traces(admin: Admin) -> int:
-    return sum(one.max for one in admin.offsets(trace.TRACE_TOPIC))
+    try:
+        return sum(one.max for one in admin.offsets(trace.TRACE_TOPIC))
+    except TopicNotFoundError:  # the first trace makes it
+        return 0
 
 
 def test_a_trace_without_room_is_dropped_and_counted_and_never_waits() -> None:
@@ -214,10 +218,10 @@ def test_a_trace_without_room_is_dropped_and_counted_and_never_waits() -> None:
 
 def test_trace_messages_have_at_most_ten_records_and_their_keys() -> None:
     records = [
-        trace.Recall(timestamp=1, region=None, group=None, topic="t", message_id=f"id-{n}", success=True)
+        trace.RecallTrace(timestamp=1, region=None, group=None, topic="t", message_id=f"id-{n}", success=True)
         for n in range(25)
     ]
-    broken = trace.Recall(timestamp=1, region="a\x01b", group=None, topic="t", message_id="x", success=True)
+    broken = trace.RecallTrace(timestamp=1, region="a\x01b", group=None, topic="t", message_id="x", success=True)
     messages = list(trace_messages(iter([*records, broken])))
     assert [len(trace.decode_trace(one.body)) for one in messages] == [10, 10, 5]
     assert set(messages[2].keys) == {f"id-{n}" for n in range(20, 25)}

@@ -471,3 +471,98 @@ def test_an_orphan_that_hangs_is_killed_before_a_new_node_starts(tiny: Callable[
     assert time.monotonic() - started >= 4.5, "an orphan gets time to exit by itself"
     assert not alive(stuck)
     assert again.stop() == 0
+
+
+# ---------------------------------------------------------------- what forked processes inherit
+
+
+def descriptors(pid: int) -> dict[int, str]:
+    """Where each descriptor of a process leads."""
+    folder = Path(f"/proc/{pid}/fd")
+    found = {}
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # closed since: the process lives
+            found[int(name)] = os.readlink(folder / name)
+    return found
+
+
+def test_no_process_executes_a_program_or_keeps_what_the_command_had(node: Node, tmp_path: Path) -> None:
+    """The pipe to a reader ends with the command; other descriptors, the terminal and the folder are left as well."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    words = " ".join(map(str, node.arguments()))
+    env = {name: value for name, value in environment().items() if name != "HOME"}
+    done = subprocess.run(
+        ["bash", "-c", f"exec 7<{sys.executable}; {sys.executable} -m commitmq.cli.main {words} --background | cat"],
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert b"node is ready" in done.stdout, done.stderr
+    folder.rmdir()
+    pids = node.pids()
+    lines = {Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids.values()}
+    assert len(lines) == 1, "no process was executed but the command"
+    assert str(node.store).encode() in lines.pop()
+    for role, pid in pids.items():
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        assert name == f"cmq-{role}"[:15]
+        found = descriptors(pid)
+        assert os.getsid(pid) == pids["keeper"]
+        assert found[0] == "/dev/null"
+        assert found[1] == found[2] == str(StoreLayout(node.store).log)
+        assert 7 not in found or "python" not in found[7], role
+    assert len(descriptors(pids["keeper"])) == 4, "besides the streams only the pipe to the command that waited"
+    os.kill(pids["keeper"], signal.SIGHUP)
+    os.kill(pids["supervisor"], signal.SIGHUP)
+    os.kill(pids["writer"], signal.SIGKILL)
+    eventually(lambda: node.healed("writer", pids["writer"]), "the writer is back")
+    assert node.stop().returncode == 0
+
+
+@pytest.mark.slow
+def test_a_supervisor_by_way_of_a_later_forkserver_and_keeper_serves(running: Node) -> None:
+    """Their images are of a supervisor that died: its locks, its descriptors and its sockets are not the next one's."""
+    for role in ("forkserver", "keeper", "supervisor", "forkserver", "supervisor"):
+        before = running.pids()
+        os.kill(before[role], signal.SIGKILL)
+        eventually(lambda role=role, pid=before[role]: running.healed(role, pid), f"another {role} is there")  # type: ignore[misc]
+        eventually(running.is_ready, "the node is ready")
+    with Producer(running.address) as producer:
+        assert producer.send("orders", b"body", queue=0).queue_offset == 0
+    supervisor = running.pids()["supervisor"]
+    sockets = [one for one in descriptors(supervisor).values() if one == "anon_inode:[eventpoll]"]
+    os.kill(running.pids()["forkserver"], signal.SIGKILL)
+    eventually(running.is_ready, "the node is ready")
+    assert len([one for one in descriptors(supervisor).values() if one == "anon_inode:[eventpoll]"]) == len(sockets)
+    assert running.stop().returncode == 0
+    assert "Traceback" not in running.log()
+
+
+def test_a_closed_terminal_ends_no_node_in_the_background(node: Node) -> None:
+    """The command is the leader of a terminal's session, which ends with it."""
+    main, terminal = os.openpty()
+    words = [sys.executable, "-m", "commitmq.cli.main", *node.arguments(), "--background"]
+    program = (
+        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env=environment(),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(terminal)
+    os.close(main)
+    assert done.returncode == 0
+    for pid in node.pids().values():
+        assert not [where for where in descriptors(pid).values() if where.startswith(("/dev/pts", "/dev/tty"))]
+    assert node.is_ready()
+    assert node.stop().returncode == 0

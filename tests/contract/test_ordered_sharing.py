@@ -20,9 +20,10 @@ import commitmq
 from commitmq import Admin, Message, Producer, ShareConsumer
 from commitmq.errors import ProtocolError
 from commitmq.protocol.directory import Directory
-from commitmq.semantics.pop_order import OrderState, table_from_json
+from commitmq.semantics.pop import OrderState, table_from_json
 from commitmq.store.layout import StoreLayout
-from commitmq.store.metadata import json_config, orders_journal
+from commitmq.store.metadata import journal as orders_journal
+from commitmq.store.metadata import json_config
 from delays import everything
 from golden_stores import unpack
 from nodes import Node, eventually, start_node, started

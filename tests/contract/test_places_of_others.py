@@ -18,7 +18,7 @@ import commitmq
 from commitmq import ProtocolError, Reader
 from commitmq.protocol.channel import Channel
 from commitmq.protocol.node_address import load_profile
-from commitmq.semantics.recall import RecallHandle
+from commitmq.semantics.timer import RecallHandle
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import Command, request
 from nodes import eventually

@@ -79,7 +79,7 @@ def test_a_group_that_stumbles_and_polls_on_misses_no_neighbour(node: Node, mode
     assert handled == good
     assert stumbled == 3
     with Admin(node.address) as admin:
-        assert {row["queue"]: row["committed"] for row in admin.group_lag(f"careless-{mode}")}[0] == 30
+        assert {row.queue: row.committed for row in admin.group_lag(f"careless-{mode}")}[0] == 30
 
 
 def test_such_a_message_is_delivered_with_its_raw_body_and_the_reason(node: Node) -> None:

@@ -41,7 +41,7 @@ def test_life(commitmq_node):
     node = commitmq_node
     first = node.send("T", "one")
     assert node.wait_until_dispatched("consume_queue")["position"] > first.physical_offset
-    assert node.admin.topic("T")["write_queues"] == 1
+    assert node.admin.topic("T").write_queues == 1
     assert node.status()["dispatchers"] and node.dispatcher("broken")["plugin"] == "not_installed"
     with pytest.raises(AssertionError, match="there is no dispatcher 'absent'; there are"):
         node.dispatcher("absent")
@@ -60,7 +60,7 @@ def test_shared(commitmq_shared_node, commitmq_topic):
 
 @pytest.mark.parametrize("value", ["a/b", "é"])
 def test_shared_again(commitmq_shared_node, commitmq_topic, value):
-    assert [one["name"] for one in commitmq_shared_node.admin.topics() if not one["system"]] == [commitmq_topic]
+    assert [one.name for one in commitmq_shared_node.admin.topics() if not one.system] == [commitmq_topic]
 
 def test_failure(commitmq_node):
     assert commitmq_node.address == "somewhere else"

@@ -164,7 +164,7 @@ def test_a_pull_may_begin_inside_a_batch(node: Node, producer: Producer) -> None
     assert read(node, topic, 187, group="inside")[0].queue_offset == 13
     with Admin(node.address) as admin:
         (one,) = admin.group_lag("inside")
-    assert (one["topic"], one["committed"], one["end"], one["lag"]) == (topic, 200, 200, 0)
+    assert (one.topic, one.committed, one.end, one.lag) == (topic, 200, 200, 0)
 
 
 def test_the_node_answers_pulls_in_whole_records(node: Node, producer: Producer) -> None:

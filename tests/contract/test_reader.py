@@ -26,7 +26,7 @@ import psutil
 import pytest
 import zmq
 
-from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerState, WorkerWord
+from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerState, WorkerWord, role_slot
 from commitmq.format.record import Record, decode_record
 from commitmq.protocol import wire
 from commitmq.store.log.commit_log import CommitLog
@@ -34,7 +34,6 @@ from commitmq.store.queues.queue_files import list_queues
 from commitmq.supervision import node_files
 from commitmq.workers.runtime.context import monotonic_ms
 from commitmq.workers.runtime.doorbell import NAPPING, Doorbell
-from commitmq.workers.runtime.slots import role_slot
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
 from nodes import eventually
 from queue_store import QueueStore

@@ -7,7 +7,6 @@ failpoints make its recovery slow. Damage is made with a byte in a file.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,13 +17,13 @@ from typing import Any
 
 import pytest
 
+from bench.restart import measure_restart
 from commitmq import Admin, Message, Producer, Reader
-from commitmq.bench.restart import measure_restart
 from commitmq.format.record import Record
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.supervision.exit_codes import CliExit
-from nodes import SEGMENT_BYTES, Node, commitmq, eventually, start_node
+from nodes import SEGMENT_BYTES, Node, eventually, start_node
 
 SEGMENTS = 6
 BODY = b"x" * 1000
@@ -168,19 +167,3 @@ def test_serving_again_takes_no_longer_than_a_small_store_and_its_tail(tmp_path:
         # What is checked is the tail (records are larger than their bodies), and a second of flushes at most.
         assert full.recovery["scanned_bytes"] <= 1.5 * full.tail_bytes
         assert full.recovery["by_sidecar"]
-
-
-@pytest.mark.slow
-def test_restarts_as_a_command(tmp_path: Path) -> None:
-    arguments = ("--gib", "0.02", "--topics", "3", "--queues", "2", "--tail-mib", "3", "--repeat", "1", "--cold")
-    done = commitmq("bench", "restart", *arguments, "--folder", str(tmp_path), "--json")
-    assert done.returncode == 0, done.stderr
-    base, full = json.loads(done.stdout)["runs"]
-    assert (base["name"], full["name"], full["queues"], full["tail_bytes"]) == ("base", "full", 6, 3 << 20)
-    assert full["log_bytes"] >= 20 << 20
-    assert full["recovery"]["scanned_bytes"] >= 3 << 20
-    for one in (base, full):
-        assert 0 < one["ready_s"] <= one["acked_s"] <= one["readable_s"]
-        assert list(one["steps"])[-1] == "writer"
-        assert sum(one["steps"].values()) <= one["ready_s"]
-    assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ import pytest
 
 from commitmq import Admin, Reader
 from commitmq.format.record import decode_record
-from commitmq.semantics.recall import RecallHandle
+from commitmq.semantics.timer import RecallHandle
 from commitmq.testing.node_process import eventually, run_commitmq
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode

@@ -27,9 +27,9 @@ from commitmq.store.layout import StoreLayout
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.testing.node_process import eventually
 from commitmq_plugins.rocketmq.remoting.bodies import (
-    DataVersion,
     RegisterBrokerBody,
-    TopicConfig,
+    RemotingDataVersion,
+    RemotingTopicConfig,
     TopicConfigSerializeWrapper,
 )
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
@@ -481,8 +481,8 @@ def test_a_topic_of_several_brokers_is_shared_out_by_the_clients_alone(node: Nod
         admin.topic_create("spread", queues=2)
         for number in range(10):
             producer.send("spread", b"%d" % number, queue=number % 2)
-    table = {"spread": TopicConfig("spread", 2, 2), "other": TopicConfig("other", 1, 1)}
-    body = RegisterBrokerBody(TopicConfigSerializeWrapper(table, DataVersion(1, 1))).encode()
+    table = {"spread": RemotingTopicConfig("spread", 2, 2), "other": RemotingTopicConfig("other", 1, 1)}
+    body = RegisterBrokerBody(TopicConfigSerializeWrapper(table, RemotingDataVersion(1, 1))).encode()
     fields = {"brokerName": "another", "brokerAddr": "127.0.0.1:1", "clusterName": "DefaultCluster", "brokerId": "0"}
 
     async def talk(first: RemotingClient) -> dict[str, str]:

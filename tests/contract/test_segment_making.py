@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.rolls import measure_rolls
 from commitmq import Admin, Producer, Reader
-from commitmq.bench.rolls import measure_rolls
-from nodes import commitmq, eventually, start_node
+from nodes import eventually, start_node
 
 SEGMENT_BYTES = 128 << 10
 
@@ -78,10 +78,3 @@ def test_a_roll_shows_little(tmp_path: Path) -> None:
         assert ready.at_rolls.p50_us < late.at_rolls.p50_us / 2
         # The worst sends are those that anything else on the machine held up, not those that met the end of a segment.
         assert ready.ratio_p999 < 3
-
-
-def test_the_command_says_what_it_cannot_measure(tmp_path: Path) -> None:
-    refused = commitmq("bench", "rolls", "--folder", str(tmp_path), "--segment-bytes", "65536")
-    assert refused.returncode != 0
-    assert "too small" in refused.stderr
-    assert list(tmp_path.iterdir()) == []

@@ -203,7 +203,7 @@ def test_a_batch_tells_how_long_it_waited_in_all(timeout_s: float, idempotent: b
     """And not how long its last step did: it asks for the topic's queues before it connects to the writer."""
     time.sleep(0.5)
     import_module(
-        "commitmq.client.sending.batch_plan"
+        "commitmq.client.sending.batch"
     )  # numpy: importing it is part of the first batch's time, but no waiting
     producer = Producer(NOBODY, timeout_s=timeout_s, delivery=ExactlyOnce() if idempotent else None)
     with producer, pytest.raises(NodeUnavailableError) as caught:
@@ -513,14 +513,14 @@ def test_a_topic_can_be_updated(node: Node) -> None:
         admin.topic_create("grown", 2, attributes={"reserve.time": "5"})
         made = admin.topic("grown")
         updated = admin.topic_update("grown", 4)
-        assert (updated["write_queues"], updated["perm"], updated["attributes"]) == (4, 6, made["attributes"])
-        assert updated["incarnation"] == made["incarnation"]
+        assert (updated.write_queues, updated.perm, updated.attributes) == (4, 6, made.attributes)
+        assert updated.incarnation == made.incarnation
         assert producer.send("grown", b"x", queue=3).queue == 3
-        assert admin.topic_update("grown", perm=4)["perm"] == 4
+        assert admin.topic_update("grown", perm=4).perm == 4
         with pytest.raises(SendError):
             producer.send("grown", b"x")
         changed = admin.topic_update("grown", perm=6, attributes={"reserve.time": "7"})
-        assert (changed["attributes"], changed["write_queues"]) == ({"reserve.time": "7"}, 4)
+        assert (changed.attributes, changed.write_queues) == ({"reserve.time": "7"}, 4)
         with pytest.raises(Exception, match="cannot change"):
             admin.topic_update("grown", attributes={"storage.type": "memory"})
         with pytest.raises(Exception, match="TOPIC_NOT_EXIST"):
@@ -536,11 +536,11 @@ def test_an_update_makes_no_topic(node: Node, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(admin, "topic", lambda _name: before)
         with pytest.raises(ProtocolError, match="TOPIC_NOT_EXIST"):
             admin.topic_update("away", 3)
-        assert all(one["name"] != "away" for one in admin.topics())
+        assert all(one.name != "away" for one in admin.topics())
         admin.topic_create("away", 1)
         with pytest.raises(ProtocolError, match="TOPIC_NOT_EXIST"):
             admin.topic_update("away", 3)
-        assert [one["write_queues"] for one in admin.topics() if one["name"] == "away"] == [1]
+        assert [one.write_queues for one in admin.topics() if one.name == "away"] == [1]
 
 
 class _Interrupted(BaseException):

@@ -32,7 +32,7 @@ from accounts import (
 )
 from commitmq import Admin, Consumer, Producer, Reader
 from commitmq.store.layout import StoreLayout
-from commitmq.store.memory.shared_memory import recorded_folder
+from commitmq.store.shared_memory import recorded_folder
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.testing.node_process import NodeProcess
 from nodes import Node

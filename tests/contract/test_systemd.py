@@ -103,17 +103,22 @@ class ServiceNode(Node):
     """A node in the foreground, as the unit starts it."""
 
     notify = ""
+    plugins: Path
 
     def environment(self, **extra: str) -> dict[str, str]:
         variables = (
             {"NOTIFY_SOCKET": self.notify, "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"} if self.notify else {}
         )
-        return super().environment(**variables, **extra)
+        found = super().environment(**variables, **extra, COMMITMQ_PLUGINS="curious=curious")
+        return found | {"PYTHONPATH": f"{self.plugins}:{found['PYTHONPATH']}"}
 
 
 def test_a_node_tells_when_it_is_ready_alive_and_stopping(tmp_path: Path) -> None:
     node = ServiceNode(tmp_path / "store")
     node.notify = str(tmp_path / "notify")
+    node.plugins = tmp_path
+    seen = tmp_path / "seen"
+    (tmp_path / "curious.py").write_text(f"import os\nopen({str(seen)!r}, 'w').write(' '.join(os.environ))\n")
     manager = Manager(node.notify)
     try:
         keeper = node.start_in_foreground()
@@ -121,9 +126,9 @@ def test_a_node_tells_when_it_is_ready_alive_and_stopping(tmp_path: Path) -> Non
         eventually(lambda: manager.count("READY=1") == 1, "it said that it is ready")
         eventually(lambda: manager.count("WATCHDOG=1") >= 4, "it is alive")
         assert any(line.startswith("STATUS=ready at tcp://127.0.0.1:") for line in manager.said)
-        for role in ("writer", "supervisor"):
-            names = Path(f"/proc/{pids[role]}/environ").read_bytes() if role == "writer" else b""
-            assert b"NOTIFY_SOCKET" not in names, "a worker does not speak for the node"
+        names = seen.read_text().split()
+        assert "COMMITMQ_PLUGINS" in names
+        assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & set(names), "a worker does not speak for the node"
         os.kill(pids["supervisor"], signal.SIGKILL)
         eventually(lambda: manager.count("READY=1") == 2, "so did the next supervisor")
         assert manager.count("STOPPING=1") == 0

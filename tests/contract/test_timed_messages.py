@@ -21,8 +21,8 @@ import pytest
 
 from commitmq import Admin, AsyncProducer, InvalidMessageError, Producer, SendError
 from commitmq.format.constants import Host
-from commitmq.format.timer_wheel import WHEEL_BYTES
-from commitmq.semantics.recall import RecallHandle
+from commitmq.format.timer import WHEEL_BYTES
+from commitmq.semantics.timer import RecallHandle
 from delays import Peer, everything
 from golden_stores import unpack
 from nodes import Node, eventually, start_node, started

@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_topics_are_listed_by_kind_and_idle_ones_are_pruned(node: Node, admin: A
         kinds = {one["name"]: one["kind"] for one in told(run, "topic", "list", "--all")}
         assert kinds["old"] == "normal"
         assert told(run, "topic", "list", "--kind", "retry", "--kind", "dlq") == [
-            {**admin.topics()[[one.name for one in admin.topics()].index(name)], "kind": kind}
+            {**asdict(admin.topics()[[one.name for one in admin.topics()].index(name)]), "kind": kind}
             for name, kind in (("%DLQ%g", "dlq"), ("%RETRY%g", "retry"))
         ]
         assert kinds["of-memory"] == "memory"

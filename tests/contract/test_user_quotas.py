@@ -21,7 +21,7 @@ import commitmq
 from commitmq import Message, ProtocolError, SendError
 from commitmq.protocol.channel import Channel
 from commitmq.protocol.node_address import load_profile
-from commitmq.security.user import ACCESS_KEY, SIGNATURE, sign
+from commitmq.security.policy import ACCESS_KEY, SIGNATURE, sign
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import Command, request
 from keyed_node import KeyedNode, keyed

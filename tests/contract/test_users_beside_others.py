@@ -15,7 +15,7 @@ import commitmq
 from commitmq import ProtocolError
 from commitmq.protocol.channel import Channel
 from commitmq.protocol.node_address import load_profile
-from commitmq.security.user import ACCESS_KEY, SIGNATURE
+from commitmq.security.policy import ACCESS_KEY, SIGNATURE
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
 from commitmq_plugins.rocketmq.remoting.frame import Command, request

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from commitmq import Admin, AsyncAdmin, InvalidMessageError, Producer, ProtocolError
-from commitmq.semantics.recall import RecallHandle
+from commitmq.semantics.timer import RecallHandle
 from delays import everything
 from nodes import Node, commitmq, eventually, start_node
 

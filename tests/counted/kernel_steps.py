@@ -16,9 +16,8 @@ import numpy as np
 import ptrace
 
 from commitmq.client.sending.run_encoder import RunLayout, encode_run
-from commitmq.format.message_id import pack_host
-from commitmq.format.record import Host
-from commitmq.format.unique_ids import UniqueIds
+from commitmq.format.constants import Host
+from commitmq.format.message_id import UniqueIds, pack_host
 from commitmq.kernels import codes, compiled
 from commitmq.kernels.compiled import crc32
 from commitmq.store.log.append import CommitLogAppender

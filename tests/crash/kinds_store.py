@@ -15,8 +15,8 @@ from commitmq.errors import CommitMQError, CorruptRecordError
 from commitmq.format.record import decode_record
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.batch_consume_queue import BatchQueueReader
-from commitmq.store.queues.pull_result import PullStatus
 from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.store.queues.record_filter import PullStatus
 from nodes import start_node
 
 Place = tuple[str, int, int]

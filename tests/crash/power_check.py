@@ -21,12 +21,12 @@ from power_load import GROUP, PASSING, Said, digest
 from traffic import tags_code
 
 from commitmq.config import NodeConfig, from_mapping
-from commitmq.control import ControlBlock, Word, WorkerWord
+from commitmq.control import ControlBlock, Word, WorkerWord, role_slot
 from commitmq.coordination.service import Service
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.client_batch import decode_client_batch
 from commitmq.format.constants import SysFlag
-from commitmq.format.index_header import IndexShape
+from commitmq.format.index import IndexShape
 from commitmq.format.producer_mark import parse_mark
 from commitmq.format.record import Record
 from commitmq.format.units import UNIT
@@ -43,14 +43,13 @@ from commitmq.store.queues.consume_queue_ext import ExtensionReader
 from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.recovery import abort_file
 from commitmq.supervision import node_files
+from commitmq.workers import recovery
 from commitmq.workers.dispatcher.dispatch_host import CONSUME_QUEUE, DispatcherHost
-from commitmq.workers.recovery import process as recovery
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.doorbell import Doorbell
-from commitmq.workers.runtime.slots import role_slot
 from commitmq.workers.timer.process import Timer
 from commitmq.workers.writer.log_tail import recover_tail
-from commitmq.workers.writer.producers import Producers
+from commitmq.workers.writer.producers import ProducerStateManager
 from small_disk import room
 
 _zmq: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -112,9 +111,10 @@ class Recovered:
             control.put(Word.MEMORY_TOPICS, 1)
             coordinator.end_turn(monotonic_ms())
             control.put(Word.REPUT, control.get(Word.WRITTEN))
-            for slot, name in enumerate((CONSUME_QUEUE, "index")):
+            factories = {CONSUME_QUEUE: "consume_queue:ConsumeQueueDispatcher", "index": "index:IndexDispatcher"}
+            for slot, (name, factory) in enumerate(factories.items()):
                 with _worker(f"dispatcher-{name}", layout, config, control, clean) as context:
-                    context.params["dispatcher_slot"] = slot
+                    context.params |= {"dispatcher_slot": slot, "factory": f"commitmq_dispatchers.{factory}"}
                     host = DispatcherHost(context, name)
                     host.open()
                     assert host.read_log(host.limit()), f"{name} cannot read the recovered log"
@@ -125,7 +125,7 @@ class Recovered:
                 with _worker("timer", layout, config, control, clean) as context:
                     take_in_timers(Timer(context))
             with _worker("writer", layout, config, control, clean) as context:
-                self.producers = Producers(layout, config, get_log("writer"), room())
+                self.producers = ProducerStateManager(layout, config, get_log("writer"), room())
                 self.queue_offsets, self.end, _stamp = recover_tail(context, self.producers)
             assert self.end == control.get(Word.WRITTEN)
             self.topics = set(coordinator.topics.names())

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from commitmq import Admin, Consumer, Message, Producer, Sql
-from commitmq.format.index_header import HEADER_BYTES
+from commitmq.format.index import HEADER_BYTES
 from nodes import Node, commitmq, eventually, start_node
 
 SETTINGS = (

@@ -19,7 +19,7 @@ import pytest
 
 from commitmq import Admin, Producer, Reader, SendResult
 from commitmq.errors import Outcome, SendError
-from commitmq.format.index_header import IndexShape
+from commitmq.format.index import IndexShape
 from commitmq.store.index.index_reader import IndexReader
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog

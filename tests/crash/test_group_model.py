@@ -25,7 +25,7 @@ import pytest
 
 from commitmq import Admin, CommitMQError, Consumer, MessageBatch, Producer, ProtocolError, RequestError
 from commitmq.client.receiving.assignment import Queue, QueueState
-from commitmq.client.receiving.commits import Committer, Progress
+from commitmq.client.receiving.membership import CommitProgress, Committer
 from commitmq.client.receiving.puller import Puller
 from interrupts import logging_survives
 from nodes import Node, eventually, start_node
@@ -96,7 +96,9 @@ class Book:
         with self.lock:
             self.handled -= {one for one in before if one.startswith(prefix)}
 
-    def committed(self, began: float, progress: Progress, states: dict[Queue, QueueState], stored: set[Queue]) -> None:
+    def committed(
+        self, began: float, progress: CommitProgress, states: dict[Queue, QueueState], stored: set[Queue]
+    ) -> None:
         ended = time.monotonic()
         with self.lock:
             for key in stored & states.keys():
@@ -375,7 +377,7 @@ class World:
 
         def is_sound() -> bool:
             try:
-                return not [row for row in self.admin.group_lag(self.group) if row["problem"]]
+                return not [row for row in self.admin.group_lag(self.group) if row.problem]
             except RequestError as error:
                 return error.code == "GROUP_NOT_EXIST"
 
@@ -387,7 +389,7 @@ def run(node: Node, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> N
     world = World(node, seed, steps)
     original = Committer._commit
 
-    def commit(one: Committer, progress: Progress, deadline: float, *, partial: bool) -> dict[Queue, int]:
+    def commit(one: Committer, progress: CommitProgress, deadline: float, *, partial: bool) -> dict[Queue, int]:
         began = time.monotonic()
         with one._assignment.lock:
             states = dict(one._assignment.owned)

@@ -17,7 +17,7 @@ import orjson
 import pytest
 from traffic import Traffic, check_reads, check_store, seed
 
-from commitmq.format.index_header import IndexShape, list_index_files
+from commitmq.format.index import IndexShape, list_index_files
 from index_model import model_files
 from nodes import WORKERS, Node, commitmq, eventually, start_node
 from shares import shared

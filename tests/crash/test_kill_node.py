@@ -62,6 +62,8 @@ AT_NEW_MINIMUM = ("min_offset.write", "min_offset.before_fsync")
 # Where the tests of these are: they need more than a node under load.
 ELSEWHERE = {
     "audit.write": "tests/unit/security/test_audit.py",
+    "keeper.begin": "tests/crash/test_starts.py",
+    "keeper.after_start": "tests/crash/test_starts.py",
     "supervisor.opened": "tests/crash/test_starts.py",
     "supervisor.before_ready": "tests/crash/test_starts.py",
     "recovery.done": "tests/crash/test_starts.py",
@@ -320,7 +322,7 @@ def test_every_failpoint_is_in_the_matrix() -> None:
     for text in texts:
         # A class that says what its files are called names its places by that.
         kinds = journals if "class Journal(" in text else queue_kinds()
-        for name in re.findall(r'(?:failpoints\.(?:hit|clip)\(f?|place=f?)"([^"]+)"', text):
+        for name in re.findall(r'(?:failpoints\.(?:hit|clip)\(f?|(?:place|before_sync)"?[=:] ?f?)"([^"]+)"', text):
             named |= {re.sub(r"\{((self|cls)\.)?place\}", kind, name) for kind in kinds}
     # Those of commitmq.files.disk have a table of their own.
     disk = {f"{place}:{side}" for place in places() for side in ("before", "after")} | {

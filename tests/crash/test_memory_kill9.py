@@ -20,7 +20,7 @@ from commitmq import Admin, Consumer, Message, Producer
 from commitmq.client.results import BatchSendError
 from commitmq.errors import Outcome, SendError
 from commitmq.store.layout import StoreLayout
-from commitmq.store.memory.shared_memory import memory_folder
+from commitmq.store.shared_memory import memory_folder
 from nodes import Node, eventually, free_ports, start_node
 
 TOPIC = "cache"

@@ -82,7 +82,8 @@ PLACES = (
 )
 OFTEN = ("writer.before_append", "writer.after_append", "dispatcher.consume_queue.before_dispatch")
 """Places that every life passes often."""
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2, pytest.param(3, marks=pytest.mark.slow))
+"""One life of kills and one that loses its power each time, a third with the slow tests, fifty more before a release."""
 CALAMITIES = 3
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from commitmq import Admin, Consumer, Producer
 from commitmq.security.access_file import AccessFile, AccessTable
-from commitmq.security.user import Secret, User
+from commitmq.security.policy import Secret, User
 from commitmq.supervision.exit_codes import CliExit
 from delays import everything
 from expiring import (

@@ -36,10 +36,10 @@ from traffic import seed
 
 from commitmq import Admin, Message, Producer, Reader
 from commitmq.config import NodeConfig, from_mapping
+from commitmq.store.access import lock_holder
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery import cut_record
-from commitmq.store.store_lock import lock_holder
 from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, unpack
 from nodes import Node, eventually
@@ -174,7 +174,7 @@ class Failure:
 @contextlib.contextmanager
 def lock_held(node: Node) -> Iterator[None]:
     code = (
-        "import sys, pathlib; from commitmq.store.store_lock import StoreLock; lock = StoreLock(pathlib.Path(sys.argv[1]));"
+        "import sys, pathlib; from commitmq.store.access import StoreLock; lock = StoreLock(pathlib.Path(sys.argv[1]));"
         "lock.acquire(); print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(

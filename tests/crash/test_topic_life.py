@@ -179,7 +179,7 @@ def test_a_deletion_while_the_writer_is_paused_is_answered_in_time_and_finished_
         with Producer(node=node.address) as producer, Admin(node=node.address) as admin:
             for number in range(10):
                 producer.send("t", b"old %d" % number)
-            incarnation = admin.topic("t")["incarnation"]
+            incarnation = admin.topic("t").incarnation
             writer = node.pids()["writer"]
             os.kill(writer, signal.SIGSTOP)
             try:
@@ -198,7 +198,7 @@ def test_a_deletion_while_the_writer_is_paused_is_answered_in_time_and_finished_
             within(lambda: not json_config.load(StoreLayout(node.store).endings))
             result = producer.send("t", b"new")
             assert result.queue_offset == 0
-            assert admin.topic("t")["incarnation"] > incarnation
+            assert admin.topic("t").incarnation > incarnation
         assert read_all(node, "t", 1) == {(result.queue, 0): b"new"}
         assert node.stop().returncode == CliExit.OK
     check_stopped_store(tmp_path / "store")
@@ -218,13 +218,13 @@ def test_a_late_commit_of_a_deleted_topic_never_counts_in_the_next_one(tmp_path:
                 producer.send_batch("t", [b"new %d" % number for number in range(10)])
                 with pytest.raises(FencedError):
                     consumer.commit()  # of the 50, which are of a topic that is gone
-                assert admin.topic("t")["groups"] == []
+                assert admin.topic("t").groups == []
                 seen.clear()
                 within(lambda: seen.extend(one.body for one in consumer.poll(timeout_s=1)) or len(seen) >= 10)  # type: ignore[func-returns-value]
                 assert seen == [b"new %d" % number for number in range(10)]
                 assert consumer.gaps == []
                 consumer.commit()
-        assert [(row["committed"], row["end"]) for row in admin.group_lag("g")] == [(10, 10)]
+        assert [(row.committed, row.end) for row in admin.group_lag("g")] == [(10, 10)]
         with Reader([], queues=[("t", 0)], node=node.address, start="latest") as alone:
             assert len(alone.poll(timeout_s=0)) == 0
             admin.topic_delete("t")

@@ -37,6 +37,8 @@ _USUAL = re.compile(
     r"|Over index file capacity: index count = (\d+); index max num = \3$"
     r"|Index file \[.*\] is full, trying to create another one"
     r"|interrupted, (this may caused|possibly) by shutdown"
+    # What RocketMQ says of a slow machine.
+    r"|DefaultMessageStore#putMessage: CommitLog#putMessage cost \d+ms"
 )
 
 

@@ -18,12 +18,11 @@ import pytest
 from broker import Broker
 
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.namesrv.requests import KVConfig, NamesrvConfig, NamesrvRequests
-from commitmq_plugins.rocketmq.namesrv.route_table import RouteTable
+from commitmq_plugins.rocketmq.namesrv import KVConfig, NamesrvConfig, NamesrvRequests
 from commitmq_plugins.rocketmq.remoting.bodies import (
-    DataVersion,
     RegisterBrokerBody,
-    TopicConfig,
+    RemotingDataVersion,
+    RemotingTopicConfig,
     TopicConfigSerializeWrapper,
     crc32,
 )
@@ -31,6 +30,7 @@ from commitmq_plugins.rocketmq.remoting.codes import SERIALIZE_JSON, SERIALIZE_R
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, loads
 from commitmq_plugins.rocketmq.remoting.frame import Command, FrameParser, encode
 from commitmq_plugins.rocketmq.remoting.server import RemotingServer
+from commitmq_plugins.rocketmq.route_table import RouteTable
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -113,14 +113,16 @@ class Line:
 
 
 def registration(
-    topics: list[TopicConfig],
+    topics: list[RemotingTopicConfig],
     *,
     counter: int = 1,
     compressed: bool = False,
     serialize: int = SERIALIZE_JSON,
     **fields: Any,
 ) -> Command:
-    wrapper = TopicConfigSerializeWrapper({one.topic_name: one for one in topics}, DataVersion(1763800000000, counter))
+    wrapper = TopicConfigSerializeWrapper(
+        {one.topic_name: one for one in topics}, RemotingDataVersion(1763800000000, counter)
+    )
     body = RegisterBrokerBody(wrapper).encode(compressed=compressed)
     wanted = {
         "brokerName": "X-a",
@@ -157,13 +159,13 @@ def look() -> list[Command]:
     ]
 
 
-T, U = TopicConfig("X-T", 8, 4, attributes={"message.type": "FIFO"}), TopicConfig("X-U", 1, 1)
-UNIT = TopicConfig("X-S", 1, 1, topic_sys_flag=3)
+T, U = RemotingTopicConfig("X-T", 8, 4, attributes={"message.type": "FIFO"}), RemotingTopicConfig("X-U", 1, 1)
+UNIT = RemotingTopicConfig("X-S", 1, 1, topic_sys_flag=3)
 SLAVE: dict[str, Any] = {"brokerAddr": "10.0.0.3:10911", "brokerId": "1", "haServerAddr": "10.0.0.3:10912"}
 MASTER: dict[str, Any] = {"brokerName": "X-a", "brokerAddr": "10.0.0.1:10911", "clusterName": "X", "brokerId": "0"}
 OTHER: dict[str, Any] = {"brokerName": "X-b", "brokerAddr": "10.0.0.2:10911"}
 QUEUES = {"brokerName": "X-b", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6, "topicSysFlag": 0}
-VERSION = dumps(DataVersion(1763800000000, 2).to_json())
+VERSION = dumps(RemotingDataVersion(1763800000000, 2).to_json())
 
 SCRIPT: list[Command] = [
     *look(),
@@ -174,10 +176,10 @@ SCRIPT: list[Command] = [
     registration([T, U], **SLAVE),
     registration([T, U], compressed=True, **OTHER),
     *look(),
-    registration([TopicConfig("X-T", 16, 16), U]),
+    registration([RemotingTopicConfig("X-T", 16, 16), U]),
     *look(),
-    registration([TopicConfig("X-T", 16, 16)], counter=2, serialize=SERIALIZE_ROCKETMQ),
-    registration([TopicConfig("X-V", 2, 2, 4)], counter=3, compressed=True),
+    registration([RemotingTopicConfig("X-T", 16, 16)], counter=2, serialize=SERIALIZE_ROCKETMQ),
+    registration([RemotingTopicConfig("X-V", 2, 2, 4)], counter=3, compressed=True),
     registration([T, U], bodyCrc32="5"),
     registration(
         [T, U], counter=4, enableActingMaster=None, **{**SLAVE, "brokerId": "2", "brokerAddr": "10.0.0.4:10911"}
@@ -185,7 +187,7 @@ SCRIPT: list[Command] = [
     *look(),
     ask(RequestCode.QUERY_DATA_VERSION, VERSION, **MASTER),
     ask(RequestCode.QUERY_DATA_VERSION, VERSION, **{**MASTER, "brokerAddr": "10.9.9.9:1"}),
-    ask(RequestCode.QUERY_DATA_VERSION, dumps(DataVersion(1763800000000, 3).to_json()), **MASTER),
+    ask(RequestCode.QUERY_DATA_VERSION, dumps(RemotingDataVersion(1763800000000, 3).to_json()), **MASTER),
     ask(RequestCode.BROKER_HEARTBEAT, **MASTER),
     ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, brokerName="X-b"),
     *look(),

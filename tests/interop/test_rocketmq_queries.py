@@ -18,7 +18,7 @@ from node_process import NodeProcess, dump
 from rocketmq import Run
 
 from commitmq import Admin, Message, Producer
-from commitmq.format.index_header import list_index_files
+from commitmq.format.index import list_index_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.interop, pytest.mark.timeout(420)]
 

@@ -18,13 +18,14 @@ from rocketmq import Run
 from store_builder import QUEUE_FILE_BYTES, SEGMENT_BYTES, write_store
 
 from commitmq.format.compression import compress, compression_flags
-from commitmq.format.record import Host, Record
+from commitmq.format.constants import Host
+from commitmq.format.record import Record
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.metadata.group_config import ConsumerOffsets, GroupConfig, GroupTable
 from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
 from commitmq.store.queues.consume_queue import ConsumeQueue
-from commitmq.store.queues.queue_times import offset_by_time
 from golden_stores import GoldenStore
+from queue_times import offset_by_time
 
 # The first test that needs it waits for the Java program's build.
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]

@@ -18,8 +18,16 @@ from typing import Any
 import pytest
 
 from commitmq.security.access_file import AccessTable
-from commitmq.security.policy import Action, Policies, Resource, ResourcePattern, parse_actions, parse_address
-from commitmq.security.user import Secret, User
+from commitmq.security.policy import (
+    Action,
+    Policies,
+    Resource,
+    ResourcePattern,
+    Secret,
+    User,
+    parse_actions,
+    parse_address,
+)
 from nodes import Node, environment, eventually, free_ports
 
 pytestmark = pytest.mark.slow

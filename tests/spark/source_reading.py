@@ -9,8 +9,7 @@ import pyarrow as pa
 from commitmq import Admin
 from commitmq.testing.node_process import eventually
 from commitmq_plugins.spark import columns
-from commitmq_plugins.spark.gaps import Gap, GapPolicy
-from commitmq_plugins.spark.options import SourceOptions
+from commitmq_plugins.spark.options import GapPolicy, SourceOptions, UnreadableRange
 from commitmq_plugins.spark.origins import chosen, open_origins
 from commitmq_plugins.spark.plan import Partition
 from commitmq_plugins.spark.reading import PartitionReader
@@ -18,7 +17,7 @@ from commitmq_plugins.spark.reading import PartitionReader
 
 def planned(options: SourceOptions, least: int = 2) -> list[Partition]:
     """The partitions of a batch read."""
-    gaps: list[Gap] = []
+    gaps: list[UnreadableRange] = []
     found: list[Partition] = []
     for origin in open_origins(options):
         slices = chosen(origin, options, gaps)

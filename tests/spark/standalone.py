@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pyspark
 
-from commitmq_plugins.spark.java import find_java
+from commitmq_plugins.spark.sessions import find_java
 from nodes import free_ports
 
 WORKERS = 2

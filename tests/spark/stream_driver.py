@@ -8,7 +8,8 @@ from commitmq_plugins.spark.sessions import QUICK_START, session
 
 
 def main(node: str, topic: str, folder: str, *mode: str) -> None:
-    spark = session("local[2]", **QUICK_START)
+    # A driver that dies in its first batch leaves files that Spark would refuse for ever.
+    spark = session("local[2]", **QUICK_START, **{"spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false"})
     spark.sparkContext.setLogLevel("ERROR")
     writer = (
         spark.readStream.format("commitmq")

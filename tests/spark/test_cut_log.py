@@ -17,9 +17,9 @@ from source_reading import wait_until_shown
 from streamed import Query
 
 from commitmq import Producer
-from commitmq_plugins.spark.gaps import DataLossError
 from commitmq_plugins.spark.jobs.export import export, exported
 from commitmq_plugins.spark.jobs.replay import replay
+from commitmq_plugins.spark.options import DataLossError
 from nodes import Node, commitmq, start_node
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from commitmq import failpoints
 from commitmq.cli.main import main
 from commitmq.errors import ConfigError
 from commitmq.testing.node import start_node
-from commitmq_plugins.spark.gaps import DataLossError
 from commitmq_plugins.spark.jobs.export import Form, export, exported
 from commitmq_plugins.spark.jobs.manifest import ExportError, Manifest
+from commitmq_plugins.spark.options import DataLossError
 from commitmq_plugins.spark.sessions import plain
 from golden_stores import GoldenStore
 from shares import shared
@@ -224,11 +224,11 @@ def test_a_second_run_adds_what_a_node_has_stored_since(
         # More than before: the queue's end tells nothing, its topic's incarnation does.
         node.send_many("json", [b"anew"] * 900, queue=0)
         node.wait_until_dispatched("consume_queue")
-        with pytest.raises(DataLossError, match="made anew"):
+        with pytest.raises(DataLossError, match="recreated"):
             export(spark, [str(node.store)], tmp_path / "raw", topics=["json"])
         third = export(spark, [str(node.store)], tmp_path / "raw", topics=["json"], fail_on_data_loss=False)
         assert third.messages == 900
-        assert {gap.reason for gap in third.gaps} == {"the topic was deleted and made anew"}
+        assert {gap.reason for gap in third.gaps} == {"the topic was deleted and recreated"}
 
 
 def test_damage_is_an_error_or_a_reported_gap(

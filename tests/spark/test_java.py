@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from commitmq_plugins.spark import java
-from commitmq_plugins.spark.diagnosis import diagnose
-from commitmq_plugins.spark.java import JavaMissingError, cache_folder, find_java
+from commitmq_plugins.spark import sessions
+from commitmq_plugins.spark.sessions import JavaMissingError, cache_folder, diagnose, find_java
 
 
 def fake_java(home: Path, version: str) -> Path:
@@ -77,12 +76,12 @@ def test_the_cache_is_where_one_can_write(tmp_path: Path, monkeypatch: pytest.Mo
     # The name that it had once is taken by somebody else, who may not stand in the way.
     (tmp_path / f"commitmq-{os.getuid()}-cache").mkdir()
     (tmp_path / f"commitmq-{os.getuid()}-cache").chmod(0o777)
-    java._temporary_folder.cache_clear()
+    sessions._temporary_folder.cache_clear()
     found = cache_folder({"XDG_CACHE_HOME": str(blocked), "HOME": str(blocked)})
     assert found.parent == tmp_path
     assert found.stat().st_mode & 0o777 == 0o700
     assert cache_folder({"HOME": str(blocked)}) == found
-    java._temporary_folder.cache_clear()
+    sessions._temporary_folder.cache_clear()
 
 
 def test_the_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +89,7 @@ def test_the_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
     assert found["pyspark"].good
     assert found["pyarrow"].good
     assert found["Java"].good
-    monkeypatch.setattr(java, "WHEEL", "no_such_wheel")
+    monkeypatch.setattr(sessions, "WHEEL", "no_such_wheel")
     for name in ("JAVA_HOME", "COMMITMQ_JAVA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", os.devnull)

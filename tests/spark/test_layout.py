@@ -20,12 +20,11 @@ from source_reading import wait_until_shown
 
 from commitmq import Admin, Message, Producer
 from commitmq.errors import ConfigError
-from commitmq_plugins.spark.gaps import DataLossError
-from commitmq_plugins.spark.options import SourceOptions
+from commitmq_plugins.spark.options import DataLossError, SourceOptions
 from commitmq_plugins.spark.origins import FolderOrigin, open_origins
 from commitmq_plugins.spark.plan import PullPartition
+from commitmq_plugins.spark.source import StreamReader
 from commitmq_plugins.spark.stores import Slice
-from commitmq_plugins.spark.streaming import StreamReader
 from nodes import Node, start_node
 
 SCHEMA = StructType([StructField("topic", StringType()), StructField("queue_offset", LongType())])
@@ -171,9 +170,9 @@ def test_a_topic_made_anew_is_noticed_even_when_its_queues_are_longer(node: Node
         with Admin(node.address) as admin:
             admin.topic_delete(topic)
         send(150)
-        with pytest.raises(DataLossError, match="deleted and made anew"):
+        with pytest.raises(DataLossError, match="deleted and recreated"):
             stream.latestOffset(end, ReadAllAvailable())
-        with pytest.raises(DataLossError, match="deleted and made anew"):
+        with pytest.raises(DataLossError, match="deleted and recreated"):
             stream.partitions(begin, end)
     lenient = reader(node, topics=topic, failOnDataLoss="false", gapReport=str(tmp_path / "gaps"))
     following = lenient.latestOffset(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from commitmq_plugins.spark import quiet
-from commitmq_plugins.spark.java import Java, quiet_home
+from commitmq_plugins.spark.sessions import Java, quiet_home
 from golden_stores import GoldenStore
 
 _BEGIN = """

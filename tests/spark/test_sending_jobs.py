@@ -18,12 +18,10 @@ from commitmq import Message, Tombstone, failpoints
 from commitmq.cli.main import main
 from commitmq.errors import InvalidMessageError
 from commitmq.testing.node import CommitMQNode, start_node
-from commitmq_plugins.spark.jobs.compact import compact
 from commitmq_plugins.spark.jobs.export import Form, export
 from commitmq_plugins.spark.jobs.manifest import ExportError
 from commitmq_plugins.spark.jobs.positions import StateError
-from commitmq_plugins.spark.jobs.replay import import_export, replay
-from commitmq_plugins.spark.jobs.sending import by_queue, shares
+from commitmq_plugins.spark.jobs.replay import by_queue, compact, import_export, replay, shares
 from commitmq_plugins.spark.sinks import NOT_CARRIED
 from golden_stores import GoldenStore
 
@@ -238,7 +236,7 @@ def test_a_copy_has_as_many_queues_as_its_source_though_few_hold_messages(
     replay(spark, [str(node.store)], "wide", "wide-replayed", tmp_path / "replay", node=node.address)
     compact(spark, [node.address], "wide", "wide-compacted", tmp_path / "compact", node=node.address)
     for name in ("wide-imported", "wide-replayed", "wide-compacted"):
-        assert node.admin.topic(name)["write_queues"] == 7, name
+        assert node.admin.topic(name).write_queues == 7, name
         assert {message.queue_id for message in stored(node, name)} == {2}
 
 

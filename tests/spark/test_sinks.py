@@ -20,7 +20,7 @@ from topic_contents import bodies, stored
 from commitmq.errors import ConfigError, InvalidMessageError
 from commitmq.testing.node import CommitMQNode, start_node
 from commitmq_plugins.spark.sessions import plain
-from commitmq_plugins.spark.sinks import SinkError, SinkOptions, Stored, send_partition
+from commitmq_plugins.spark.sinks import SinkError, SinkOptions, TaskCommit, send_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -92,7 +92,7 @@ def batches(start: int, end: int, size: int = 100) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"body": numbers, "queue_id": pa.array([0] * len(numbers), pa.int32())})
 
 
-def send(node: CommitMQNode, topic: str, rows: Iterator[pa.RecordBatch]) -> Stored:
+def send(node: CommitMQNode, topic: str, rows: Iterator[pa.RecordBatch]) -> TaskCommit:
     return send_partition(rows, SinkOptions(node=node.address, topic=topic), f"sink-{topic}", 1)
 
 

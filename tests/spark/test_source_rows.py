@@ -18,9 +18,8 @@ from source_reading import planned, read_table
 from commitmq.errors import ConfigError, StoreError
 from commitmq.format.compression import decompress
 from commitmq_plugins.spark.columns import OF_UNITS
-from commitmq_plugins.spark.gaps import DataLossError
 from commitmq_plugins.spark.jobs.export import is_whole_json
-from commitmq_plugins.spark.options import SourceOptions
+from commitmq_plugins.spark.options import DataLossError, SourceOptions
 from golden_stores import GOLDEN_SEGMENT_BYTES, GoldenStore
 
 CopyGolden = Callable[[str], GoldenStore]

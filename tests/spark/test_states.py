@@ -13,7 +13,7 @@ from source_reading import read_table
 
 from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.options import SourceOptions
-from commitmq_plugins.spark.states import NORMAL, STATES, real_topic_property, state_of
+from commitmq_plugins.spark.reading import NORMAL, STATES, real_topic_property, state_of
 from golden_stores import GoldenStore, unpack
 
 WAITING = ("delayed", "timer", "half", "discarded_half")

@@ -18,11 +18,11 @@ from click.testing import CliRunner
 
 from commitmq.config import NodeConfig, load
 from commitmq.errors import CorruptRecordError
-from commitmq.offline.findings import Finding
+from commitmq.offline.extents import find_start, pieces_of
+from commitmq.offline.findings import StoreFinding
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import rebuild as rebuild_here
 from commitmq.offline.verify import verify as verify_here
-from commitmq.store.log.log_split import find_start, pieces_of
 from commitmq.supervision.exit_codes import CliExit
 from commitmq_plugins.spark.commands import pipeline
 from commitmq_plugins.spark.jobs.rebuild import rebuild, verify
@@ -50,7 +50,7 @@ def here(root: Path, config: NodeConfig) -> dict[str, Any]:
     return report.to_json()
 
 
-def findings_here(root: Path, config: NodeConfig) -> list[Finding]:
+def findings_here(root: Path, config: NodeConfig) -> list[StoreFinding]:
     with HeldStore(root, config) as store:
         return verify_here(store).findings
 

@@ -21,12 +21,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from commitmq.errors import FencedError
 from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
-from commitmq_plugins.spark import streaming
-from commitmq_plugins.spark.gaps import Gap
-from commitmq_plugins.spark.options import SourceOptions
+from commitmq_plugins.spark import source
+from commitmq_plugins.spark.options import SourceOptions, UnreadableRange
+from commitmq_plugins.spark.source import StreamOffset, StreamReader
 from commitmq_plugins.spark.stores import Slice
-from commitmq_plugins.spark.stream_offset import StreamOffset
-from commitmq_plugins.spark.streaming import StreamReader
 
 STORE = "a store"
 SCHEMA = StructType([StructField("topic", StringType())])
@@ -122,9 +120,9 @@ class Noted:
     """The policy of a stream that goes on: it keeps what is missing."""
 
     def __init__(self) -> None:
-        self.gaps: list[Gap] = []
+        self.gaps: list[UnreadableRange] = []
 
-    def take(self, gaps: Iterable[Gap]) -> None:
+    def take(self, gaps: Iterable[UnreadableRange]) -> None:
         self.gaps += [gap for gap in gaps if gap.first < gap.end]
 
 
@@ -146,7 +144,7 @@ class Stream(RuleBasedStateMachine):
         self.known: set[tuple[str, int, int]] = set()  # topic, incarnation, queue: what the stream has a position of
         self.rows: list[set[int]] = []
         self.noted = Noted()
-        self.patch = mock.patch.object(streaming, "open_origins", return_value=[Numbers(self.world)])
+        self.patch = mock.patch.object(source, "open_origins", return_value=[Numbers(self.world)])
         self.patch.start()
 
     def teardown(self) -> None:
@@ -315,7 +313,7 @@ def test_a_topic_that_is_gone_keeps_no_progress_back() -> None:
 
     stream = StreamReader(SourceOptions.parse({"node": STORE, "topics": "a,b,gone", "group": "g"}), SCHEMA)
     done = StreamOffset(positions={STORE: {"a": {"0": 3}, "gone": {"0": 5}, "b": {"1": 4}}})
-    with mock.patch.object(streaming, "Admin", return_value=nullcontext(Node())):
+    with mock.patch.object(source, "Admin", return_value=nullcontext(Node())):
         stream.commit(done.to_json())
         assert Node.stored == {("a", 0, 3), ("b", 1, 4)}
         assert stream._committed == {STORE: {"a": {"0": 3}, "b": {"1": 4}}}

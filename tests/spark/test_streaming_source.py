@@ -20,7 +20,7 @@ from streamed import Query
 from commitmq import Admin, Message, Producer
 from commitmq.errors import ConfigError
 from commitmq_plugins.spark.options import SourceOptions
-from commitmq_plugins.spark.streaming import StreamReader
+from commitmq_plugins.spark.source import StreamReader
 from golden_stores import GoldenStore
 from nodes import Node, start_node
 
@@ -119,7 +119,7 @@ def test_the_progress_is_told_to_the_node_as_a_group(spark: SparkSession, node: 
 
     def lag() -> int:
         with Admin(node.address) as admin:
-            return sum(row["lag"] for row in admin.group_lag("spark_readers"))
+            return sum(row.lag for row in admin.group_lag("spark_readers"))
 
     assert lag() == 1
     assert query.run() == ["one more"]

@@ -11,7 +11,7 @@ import zmq
 
 from commitmq import Reader
 from commitmq.client.sending.run_encoder import RunLayout, encode_run
-from commitmq.format.unique_ids import UniqueIds
+from commitmq.format.message_id import UniqueIds
 from commitmq.protocol import wire
 from nodes import Node
 

@@ -49,6 +49,12 @@ def calls() -> Iterator[tuple[Path, str, str]]:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             function = node.func if isinstance(node, ast.Call) else None
+            if isinstance(function, ast.Name) and function.id == "overwrite":
+                assert isinstance(node, ast.Call)
+                what = node.args[2]
+                assert isinstance(what, ast.Constant), f"{path}: {ast.unparse(node)} does not say what it is about"
+                yield from ((path, operation, str(what.value)) for operation in ("open", "sync", "sync_folder"))
+                continue
             if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
                 continue
             assert isinstance(node, ast.Call)
@@ -84,7 +90,7 @@ def calls() -> Iterator[tuple[Path, str, str]]:
 @cache
 def places() -> set[str]:
     """Every place without its side: ``disk.sync.segment``."""
-    found = {"disk.open.folder"}  # sync_folder's own
+    found = {"disk.open.folder", "disk.rename.aside"}  # sync_folder's and set_aside's own
     for _, operation, what in calls():
         found |= {f"disk.{one}.{what}" for one in STEPS.get(operation, (operation,))}
     return found

@@ -9,9 +9,11 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+from commitmq.client.producer import TopicUnknownError
 from commitmq.client.producing.choice import NodeSet
 from commitmq.client.producing.fault_strategy import FaultStrategy
 from commitmq.client.results import BatchResult, BatchSendError, RunAck, SendResult
+from commitmq.client.sending.outbox import NoRoom
 from commitmq.errors import Outcome, SendError, send_error
 
 
@@ -46,6 +48,21 @@ class FakeProducer:
         self.holds = False
         """Leave asynchronous sends without an outcome."""
         self._lanes = FakeLanes()
+
+        self.looked_up: list[str] = []
+        self.tell_room: Callable[[], None] = lambda: None
+
+    def _never_wait_for_room(self, tell: Callable[[], None]) -> None:
+        self.tell_room = tell
+
+    def _look_up(self, topic: str, body: Any, fields: dict[str, Any], deadline: float) -> None:
+        self.looked_up.append(topic)
+
+    def _send_at_once(self, topic: str, body: Any, fields: dict[str, Any]) -> Future[SendResult]:
+        """The script's NoRoom and TopicUnknownError are raised here."""
+        if self.script and isinstance(self.script[0], NoRoom | TopicUnknownError):
+            raise self.script.popleft()
+        return self.send_async(topic, body, **fields)
 
     def _next(self, what: Any, fields: dict[str, Any]) -> None:
         self.sent.append((what, fields))
@@ -100,11 +117,11 @@ def refused(code: str, outcome: Outcome = Outcome.NOT_STORED, retry_after_ms: in
 
 
 def fake_set(count: int = 3, **settings: Any) -> NodeSet:
-    """A set of ``count`` nodes ``n0``, ``n1``, …; the next choice without a pin is ``n0``."""
+    """A set of ``count`` nodes ``n0``, ``n1``, …; the next choice without an affinity is ``n0``."""
     options: dict[str, Any] = {"retries": 2, "may_store_twice": False, "strategy": FaultStrategy(), **settings}
     nodes = NodeSet([f"n{number}" for number in range(count)], **options)
     for node in nodes.nodes:
-        nodes.attach(node, FakeProducer(node.address))  # type: ignore[arg-type]
+        nodes.attach(node, FakeProducer(node.address))
     nodes._turn = count - 1
     nodes.detector.add = lambda node: None  # type: ignore[method-assign]
     return nodes

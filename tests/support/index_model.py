@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from commitmq.format.index_header import IndexShape
+from commitmq.format.index import IndexShape
 from commitmq.format.java import java_string_hash
 from commitmq.format.record import Record
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from commitmq.format.file_names import segment_name
-from commitmq.format.index_header import IndexShape, list_index_files
+from commitmq.format.index import IndexShape, list_index_files
 from commitmq.format.record import Record, encode_filler, encode_record
 from commitmq.log import get_log
 from commitmq.store.index.index_files import IndexFiles

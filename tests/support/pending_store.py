@@ -7,7 +7,7 @@ from pathlib import Path
 
 from commitmq.format.constants import Host, Property
 from commitmq.format.record import Record, decode_record, encode_record, peek
-from commitmq.format.timer_log import UNIT_BYTES, TimerUnit, decode_unit
+from commitmq.format.timer import UNIT_BYTES, TimerUnit, decode_unit
 
 BROKER = Host("127.0.0.1", 39911)
 TIMER_LOG_FILE_BYTES = 1_040

@@ -53,8 +53,11 @@ class QueueStore:
         timestamp: int = 0,
         dispatch: bool = True,
         start: int = 0,
+        light: str | None = None,
     ) -> Record:
-        """Append one message; ``code`` replaces the unit's tags code, ``start`` is a new queue's first offset."""
+        """Append one message; ``code`` replaces the unit's tags code, ``start`` is a new queue's first offset, and
+        ``light`` a light queue that gets a unit at the same offset.
+        """
         known = self.records.setdefault((topic, queue), [])
         record = Record(
             topic,
@@ -64,6 +67,8 @@ class QueueStore:
             body=body,
             properties={} if tag is None else {"KEYS": "k", "TAGS": tag},
         )
+        if light is not None:
+            record.properties |= {"INNER_MULTI_DISPATCH": light, "INNER_MULTI_QUEUE_OFFSET": str(record.queue_offset)}
         size = len(encode_record(record))
         left = self.segment_bytes - self.end % self.segment_bytes
         if size + 8 > left:
@@ -83,9 +88,10 @@ class QueueStore:
         tag = record.properties.get("TAGS")
         if code is None:
             code = java_string_hash(tag) if tag else 0
-        self.queue(record.topic, record.queue_id).append_units(
-            record.queue_offset, _UNIT.pack(record.physical_offset, record.total_size, code)
-        )
+        unit = _UNIT.pack(record.physical_offset, record.total_size, code)
+        self.queue(record.topic, record.queue_id).append_units(record.queue_offset, unit)
+        if light := record.properties.get("INNER_MULTI_DISPATCH"):
+            self.queue(light, 0).append_units(record.queue_offset, unit)
 
     def queue(self, topic: str, queue: int) -> ConsumeQueue:
         key = (topic, queue)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import commitmq
-from commitmq.security.user import Secret
-from commitmq_plugins.rocketmq.doctor.peer import Keys
+from commitmq.security.policy import Secret
+from commitmq_plugins.rocketmq.peer import SessionCredentials
 from commitmq_plugins.rocketmq.remoting.frame import Command
 from keyed_node import KeyedNode, keyed
 from nodes import free_port
@@ -22,7 +22,7 @@ class Robbed(KeyedNode):
     """
 
     port: int
-    keys: dict[str, Keys]
+    keys: dict[str, SessionCredentials]
 
     def signed(self, command: Command, name: str = "robber") -> Command:
         """``command``, signed by a user."""
@@ -32,7 +32,7 @@ class Robbed(KeyedNode):
     def add_signer(self, name: str, *options: str) -> None:
         """A new user of RocketMQ's protocol."""
         told = json.loads(self.store("user", "add", name, "--json", *options))
-        self.keys[name] = Keys(name, Secret(told["secret"]))
+        self.keys[name] = SessionCredentials(name, Secret(told["secret"]))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from commitmq.offline.runner import Runner
+from commitmq.offline.held_store import Runner
 
 
 def scattered(seed: int) -> Runner:

@@ -1,4 +1,4 @@
-"""A small file system of its own, which a test fills to the last byte; and a Room without a process."""
+"""A small file system of its own, which a test fills to the last byte; and a DiskRoom without a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from commitmq.files.room import Room
+from commitmq.files.disk_space import DiskRoom
 from commitmq.log import get_log
 
 
@@ -56,7 +56,7 @@ def fill(folder: Path, leave_bytes: int = 0) -> Path:
 
 
 class Told:
-    """What a :class:`Room` has told: ``waiting`` now, and how often it told something."""
+    """What a :class:`DiskRoom` has told: ``waiting`` now, and how often it told something."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, str] = {}
@@ -72,7 +72,7 @@ class Told:
         return not self.stopping
 
 
-def room(told: Told | None = None) -> Room:
-    """A Room that tells ``told``."""
+def room(told: Told | None = None) -> DiskRoom:
+    """A DiskRoom that tells ``told``."""
     told = told or Told()
-    return Room(get_log("test"), told.tell, told.pause)
+    return DiskRoom(get_log("test"), told.tell, told.pause)

@@ -132,7 +132,7 @@ def evaluate(node: parser.Node, message: Mapping[str, str]) -> Any:
     match node:
         case parser.Literal(value):
             return value
-        case parser.Property(name):
+        case parser.PropertyExpression(name):
             return message.get(name)
         case parser.Negative(operand):
             value = evaluate(operand, message)

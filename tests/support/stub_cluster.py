@@ -12,19 +12,19 @@ from typing import Any, Final
 from commitmq.format.constants import Host
 from commitmq.format.record import Record, encode_record
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.namesrv.requests import KVConfig, NamesrvConfig, NamesrvRequests
-from commitmq_plugins.rocketmq.namesrv.route_table import BrokerKey, Registration, RouteTable
+from commitmq_plugins.rocketmq.namesrv import KVConfig, NamesrvConfig, NamesrvRequests
 from commitmq_plugins.rocketmq.remoting.bodies import (
-    DataVersion,
     QueueData,
     RegisterBrokerBody,
-    TopicConfig,
+    RemotingDataVersion,
+    RemotingTopicConfig,
     TopicConfigSerializeWrapper,
     kv_table,
 )
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import Command
-from commitmq_plugins.rocketmq.remoting.server import Connection, RemotingServer
+from commitmq_plugins.rocketmq.remoting.server import RemotingConnection, RemotingServer
+from commitmq_plugins.rocketmq.route_table import BrokerKey, BrokerRegistration, RouteTable
 
 NAME: Final = "stub"
 Answer = Callable[[Command], Command | None]
@@ -71,11 +71,11 @@ class StubCluster:
 
     def register(self, name: str, address: str, number: int = 0) -> None:
         """As a broker does."""
-        table = {topic: TopicConfig(topic, 8, 8, 7) for topic in ("TBW102", name)}
-        body = RegisterBrokerBody(TopicConfigSerializeWrapper(table, DataVersion(1, 1)))
-        self.routes.register(Registration(BrokerKey("C", address), name, number), body, address, 0)
+        table = {topic: RemotingTopicConfig(topic, 8, 8, 7) for topic in ("TBW102", name)}
+        body = RegisterBrokerBody(TopicConfigSerializeWrapper(table, RemotingDataVersion(1, 1)))
+        self.routes.register(BrokerRegistration(BrokerKey("C", address), name, number), body, address, 0)
 
-    def handle(self, _connection: Connection, command: Command) -> Command | None:
+    def handle(self, _connection: RemotingConnection, command: Command) -> Command | None:
         self.asked[command.code] += 1
         chosen = self.answers.get(command.code)
         found = self.usual(command) if chosen is None else chosen(command)

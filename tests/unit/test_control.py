@@ -19,15 +19,16 @@ from commitmq.control import (
     DISPATCHER_SLOTS,
     MAGIC,
     PAGE_BYTES,
+    ROLE_SLOTS,
     WORKER_SLOTS,
     ControlBlock,
     DispatcherWord,
     Word,
     WorkerState,
     WorkerWord,
+    role_slot,
 )
 from commitmq.errors import StoreError
-from commitmq.workers.runtime.slots import ROLE_SLOTS, role_slot
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ PUTS = {"put": 0, "put_dispatcher": 1, "put_worker": 1}
 ANYONE = {
     "commitmq.workers.runtime.context",
     "commitmq.workers.runtime.expired_segments",
-    "commitmq.workers.runtime.refusals",
 }
 
 

@@ -243,41 +243,31 @@ def test_a_failed_check_ends_the_run_with_its_exit_code(monkeypatch: pytest.Monk
 
 # ---------------------------------------------------------------- continuous integration
 
-FLAKY = """
-from pathlib import Path
+SUITE = """
 import pytest
 
-def fails(name, times):
-    runs = Path(name)
-    count = len(runs.read_text()) if runs.exists() else 0
-    runs.write_text("x" * (count + 1))
-    assert count >= times, name
-
 @pytest.mark.parametrize("value", ["a", 'b"c'])
-def test_at_first(value):
-    fails(f"first-{value[0]}", 1)
-
-def test_sound():
-    pass
+def test_usual(value):
+    assert FAILS != "usual", "the usual reason"
 
 @pytest.mark.slow
 def test_slow():
-    fails("slow", 1)
+    open("slow", "w").close()
 
 @pytest.mark.slow
 @pytest.mark.alone
 def test_alone():
-    fails("alone", TIMES)
+    assert FAILS != "alone", "a reason of its own"
 """
 
 
-def continuous(folder: Path, times: int) -> subprocess.CompletedProcess[str]:
-    """Run .ci/run in a project with tests that fail the first time, and one that fails ``times`` times."""
+def continuous(folder: Path, fails: str) -> subprocess.CompletedProcess[str]:
+    """Run .ci/run in a project of a few tests, of which those of one kind fail."""
     for name in (".ci", "scripts"):
         (folder / name).mkdir()
     shutil.copy(SCRIPTS.parent / ".ci" / "run", folder / ".ci")
-    for name in ("quickstart", "lint"):
-        fake_command(folder / "scripts", name, "exit 0")
+    shutil.copy(SCRIPTS.parent / "tests" / "conftest.py", folder)
+    fake_command(folder / "scripts", "quickstart", "exit 0")
     pytest_command = f"{shlex.quote(sys.executable)} -m pytest -q -p xdist.plugin"
     fake_command(
         folder / "scripts",
@@ -285,24 +275,37 @@ def continuous(folder: Path, times: int) -> subprocess.CompletedProcess[str]:
         f'[ "${{1-}}" != --no-lint ] || shift; [ $# != 0 ] || set -- -m "not slow"; exec {pytest_command} "$@" -n 0',
     )
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    alone\n", encoding="ascii")
-    (folder / "test_flaky.py").write_text(FLAKY.replace("TIMES", str(times)), encoding="ascii")
-    return shell(shlex.quote(str(folder / ".ci" / "run")), PYTEST_ADDOPTS="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    (folder / "test_suite.py").write_text(SUITE.replace("FAILS", repr(fails)), encoding="ascii")
+    return shell(
+        shlex.quote(str(folder / ".ci" / "run")),
+        PYTEST_ADDOPTS="",
+        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+        PYTEST_XDIST_WORKER="",  # of the process that runs this test
+        PYTHONPATH=str(SCRIPTS.parent / "tests" / "support"),
+    )
 
 
-@pytest.mark.parametrize(("times", "code"), [(1, 0), (2, 1)])
-def test_tests_that_failed_the_first_time_are_named_at_the_end(tmp_path: Path, times: int, code: int) -> None:
-    done = continuous(tmp_path, times)
-    assert done.returncode == code, done.stdout + done.stderr
-    names = ["test_at_first[a]", 'test_at_first[b\\"c]', "test_slow", "test_alone"]
-    _, heading, listed = done.stdout.rpartition("── tests that failed the first time:\n")
+@pytest.mark.parametrize(
+    ("fails", "names", "reason"),
+    [
+        ("usual", ["test_usual[a]", 'test_usual[b"c]'], "the usual reason"),
+        ("alone", ["test_alone"], "a reason of its own"),
+    ],
+)
+def test_one_failed_test_fails_the_run_whose_last_lines_are_its_name_and_reason(
+    tmp_path: Path, fails: str, names: list[str], reason: str
+) -> None:
+    done = continuous(tmp_path, fails)
+    assert done.returncode == 1, done.stdout + done.stderr
+    _, heading, listed = done.stdout.rpartition("── tests that failed, and why:\n")
     assert heading
-    assert listed.splitlines() == [f"test_flaky.py::{name}" for name in names]
-    assert (tmp_path / "alone").read_text(encoding="ascii") == "xx"
+    named = [line for line in listed.splitlines() if line.startswith("test_suite.py")]
+    assert named == [f"test_suite.py::{name} (call)" for name in names]
+    assert listed.count(f"AssertionError: {reason}") == len(names)
+    assert (tmp_path / "slow").exists() == (fails == "alone"), "the parts behind a failed one do not run"
 
 
 def test_a_run_without_failures_has_no_such_list(tmp_path: Path) -> None:
-    for name in ("first-a", "first-b", "slow"):
-        (tmp_path / name).write_text("x", encoding="ascii")
-    done = continuous(tmp_path, 0)
+    done = continuous(tmp_path, "none")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "first time" not in done.stdout
+    assert "failed" not in done.stdout

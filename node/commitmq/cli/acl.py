@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.output import complain, fail, json_option, print_json, print_table
-from commitmq.cli.secret_input import usage
+from commitmq.cli.options import dry_run_option, in_turn, json_option
+from commitmq.cli.output import complain, fail, print_json, print_table, usage
 from commitmq.cli.users import access_file, known_user, print_entries, store_option
 from commitmq.supervision.exit_codes import CliExit
 
@@ -32,7 +32,7 @@ _MOST_BYTES = 64 << 20
     required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would change.")
+@dry_run_option()
 @store_option
 @json_option
 def import_(files: tuple[Path, ...], dry_run: bool, store: Path, as_json: bool) -> None:
@@ -119,10 +119,14 @@ def _print(changes: list[AccessChange], is_applied: bool, has_conflicts: bool) -
         print_entries(entries)
 
 
-_from_option = click.option(
-    "--from", "networks", metavar="IP|NETWORK", multiple=True, help="Only from there; may be repeated."
+_entry_options = in_turn(
+    click.argument("user"),
+    click.argument("resource"),
+    click.argument("actions"),
+    click.option("--from", "networks", metavar="IP|NETWORK", multiple=True, help="Only from there; may be repeated."),
+    click.option("--replace", is_flag=True, help="Also an entry of the other decision for RESOURCE."),
+    store_option,
 )
-_replace_option = click.option("--replace", is_flag=True, help="Also an entry of the other decision for RESOURCE.")
 
 
 @click.group()
@@ -139,13 +143,8 @@ acl.add_command(import_)
 
 
 @acl.command()
-@click.argument("user")
-@click.argument("resource")
-@click.argument("actions")
-@_from_option
-@_replace_option
-@store_option
-def allow(user: str, resource: str, actions: str, networks: tuple[str, ...], replace: bool, store: Path) -> None:
+@_entry_options
+def allow(**given: Any) -> None:
     """Let USER do ACTIONS on RESOURCE; replaces the entry that USER had for RESOURCE, and shows it.
 
     An entry that denies is replaced only with --replace.
@@ -153,17 +152,12 @@ def allow(user: str, resource: str, actions: str, networks: tuple[str, ...], rep
     \b
     Example: commitmq acl allow shop Topic:orders Pub,Sub --store /var/lib/commitmq
     """
-    _put(user, resource, actions, networks, store, allow=True, replace=replace)
+    _put(**given, allow=True)
 
 
 @acl.command()
-@click.argument("user")
-@click.argument("resource")
-@click.argument("actions")
-@_from_option
-@_replace_option
-@store_option
-def deny(user: str, resource: str, actions: str, networks: tuple[str, ...], replace: bool, store: Path) -> None:
+@_entry_options
+def deny(**given: Any) -> None:
     """Refuse USER's ACTIONS on RESOURCE; replaces the entry that USER had for RESOURCE, and shows it.
 
     An entry that allows is replaced only with --replace. What no entry allows needs no denial.
@@ -171,16 +165,16 @@ def deny(user: str, resource: str, actions: str, networks: tuple[str, ...], repl
     \b
     Example: commitmq acl deny shop Topic:orders-secret All --store /var/lib/commitmq
     """
-    _put(user, resource, actions, networks, store, allow=False, replace=replace)
+    _put(**given, allow=False)
 
 
 def _put(
-    user: str, resource: str, actions: str, networks: tuple[str, ...], store: Path, *, allow: bool, replace: bool
+    user: str, resource: str, actions: str, networks: tuple[str, ...], store: Path, allow: bool, replace: bool
 ) -> None:
-    from commitmq.security.policy import Entry, Policies, ResourcePattern, parse_actions, parse_network
+    from commitmq.security.policy import Policies, PolicyEntry, ResourcePattern, parse_actions, parse_network
 
     entry = usage(
-        lambda: Entry(
+        lambda: PolicyEntry(
             ResourcePattern.parse(resource),
             parse_actions(actions.split(",")),
             tuple(parse_network(one) for one in networks),
@@ -188,7 +182,7 @@ def _put(
         )
     )
 
-    replaced: list[Entry] = []
+    replaced: list[PolicyEntry] = []
 
     def apply(table: AccessTable) -> None:
         known_user(table, user)

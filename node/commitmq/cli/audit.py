@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.output import complain, json_option, print_json
+from commitmq.cli import options
+from commitmq.cli.options import json_option
+from commitmq.cli.output import complain, print_json
 from commitmq.cli.quantity import seconds
 from commitmq.cli.shown_changes import change_text
 from commitmq.supervision.exit_codes import CliExit
@@ -21,12 +23,7 @@ _LAST = 1_000
 
 
 @click.command()
-@click.option(
-    "--store",
-    required=True,
-    type=click.Path(exists=True, path_type=Path, file_okay=False),
-    help="The store, whether a node runs on it or not.",
-)
+@options.store_option("The store, whether a node runs on it or not.")
 @click.option("--since", "since_s", metavar="TIME", type=seconds(), help="Only of so long ago and later, as in 1h.")
 @click.option("--user", metavar="NAME", help="Only of this user; 'uid 1000' is an account of the machine.")
 @click.option("--op", "operation", metavar="NAME", help="Only this operation, or all that begin so, as in topic.")
@@ -79,7 +76,7 @@ def audit(
 
 
 def _time(since_s: float | None) -> str:
-    """The time of so many seconds ago, as in a line; empty for none."""
+    """The time of this many seconds ago, as in a line; empty for none."""
     import time
 
     return "" if since_s is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - since_s))

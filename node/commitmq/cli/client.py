@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from commitmq.cli.client_questions import GATEWAY, NO_QUESTIONS, Questions, question_options
-from commitmq.cli.output import complain, fail, json_option, node_option, print_json, print_table
-from commitmq.cli.secret_input import usage
+from commitmq.cli.options import admin_options, json_option, node_option
+from commitmq.cli.output import complain, fail, print_json, print_table, usage
 from commitmq.supervision.exit_codes import CliExit
 
 if TYPE_CHECKING:
-    from commitmq.client.admin import ClientInfo
+    from commitmq.client.admin import Admin
+    from commitmq.client.admin_results import ClientInfo
 
 NOT_KNOWN = "Producers of the node's own protocol are not known to the node."
 _HANDLED = ("CR_SUCCESS", "CR_COMMIT")
@@ -30,9 +31,8 @@ def client() -> None:
 @click.option("--topic", help="Only those that subscribe to this topic.")
 @click.option("--group", help="Only those that consume or produce in this group.")
 @click.option("--user", help="Only those of this user.")
-@json_option
-@node_option
-def list_(topic: str | None, group: str | None, user: str | None, as_json: bool, node: str) -> None:
+@admin_options
+def list_(topic: str | None, group: str | None, user: str | None, as_json: bool, admin: Admin) -> None:
     """List RocketMQ's clients, consumers and producers, and the members of groups that speak the node's own protocol.
 
     Producers of the node's own protocol are not known to the node. A new client is listed after a second.
@@ -40,10 +40,7 @@ def list_(topic: str | None, group: str | None, user: str | None, as_json: bool,
     \b
     Example: commitmq client list --group kitchen
     """
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        found = admin.clients(topic=topic, group=group, user=user)
+    found = admin.clients(topic=topic, group=group, user=user)
     if as_json:
         print_json({"clients": found.clients, "complete": found.complete, "note": NOT_KNOWN})
         return
@@ -62,18 +59,14 @@ def list_(topic: str | None, group: str | None, user: str | None, as_json: bool,
 
 @client.command()
 @click.argument("id_", metavar="ID")
-@json_option
-@node_option
-def show(id_: str, as_json: bool, node: str) -> None:
+@admin_options
+def show(id_: str, as_json: bool, admin: Admin) -> None:
     """Show what is known of the client ID: each of its connections and memberships.
 
     \b
     Example: commitmq client show 10.1.2.3@4711
     """
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        found = admin.clients(client_id=id_).clients
+    found = admin.clients(client_id=id_).clients
     if not found:
         _fail_unknown(id_)
     if as_json:
@@ -87,7 +80,7 @@ def show(id_: str, as_json: bool, node: str) -> None:
             if names:
                 click.echo(f"  {title:9}  {', '.join(names)}")
         if one.left_out:
-            click.echo(f"  left out   {one.left_out} names of groups and topics")
+            click.echo(f"  omitted   {one.left_out} names of groups and topics")
         if one.queues is not None:
             click.echo(f"  queues     {one.queues}")
         click.echo(f"  heard      {one.heard_ms_ago} ms ago")

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
-from commitmq.cli.output import fail
-from commitmq.cli.quantity import seconds
-from commitmq.cli.secret_input import read_secret
+from commitmq.cli.options import in_turn, timeout_option
+from commitmq.cli.output import fail, read_secret
 from commitmq.supervision.exit_codes import CliExit
 
 GATEWAY: Final = "rocketmq"
 NO_QUESTIONS: Final = "it speaks the node's own protocol, in which clients are asked nothing"
 _ROLE: Final = "worker-rocketmq_broker"
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def question_options(function: _Function) -> _Function:
-    """The parameters are called ``access_key``, ``tls`` and ``timeout_s``."""
-    for option in (
-        click.option(
-            "--timeout",
-            "timeout_s",
-            type=seconds(0.05),
-            default=5.0,
-            show_default=True,
-            help="Seconds to wait for the RocketMQ server, beyond the 10 s that it waits for a client.",
-        ),
-        click.option("--tls", is_flag=True, help="Ask the RocketMQ server with TLS. Certificates are not checked."),
-        click.option(
-            "--access-key", metavar="USER", help="Ask the RocketMQ server as this user; standard input has the secret."
-        ),
-    ):
-        function = option(function)
-    return function
+question_options = in_turn(
+    click.option(
+        "--access-key", metavar="USER", help="Ask the RocketMQ server as this user; standard input has the secret."
+    ),
+    click.option("--tls", is_flag=True, help="Ask the RocketMQ server with TLS. Certificates are not checked."),
+    timeout_option(
+        5.0, "Seconds to wait for the RocketMQ server, beyond the 10 s that it waits for a client.", least_s=0.05
+    ),
+)
+"""The parameters are called ``access_key``, ``tls`` and ``timeout_s``."""
 
 
 class Questions:
@@ -48,9 +38,9 @@ class Questions:
 
         self._host, self._port = _server(admin, node)
         # The node does not know RocketMQ's protocol; its plugin does, as for the verb `rocketmq`.
-        self._asking = import_module(f"{VERB_PLUGINS[GATEWAY]}.doctor.command")
-        keys = None if access_key is None else self._asking.Keys(access_key, read_secret())
-        self._terms = self._asking.Terms(timeout_s, tls, keys)
+        self._asking = import_module(f"{VERB_PLUGINS[GATEWAY]}.doctor")
+        keys = None if access_key is None else self._asking.SessionCredentials(access_key, read_secret())
+        self._terms = self._asking.PeerOptions(timeout_s, tls, keys)
 
     def stacks(self, group: str, client_ids: Sequence[str]) -> list[tuple[str | None, str | None]]:
         """For each of these consumers its stack; or None, and the reason."""

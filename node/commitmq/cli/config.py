@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from commitmq.cli.node_verb import address_of, node_options, request
-from commitmq.cli.output import complain, json_option, node_unless, print_json, print_table
-from commitmq.config import units
+from commitmq.cli.node_verb import address_of, request
+from commitmq.cli.options import json_option, node_options
+from commitmq.cli.output import complain, node_unless, print_json, print_table
+from commitmq.config import schema
 
 
 @click.group()
@@ -104,11 +105,11 @@ def _tell(answer: dict[str, Any], as_json: bool) -> None:
 
 
 def shown(name: str, value: Any) -> str:
-    """``value`` of the setting ``name`` as a person reads it, and could write it."""
+    """``value`` of the setting ``name`` as an operator reads it, and could write it."""
     if value is None:
         return "-"
     if type(value) is bool:
         return "true" if value else "false"
-    if type(value) is int and units.unit_of(name) == "bytes":
-        return units.human(value)
+    if type(value) is int and schema.unit_of(name) == "bytes":
+        return schema.human(value)
     return str(value) or '""'

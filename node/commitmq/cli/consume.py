@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from commitmq.cli.output import complain, node_option
+from commitmq.cli.options import node_option
+from commitmq.cli.output import complain
 from commitmq.cli.quantity import MAX_INT, parse_position, parse_time, seconds
 from commitmq.errors import RequestError
 

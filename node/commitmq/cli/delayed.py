@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 
-from commitmq.cli.output import complain, json_option, node_option, print_json, print_table
+from commitmq.cli.options import admin_options
+from commitmq.cli.output import complain, print_either, print_json, print_table
 from commitmq.cli.quantity import MAX_INT
+
+if TYPE_CHECKING:
+    from commitmq.client.admin import Admin
 
 
 @click.group()
@@ -23,19 +28,15 @@ def delayed() -> None:
 )
 @click.option("--most-read", type=click.IntRange(1, MAX_INT), default=100_000, show_default=True,
               help="Messages to read at most.")  # fmt: skip
-@json_option
-@node_option
-def list_(topic: str | None, max_messages: int, most_read: int, as_json: bool, node: str) -> None:
+@admin_options
+def list_(topic: str | None, max_messages: int, most_read: int, as_json: bool, admin: Admin) -> None:
     """List the messages that are due first.
 
     The list is approximate: a message that was delivered in the last seconds may be in it, and one that was sent a moment
     ago may be missing. When --most-read or --max ends it before everything was seen, it says so; it may have cancelled
     messages then.
     """
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        found = admin.delayed(topic, max_messages=max_messages, most_read=most_read)
+    found = admin.delayed(topic, max_messages=max_messages, most_read=most_read)
     if as_json:
         print_json(
             {"complete": found.complete, "read": found.read, "messages": [one.to_json() for one in found.messages]}
@@ -56,21 +57,14 @@ def list_(topic: str | None, max_messages: int, most_read: int, as_json: bool, n
 
 @delayed.command()
 @click.argument("which", metavar="HANDLE|ID")
-@json_option
-@node_option
-def recall(which: str, as_json: bool, node: str) -> None:
+@admin_options
+def recall(which: str, as_json: bool, admin: Admin) -> None:
     """Cancel the waiting message with this recall handle or unique id: no consumer gets it.
 
     That is possible until half a second before the second in which it is due, and not for a message at a delay level.
     """
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        handle = admin.delayed_recall(which)
-    if as_json:
-        print_json({"recall_handle": handle})
-    else:
-        click.echo("cancelled")
+    handle = admin.delayed_recall(which)
+    print_either(as_json, {"recall_handle": handle}, "cancelled")
 
 
 def _left(ms: int) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.output import confirm, human_bytes, json_option, node_option, print_json, print_table
+from commitmq.cli.options import admin_option, admin_options, yes_option
+from commitmq.cli.output import confirm, human_bytes, print_either, print_json, print_table
 from commitmq.cli.quantity import long
+
+if TYPE_CHECKING:
+    from commitmq.client.admin import Admin
 
 
 @click.group()
@@ -17,14 +21,10 @@ def dispatcher() -> None:
 
 
 @dispatcher.command(name="list")
-@json_option
-@node_option
-def list_(as_json: bool, node: str) -> None:
+@admin_options
+def list_(as_json: bool, admin: Admin) -> None:
     """List the dispatchers: position, lag, and the record that a parked one stopped at."""
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        rows = admin.dispatchers()
+    rows = admin.dispatchers()
     if as_json:
         print_json(rows)
         return
@@ -60,87 +60,59 @@ def list_(as_json: bool, node: str) -> None:
 
 @dispatcher.command()
 @click.argument("name")
-@json_option
-@node_option
-def retry(name: str, as_json: bool, node: str) -> None:
+@admin_options
+def retry(name: str, as_json: bool, admin: Admin) -> None:
     """Let the parked dispatcher NAME try again, with its code loaded again."""
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        admin.dispatcher_retry(name)
-    if as_json:
-        print_json({"retried": name})
-    else:
-        click.echo(f"dispatcher {name} starts again")
+    admin.dispatcher_retry(name)
+    print_either(as_json, {"retried": name}, f"dispatcher {name} starts again")
 
 
 @dispatcher.command()
 @click.argument("name")
-@json_option
-@node_option
-def restart(name: str, as_json: bool, node: str) -> None:
+@admin_options
+def restart(name: str, as_json: bool, admin: Admin) -> None:
     """Restart dispatcher NAME in a new process: after its plugin was replaced by another version."""
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        admin.dispatcher_restart(name)
-    if as_json:
-        print_json({"restarted": name})
-    else:
-        click.echo(f"dispatcher {name} starts again")
+    admin.dispatcher_restart(name)
+    print_either(as_json, {"restarted": name}, f"dispatcher {name} starts again")
 
 
 @dispatcher.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@json_option
-@node_option
-def skip(name: str, yes: bool, as_json: bool, node: str) -> None:
+@yes_option
+@admin_options
+def skip(name: str, yes: bool, as_json: bool, admin: Admin) -> None:
     """Let the parked dispatcher NAME continue without the record it is parked at."""
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        row = next((one for one in admin.dispatchers() if one["name"] == name), None)
-        parked: dict[str, Any] = (row or {}).get("parked") or {"physical_offset": -1}
-        if parked["physical_offset"] >= 0 and not yes:
-            confirm(f"Leave out {_record(parked)} for dispatcher {name}, for ever?")
-        skipped = admin.dispatcher_skip(name, parked["physical_offset"])
-    if as_json:
-        print_json({"skipped": skipped})
-    else:
-        click.echo(f"dispatcher {name} continues without {_record(skipped)}")
+    row = next((one for one in admin.dispatchers() if one["name"] == name), None)
+    parked: dict[str, Any] = (row or {}).get("parked") or {"physical_offset": -1}
+    if parked["physical_offset"] >= 0 and not yes:
+        confirm(f"Leave out {_record(parked)} for dispatcher {name}, for ever?")
+    skipped = admin.dispatcher_skip(name, parked["physical_offset"])
+    print_either(as_json, {"skipped": skipped}, f"dispatcher {name} continues without {_record(skipped)}")
 
 
 @dispatcher.command()
 @click.argument("name")
 @click.option("--to", required=True, help="begin, end, a record's physical offset, or a time (2026-11-21T10:00).")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@json_option
-@node_option
-def reset(name: str, to: str, yes: bool, as_json: bool, node: str) -> None:
+@yes_option
+@admin_options
+def reset(name: str, to: str, yes: bool, as_json: bool, admin: Admin) -> None:
     """Move dispatcher NAME: forwards skips records, backwards repeats them."""
-    from commitmq.client.admin import Admin
-
     target = _target(to)
     if not yes:
         confirm(f"Move dispatcher {name} to {to}?")
-    with Admin(node) as admin:
-        moved = admin.dispatcher_reset(name, target)
-    if as_json:
-        print_json(moved)
-    else:
-        click.echo(f"dispatcher {name} moved from physical offset {moved['before']} to {moved['position']}")
+    moved = admin.dispatcher_reset(name, target)
+    print_either(
+        as_json, moved, f"dispatcher {name} moved from physical offset {moved['before']} to {moved['position']}"
+    )
 
 
 @dispatcher.command()
 @click.argument("name")
 @click.argument("request", default="{}")
-@node_option
-def query(name: str, request: str, node: str) -> None:
+@admin_option
+def query(name: str, request: str, admin: Admin) -> None:
     """Query dispatcher NAME; REQUEST is a JSON object, and so is the printed answer."""
     import orjson
-
-    from commitmq.client.admin import Admin
 
     try:
         wanted = orjson.loads(request)
@@ -148,8 +120,7 @@ def query(name: str, request: str, node: str) -> None:
         raise click.BadParameter(f"not JSON: {error}", param_hint="REQUEST") from error
     if not isinstance(wanted, dict):
         raise click.BadParameter("it must be a JSON object", param_hint="REQUEST")
-    with Admin(node) as admin:
-        print_json(admin.dispatcher_query(name, wanted))
+    print_json(admin.dispatcher_query(name, wanted))
 
 
 def _target(to: str) -> str | int | datetime:

@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from commitmq.cli.output import (
-    ask_before,
-    complain,
-    count_progress,
-    json_option,
-    node_option,
-    print_json,
-    print_table,
-    yes_option,
-)
+from commitmq.cli.options import admin_options, dry_run_option, yes_option
+from commitmq.cli.output import ask_before, complain, count_progress, print_json, print_table
 from commitmq.cli.quantity import MAX_INT, optional_time, utc
 
 if TYPE_CHECKING:
+    from commitmq.client.admin import Admin
     from commitmq.client.dead_letters import DeadLetter, DeadLetterFilter
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -62,15 +55,14 @@ def dlq() -> None:
     type=click.IntRange(1, MAX_INT),
     help="Dead letters to show, or groups to look at.  [default: 64; 200 groups]",
 )
-@json_option
-@node_option
+@admin_options
 def list_(
     group: str | None,
     after: str | None,
     all_states: bool,
     most: int | None,
     as_json: bool,
-    node: str,
+    admin: Admin,
     **conditions: Any,
 ) -> None:
     """List the oldest dead letters of GROUP: those that a resend would send. Without GROUP list the groups that have some.
@@ -80,18 +72,15 @@ def list_(
     \b
     Example: commitmq dlq list kitchen --all
     """
-    from commitmq.client.admin import Admin
-
     if group is None:
         if all_states or any(conditions.values()):
             raise click.UsageError("give the GROUP whose dead letters are to be selected")
-        _list_groups(node, after or "", most or _MOST_GROUPS, as_json)
+        _list_groups(admin, after or "", most or _MOST_GROUPS, as_json)
         return
     if after is not None:
         raise click.UsageError("--after is for the list of groups, without GROUP")
     most = most or _MOST_LETTERS
-    with Admin(node) as admin:
-        found = admin.dlq_list(group, _selected(conditions), max_messages=most, all_states=all_states)
+    found = admin.dlq_list(group, _selected(conditions), max_messages=most, all_states=all_states)
     if as_json:
         print_json({"group": group, "dead_letters": [one.to_json() for one in found]})
     elif not found:
@@ -109,11 +98,8 @@ def list_(
         )
 
 
-def _list_groups(node: str, after: str, most: int, as_json: bool) -> None:
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        found, following = admin.dlq_groups(after=after, max_groups=most)
+def _list_groups(admin: Admin, after: str, most: int, as_json: bool) -> None:
+    found, following = admin.dlq_groups(after=after, max_groups=most)
     if as_json:
         print_json({"groups": [one._asdict() for one in found], "next": following})
         return
@@ -131,21 +117,17 @@ def _list_groups(node: str, after: str, most: int, as_json: bool) -> None:
 @click.argument("group")
 @click.argument("offset", type=click.IntRange(0, MAX_INT))
 @click.option("--queue", type=click.IntRange(0, MAX_INT), default=0, show_default=True, help="The queue it lies in.")
-@json_option
-@node_option
-def show(group: str, offset: int, queue: int, as_json: bool, node: str) -> None:
+@admin_options
+def show(group: str, offset: int, queue: int, as_json: bool, admin: Admin) -> None:
     """Show the dead letter of GROUP with the queue offset OFFSET: its properties and its body."""
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        letter = admin.dlq_show(group, offset, queue=queue)
+    letter = admin.dlq_show(group, offset, queue=queue)
     if as_json:
         print_json(letter.to_json())
         return
     message = letter.message
     click.echo(f"{message.stored_topic} queue {queue} offset {offset}: {letter.state}")
     click.echo(f"from topic {letter.topic or '-'}, message id {letter.origin_id or '-'}")
-    click.echo(f"died {utc(message.store_timestamp)} UTC, handed out {message.reconsume_times} times")
+    click.echo(f"died {utc(message.store_timestamp)} UTC, delivered {message.reconsume_times} times")
     for name, value in message.properties.items():
         click.echo(f"  {name}={value}")
     click.echo(_body(letter))
@@ -157,19 +139,16 @@ def show(group: str, offset: int, queue: int, as_json: bool, node: str) -> None:
 @click.option("--rate", type=click.FloatRange(0, 1_000_000, min_open=True), default=500.0, show_default=True,
               help="Messages a second at most.")  # fmt: skip
 @click.option("--max", "most", type=click.IntRange(1, MAX_INT), help="Stop after this many.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
-@json_option
-@node_option
+@dry_run_option("Only say what would be sent.")
+@admin_options
 def resend(
-    group: str, rate: float, most: int | None, dry_run: bool, as_json: bool, node: str, **conditions: Any
+    group: str, rate: float, most: int | None, dry_run: bool, as_json: bool, admin: Admin, **conditions: Any
 ) -> None:
     """Send the dead letters of GROUP to their original topics again, each once.
 
     An interrupted resend can be repeated: what was resent is skipped.
     """
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin, count_progress("dead letters", quiet=as_json) as progress:
+    with count_progress("dead letters", quiet=as_json) as progress:
         result = admin.dlq_resend(
             group, _selected(conditions), rate=rate, max_messages=most, dry_run=dry_run, on_progress=progress
         )
@@ -181,7 +160,7 @@ def resend(
     for topic, count in sorted(result.topics.items()):
         click.echo(f"  {topic}: {count}")
     if result.left:
-        click.echo(f"{result.left} were left out by the filter")
+        click.echo(f"{result.left} were omitted by the filter")
     if result.failed:
         click.echo(f"{result.failed} stay dead letters:")
     for failure in result.failures[:_SHOWN_FAILURES]:
@@ -195,11 +174,10 @@ def resend(
 @click.option(
     "--until", metavar="TIME", help="Spare those that died later; ISO 8601 (UTC unless it says otherwise), or ms."
 )
-@click.option("--dry-run", is_flag=True, help="Only say how many.")
+@dry_run_option("Only say how many.")
 @yes_option
-@json_option
-@node_option
-def purge(group: str, until: str | None, dry_run: bool, yes: bool, as_json: bool, node: str) -> None:
+@admin_options
+def purge(group: str, until: str | None, dry_run: bool, yes: bool, as_json: bool, admin: Admin) -> None:
     """Give up the dead letters of GROUP: a later resend begins after them. Without --until it asks.
 
     The messages stay in the log until they expire, as all messages do.
@@ -207,12 +185,9 @@ def purge(group: str, until: str | None, dry_run: bool, yes: bool, as_json: bool
     \b
     Example: commitmq dlq purge kitchen --until 2026-06-01
     """
-    from commitmq.client.admin import Admin
-
     if until is None and not dry_run:
         ask_before(f"give up all dead letters of group {group}", yes)
-    with Admin(node) as admin:
-        result = admin.dlq_purge(group, until=optional_time(until, "--until"), dry_run=dry_run)
+    result = admin.dlq_purge(group, until=optional_time(until, "--until"), dry_run=dry_run)
     if as_json:
         print_json({**asdict(result), "positions": [list(one) for one in result.positions]})
         return
@@ -237,9 +212,8 @@ def _selected(conditions: dict[str, Any]) -> DeadLetterFilter:
 
 @dlq.command()
 @click.argument("group", required=False)
-@json_option
-@node_option
-def stuck(group: str | None, as_json: bool, node: str) -> None:
+@admin_options
+def stuck(group: str | None, as_json: bool, admin: Admin) -> None:
     """List messages that were set aside: they could not be delivered again, nor become dead letters. With GROUP only its.
 
     WHY says the reason: no copy fits a record, or the message's topic or record is gone or damaged. Such a message is
@@ -248,10 +222,7 @@ def stuck(group: str | None, as_json: bool, node: str) -> None:
     \b
     Example: commitmq dlq stuck --json
     """
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        found = [one for one in admin.set_aside() if group in (None, one.get("group"))]
+    found = [one for one in admin.set_aside() if group in (None, one.get("group"))]
     if as_json:
         print_json({"messages": found})
     elif not found:

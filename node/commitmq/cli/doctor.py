@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commitmq.cli import findings
-from commitmq.cli.node_verb import address_of, node_options, request
-from commitmq.cli.output import json_option, node_unless, print_json
+from commitmq.cli.node_verb import address_of, request
+from commitmq.cli.options import json_option, node_options
+from commitmq.cli.output import node_unless, print_json
 from commitmq.cli.status import security_lines
 from commitmq.supervision.exit_codes import CliExit
 
@@ -76,7 +77,7 @@ def examine(address: str, most_groups: int, timeout_s: float) -> dict[str, Any]:
                     found += findings.of_group(admin.group(name), admin.group_lag(name))
                 except CommitMQError as error:
                     found.append(
-                        findings.Finding(
+                        findings.DoctorFinding(
                             findings.WARNING, f"group {name}", f"cannot be examined: {error}", "look again"
                         )
                     )
@@ -93,7 +94,7 @@ def examine(address: str, most_groups: int, timeout_s: float) -> dict[str, Any]:
     }
 
 
-def _of_dead_letters(admin: Admin, most_groups: int) -> list[findings.Finding]:
+def _of_dead_letters(admin: Admin, most_groups: int) -> list[findings.DoctorFinding]:
     from commitmq.errors import CommitMQError
 
     if not most_groups:
@@ -101,11 +102,15 @@ def _of_dead_letters(admin: Admin, most_groups: int) -> list[findings.Finding]:
     try:
         counts, following = admin.dlq_groups(max_groups=most_groups)
     except CommitMQError as error:
-        return [findings.Finding(findings.WARNING, "dead letters", f"they cannot be counted: {error}", "look again")]
+        return [
+            findings.DoctorFinding(findings.WARNING, "dead letters", f"they cannot be counted: {error}", "look again")
+        ]
     found = findings.of_dead_letters(counts)
     if following is not None:
         says = f"only those of {most_groups} groups were counted"
-        found.append(findings.Finding(findings.NOTE, "dead letters", says, f"`commitmq dlq list --after {following}`"))
+        found.append(
+            findings.DoctorFinding(findings.NOTE, "dead letters", says, f"`commitmq dlq list --after {following}`")
+        )
     return found
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from commitmq.cli.node_verb import address_of, node_options, request
-from commitmq.cli.output import complain, json_option, node_unless, print_json
+from commitmq.cli.node_verb import address_of, request
+from commitmq.cli.options import json_option, node_options
+from commitmq.cli.output import complain, node_unless, print_json
 
 
 @click.command()

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from commitmq.cli.node_verb import address_of, node_options
-from commitmq.cli.output import fail, json_option, node_unless, print_json
+from commitmq.cli.node_verb import address_of
+from commitmq.cli.options import json_option, node_options
+from commitmq.cli.output import fail, node_unless, print_either
 from commitmq.cli.users import access_file, store_for_users
 
 
@@ -61,7 +62,8 @@ def config(
     except OSError as error:
         fail(f"{target} cannot be written: {error.strerror}")
     counts = {part: len(document.get(part) or ()) for part in ("topics", "groups", "offsets", "users")}
-    if as_json:
-        print_json({"file": str(target), "bytes": len(data), **counts})
-    else:
-        click.echo(f"{target}: {', '.join(f'{count} {part}' for part, count in counts.items())}")
+    print_either(
+        as_json,
+        {"file": str(target), "bytes": len(data), **counts},
+        f"{target}: {', '.join(f'{count} {part}' for part, count in counts.items())}",
+    )

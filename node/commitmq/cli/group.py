@@ -1,10 +1,11 @@
-"""``commitmq group list|lag|describe|members|pop|create|delete|reset|clone|config``: the consumer groups of a running node.
+"""``commitmq group list|lag|describe|members|pop|create|delete|reset|clone|config``: the consumer groups of a running
+node.
 
 ``commitmq group lag``: how far a group is behind, once or again and again.
 
 ``commitmq group members|pop``: who reads for a group, and what its consumers have in flight.
 
-``commitmq group reset|clone``: where a group goes on.
+``commitmq group reset|clone``: where a group continues.
 """
 
 from __future__ import annotations
@@ -16,18 +17,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commitmq.cli.client_questions import GATEWAY, NO_QUESTIONS, Questions, question_options
+from commitmq.cli.options import admin_options, dry_run_option, json_option, node_option, watch_option, yes_option
 from commitmq.cli.output import (
     ask_before,
     complain,
     count_progress,
-    json_option,
     looks,
     new_page,
-    node_option,
+    print_either,
     print_json,
     print_table,
-    watch_option,
-    yes_option,
 )
 from commitmq.cli.quantity import MAX_INT, MAX_LONG, long, parse_position
 from commitmq.supervision.exit_codes import CliExit
@@ -48,9 +47,8 @@ if TYPE_CHECKING:
     help="Show only queues where it is at least N messages behind, and those with a problem.",
 )
 @watch_option
-@json_option
-@node_option
-def lag(name: str, least: int, every_s: float | None, as_json: bool, node: str) -> None:
+@admin_options
+def lag(name: str, least: int, every_s: float | None, as_json: bool, admin: Admin) -> None:
     """Show how far group NAME is behind in every queue that it has consumed.
 
     The sum counts all queues, also those that --min hides. Watched output that is not a terminal gets one page after the
@@ -59,19 +57,16 @@ def lag(name: str, least: int, every_s: float | None, as_json: bool, node: str) 
     \b
     Example: commitmq group lag kitchen --min 1 --watch 5
     """
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        for _ in looks(every_s):
-            rows = admin.group_lag(name)
-            total = sum(row.lag for row in rows)
-            shown = [row for row in rows if row.lag >= least or row.problem]
-            if as_json:
-                print_json({"group": name, "lag": total, "queues": shown})
-                continue
-            if every_s is not None:
-                new_page()
-            _show(name, total, shown)
+    for _ in looks(every_s):
+        rows = admin.group_lag(name)
+        total = sum(row.lag for row in rows)
+        shown = [row for row in rows if row.lag >= least or row.problem]
+        if as_json:
+            print_json({"group": name, "lag": total, "queues": shown})
+            continue
+        if every_s is not None:
+            new_page()
+        _show(name, total, shown)
 
 
 def _show(name: str, total: int, rows: list[Lag]) -> None:
@@ -173,9 +168,8 @@ def _show_stacks(group: str, rows: list[dict[str, Any]], as_json: bool) -> None:
 
 @click.command()
 @click.argument("name")
-@json_option
-@node_option
-def pop(name: str, as_json: bool, node: str) -> None:
+@admin_options
+def pop(name: str, as_json: bool, admin: Admin) -> None:
     """Show what the consumers of group NAME that share queues have in flight.
 
     These are messages that they received and did not acknowledge. The last line tells for all groups how far the node is
@@ -184,10 +178,7 @@ def pop(name: str, as_json: bool, node: str) -> None:
     \b
     Example: commitmq group pop kitchen --json
     """
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        found = admin.group_in_flight(name)
+    found = admin.group_in_flight(name)
     if as_json:
         print_json({"group": name, **found})
         return
@@ -249,9 +240,8 @@ def _ranges(numbers: list[int]) -> str:
 @click.option(
     "--queue", "queues", type=click.IntRange(0, MAX_INT), multiple=True, help="Only this queue; may be repeated."
 )
-@click.option("--dry-run", is_flag=True, help="Only say where the group would continue.")
-@json_option
-@node_option
+@dry_run_option("Only say where the group would continue.")
+@admin_options
 def reset(
     name: str,
     topics: tuple[str, ...],
@@ -262,7 +252,7 @@ def reset(
     queues: tuple[int, ...],
     dry_run: bool,
     as_json: bool,
-    node: str,
+    admin: Admin,
 ) -> None:
     """Set the committed offsets of group NAME, back or ahead, in the given topics or in all that it reads.
 
@@ -272,34 +262,32 @@ def reset(
     \b
     Example: commitmq group reset kitchen orders --shift -100 --dry-run
     """
-    from commitmq.client.admin import Admin
     from commitmq.errors import GroupNotFoundError
 
     if sum(one is not None for one in (position, shift, other, path)) != 1:
         raise click.UsageError("give one of --to, --shift, --copy-from and --file")
     target = None if position is None else parse_position(position, "--to")
     of_file = None if path is None else _offsets_in(path)
-    with Admin(node) as admin:
-        try:
-            before = {(topic, queue): offset for topic, queue, offset in admin.group(name)["offsets"]}
-        except GroupNotFoundError:
-            if shift is not None or (target is not None and not topics):
-                raise
-            before = {}
-        try:
-            if target is not None:
-                stored = admin.reset_offsets(
-                    name, topics or None, target, queues=list(queues) or None, running=True, dry_run=dry_run
-                )
+    try:
+        before = {(topic, queue): offset for topic, queue, offset in admin.group(name)["offsets"]}
+    except GroupNotFoundError:
+        if shift is not None or (target is not None and not topics):
+            raise
+        before = {}
+    try:
+        if target is not None:
+            stored = admin.reset_offsets(
+                name, topics or None, target, queues=list(queues) or None, running=True, dry_run=dry_run
+            )
+        else:
+            if shift is not None:
+                offsets = [(*queue, max(0, min(offset + shift, MAX_LONG))) for queue, offset in before.items()]
             else:
-                if shift is not None:
-                    offsets = [(*queue, max(0, min(offset + shift, MAX_LONG))) for queue, offset in before.items()]
-                else:
-                    offsets = of_file if of_file is not None else admin.group(str(other))["offsets"]
-                chosen = _chosen(offsets, topics, queues)
-                stored = admin.set_offsets(name, chosen, running=True, dry_run=dry_run, copied_from=other)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--queue") from None
+                offsets = of_file if of_file is not None else admin.group(str(other))["offsets"]
+            chosen = _chosen(offsets, topics, queues)
+            stored = admin.set_offsets(name, chosen, running=True, dry_run=dry_run, copied_from=other)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--queue") from None
     if as_json:
         moved = [[*one, before.get(one[:2])] for one in stored]
         print_json(
@@ -313,10 +301,9 @@ def reset(
 @click.command()
 @click.argument("source", metavar="FROM")
 @click.argument("name", metavar="TO")
-@click.option("--dry-run", is_flag=True, help="Only say where group TO would continue.")
-@json_option
-@node_option
-def clone(source: str, name: str, dry_run: bool, as_json: bool, node: str) -> None:
+@dry_run_option("Only say where group TO would continue.")
+@admin_options
+def clone(source: str, name: str, dry_run: bool, as_json: bool, admin: Admin) -> None:
     """Let group TO continue where group FROM is, in every queue that FROM has committed.
 
     Offsets of TO move ahead, or begin; none goes back (`group reset` does that). No member of TO may read those queues.
@@ -325,30 +312,28 @@ def clone(source: str, name: str, dry_run: bool, as_json: bool, node: str) -> No
     \b
     Example: commitmq group clone kitchen kitchen2 --dry-run
     """
-    from commitmq.client.admin import Admin
     from commitmq.errors import GroupNotFoundError, ProtocolError
     from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
 
-    with Admin(node) as admin:
-        offsets = [
-            (topic, queue, offset)
-            for topic, queue, offset in admin.group(source)["offsets"]
-            if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-        ]
-        if not offsets:
-            sentence = f"group {source} has committed no offset, so there is nothing at which {name} could continue"
-            raise ProtocolError("INVALID_PARAMETER", sentence)
-        try:
-            before = {(topic, queue): offset for topic, queue, offset in admin.group(name)["offsets"]}
-            is_new = False
-        except GroupNotFoundError:
-            before, is_new = {}, True
-        ahead = [(topic, queue, max(offset, before.get((topic, queue), 0))) for topic, queue, offset in offsets]
-        if dry_run or not ahead:
-            stored = ahead
-        else:
-            committed = admin.commit_offsets(name, ahead, copied_from=source)
-            stored = [(one[0], one[1], one[2]) for one in committed]
+    offsets = [
+        (topic, queue, offset)
+        for topic, queue, offset in admin.group(source)["offsets"]
+        if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    ]
+    if not offsets:
+        sentence = f"group {source} has committed no offset, so there is nothing at which {name} could continue"
+        raise ProtocolError("INVALID_PARAMETER", sentence)
+    try:
+        before = {(topic, queue): offset for topic, queue, offset in admin.group(name)["offsets"]}
+        is_new = False
+    except GroupNotFoundError:
+        before, is_new = {}, True
+    ahead = [(topic, queue, max(offset, before.get((topic, queue), 0))) for topic, queue, offset in offsets]
+    if dry_run or not ahead:
+        stored = ahead
+    else:
+        committed = admin.commit_offsets(name, ahead, copied_from=source)
+        stored = [(one[0], one[1], one[2]) for one in committed]
     if as_json:
         print_json(
             {
@@ -370,7 +355,7 @@ def _chosen(
     offsets: Iterable[Sequence[Any]], topics: Collection[str], queues: Collection[int]
 ) -> list[tuple[str, int, int]]:
     """Those of ``offsets`` that the words of a reset name. Raises UsageError when there is none."""
-    from commitmq.client.group_offsets import is_of_failures
+    from commitmq.client.admin_results import is_of_failures
 
     found = [
         (topic, queue, offset)
@@ -413,9 +398,8 @@ for _command in (lag, members, pop, reset, clone):
 @group.command(name="list")
 @click.option("--all", "with_system", is_flag=True, help="Also the groups of RocketMQ's and the node's own parts.")
 @click.option("--lag", "with_lag", is_flag=True, help="Also how many messages each is behind.")
-@json_option
-@node_option
-def list_(with_system: bool, with_lag: bool, as_json: bool, node: str) -> None:
+@admin_options
+def list_(with_system: bool, with_lag: bool, as_json: bool, admin: Admin) -> None:
     """List the groups with their members and the topics they have consumed.
 
     --lag asks the node for each group and for each of its topics. `group lag` shows the queues of one group.
@@ -423,16 +407,14 @@ def list_(with_system: bool, with_lag: bool, as_json: bool, node: str) -> None:
     \b
     Example: commitmq group list --lag
     """
-    from commitmq.client.admin import Admin
     from commitmq.store.metadata.topic_config import is_system_group
 
-    with Admin(node) as admin:
-        groups = [one for one in admin.groups() if with_system or not is_system_group(one["name"])]
-        if with_lag:
-            with count_progress("groups", quiet=as_json) as progress:
-                for number, one in enumerate(groups, 1):
-                    one["lag"] = _lag_of(admin, one["name"])
-                    progress(number, len(groups))
+    groups = [one for one in admin.groups() if with_system or not is_system_group(one["name"])]
+    if with_lag:
+        with count_progress("groups", quiet=as_json) as progress:
+            for number, one in enumerate(groups, 1):
+                one["lag"] = _lag_of(admin, one["name"])
+                progress(number, len(groups))
     if as_json:
         print_json(groups)
     elif not groups:
@@ -452,7 +434,7 @@ def _lag_of(admin: Admin, group: str) -> int:
     try:
         return sum(one.lag for one in admin.group_lag(group))
     except GroupNotFoundError:
-        return 0  # it was deleted meanwhile
+        return 0  # it was deleted in the meantime
 
 
 @group.command()
@@ -460,9 +442,8 @@ def _lag_of(admin: Admin, group: str) -> int:
 @click.option(
     "--plan", "planned", type=click.IntRange(1, 10_000), metavar="N", help="Show how N members would share the queues."
 )
-@json_option
-@node_option
-def describe(name: str, planned: int | None, as_json: bool, node: str) -> None:
+@admin_options
+def describe(name: str, planned: int | None, as_json: bool, admin: Admin) -> None:
     """Show the members of group NAME, the queues of each, and the committed offsets.
 
     --plan changes nothing. Its members are those that the group has, then new ones, and they share by the group's strategy.
@@ -470,13 +451,10 @@ def describe(name: str, planned: int | None, as_json: bool, node: str) -> None:
     \b
     Example: commitmq group describe kitchen --plan 4
     """
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        if planned is not None:
-            show_plan(name, admin.group_plan(name, planned), as_json)
-            return
-        described = admin.group(name)
+    if planned is not None:
+        show_plan(name, admin.group_plan(name, planned), as_json)
+        return
+    described = admin.group(name)
     if as_json:
         print_json(described)
         return
@@ -503,9 +481,8 @@ def describe(name: str, planned: int | None, as_json: bool, node: str) -> None:
 @group.command()
 @click.argument("name")
 @click.option("--set", "pairs", metavar="SETTING=VALUE", multiple=True, help="With this setting; may be repeated.")
-@json_option
-@node_option
-def create(name: str, pairs: tuple[str, ...], as_json: bool, node: str) -> None:
+@admin_options
+def create(name: str, pairs: tuple[str, ...], as_json: bool, admin: Admin) -> None:
     """Create group NAME. One that exists with the same settings is no error.
 
     Settings are those of `group config`. A node with groups.auto_create=false serves only groups that were made so.
@@ -513,27 +490,22 @@ def create(name: str, pairs: tuple[str, ...], as_json: bool, node: str) -> None:
     \b
     Example: commitmq group create kitchen --set retryMaxTimes=3
     """
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        created = admin.group_create(name, dict(_setting(pair) for pair in pairs))
-        settings = admin.group_config(name)
-    if as_json:
-        print_json({"created": created, "config": settings})
-    else:
-        click.echo(f"group {name} {'created' if created else 'exists already'}")
+    created = admin.group_create(name, dict(_setting(pair) for pair in pairs))
+    settings = admin.group_config(name)
+    print_either(
+        as_json, {"created": created, "config": settings}, f"group {name} {'created' if created else 'exists already'}"
+    )
 
 
 @group.command()
 @click.argument("name")
 @click.option(
-    "--offsets", is_flag=True, help="Also its committed offsets; without them it goes on there if it comes again."
+    "--offsets", is_flag=True, help="Also its committed offsets; without them it continues there if it comes again."
 )
 @click.option("--force", is_flag=True, help="Also while it has consumers; these make the group again.")
 @yes_option
-@json_option
-@node_option
-def delete(name: str, offsets: bool, force: bool, yes: bool, as_json: bool, node: str) -> None:
+@admin_options
+def delete(name: str, offsets: bool, force: bool, yes: bool, as_json: bool, admin: Admin) -> None:
     """Delete group NAME: its settings, and with --offsets its committed offsets.
 
     With its offsets the group stays in `group list`. Its retry and dead-letter topics stay too; `topic delete` deletes them.
@@ -541,16 +513,14 @@ def delete(name: str, offsets: bool, force: bool, yes: bool, as_json: bool, node
     \b
     Example: commitmq group delete kitchen --offsets --yes
     """
-    from commitmq.client.admin import Admin
     from commitmq.errors import GroupNotFoundError
 
     ask_before(f"delete group {name} with its offsets" if offsets else f"delete group {name}", yes)
-    with Admin(node) as admin:
-        admin.group_delete(name, offsets=offsets, force=force)
-        try:
-            kept = len(admin.group(name)["offsets"])
-        except GroupNotFoundError:
-            kept = 0
+    admin.group_delete(name, offsets=offsets, force=force)
+    try:
+        kept = len(admin.group(name)["offsets"])
+    except GroupNotFoundError:
+        kept = 0
     if as_json:
         print_json({"deleted": name, "offsets": offsets, "kept_offsets": kept})
     elif kept and not offsets:
@@ -566,18 +536,14 @@ def delete(name: str, offsets: bool, force: bool, yes: bool, as_json: bool, node
 @group.command()
 @click.argument("name")
 @click.option("--set", "pairs", metavar="SETTING=VALUE", multiple=True, help="Change this setting; may be repeated.")
-@json_option
-@node_option
-def config(name: str, pairs: tuple[str, ...], as_json: bool, node: str) -> None:
+@admin_options
+def config(name: str, pairs: tuple[str, ...], as_json: bool, admin: Admin) -> None:
     """Show or change the settings of group NAME, under RocketMQ's names.
 
     consumeEnable=false switches a group off. --set makes a group that does not exist.
     """
-    from commitmq.client.admin import Admin
-
     changes = dict(_setting(pair) for pair in pairs)
-    with Admin(node) as admin:
-        settings = admin.group_config(name, changes or None)
+    settings = admin.group_config(name, changes or None)
     if as_json:
         print_json(settings)
         return

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.node_verb import address_of, node_options
-from commitmq.cli.output import complain, fail, json_option, node_unless, print_json, print_table
+from commitmq.cli.node_verb import address_of
+from commitmq.cli.options import dry_run_option, json_option, node_options
+from commitmq.cli.output import complain, fail, node_unless, print_json, print_table
 from commitmq.cli.shown_changes import entry_lines, value_text
 from commitmq.cli.users import access_file, complain_without_keys, store_for_users
 from commitmq.supervision.exit_codes import CliExit
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from commitmq.security.imported_access import ExportedUsers, UserImport
 
 _MOST_BYTES = 256 << 20
-_ADVICE = "nothing was changed; correct the file, or make it anew with `commitmq export config`"
+_ADVICE = "nothing was changed; correct the file, or make it again with `commitmq export config`"
 
 
 @click.group(name="import")
@@ -31,7 +32,7 @@ def import_() -> None:
 @click.argument("file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--offsets", is_flag=True, help="Also what the groups have committed, where that is ahead.")
 @click.option("--users", is_flag=True, help="Also the users and what they may do, without secrets; needs --store.")
-@click.option("--dry-run", is_flag=True, help="Only say what would change.")
+@dry_run_option()
 @json_option
 @node_options
 def config(
@@ -86,7 +87,7 @@ def config(
     if of_users is not None and planned.changes and not conflicts:
         complain_without_keys(of_users)
     if not users and (count := _users_in(document)):
-        complain(f"{count} users of {file} were left out; --users takes them too, and needs --store")
+        complain(f"{count} users of {file} were omitted; --users takes them too, and needs --store")
     for name in planned.keys_kept:
         complain(f"user {name} has other keys than in {file}, and keeps them; `commitmq user key add` gives it one")
     for conflict in conflicts:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
-from commitmq.cli.output import fail, json_option, print_json
+from commitmq.cli import options
+from commitmq.cli.options import json_option
+from commitmq.cli.output import fail, print_either, print_json
 from commitmq.cli.users import access_file, store_option
 from commitmq.supervision.exit_codes import CliExit
 
@@ -17,12 +19,7 @@ def keys() -> None:
 
 
 @keys.command()
-@click.option(
-    "--store",
-    required=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The store; also one that is not there yet.",
-)
+@options.store_option("The store; also one that is not there yet.", exists=False)
 @json_option
 def init(store: Path, as_json: bool) -> None:
     """Make the node's keys. From its next start on its tcp ports take only clients with a user's key.
@@ -30,15 +27,15 @@ def init(store: Path, as_json: bool) -> None:
     A store that has keys keeps them: every profile names them.
     """
     from commitmq.security.node_keys import make_node_keys
-    from commitmq.store.access import keep_private, refusals_told
+    from commitmq.store.access import private_files, refusals_told
 
-    keep_private(store)
-    with refusals_told(store):
-        store.mkdir(parents=True, exist_ok=True)
-    try:
-        made = make_node_keys(store)
-    except FileExistsError as error:
-        fail(f"{error}; `commitmq keys show` prints the public one")
+    with private_files(store):
+        with refusals_told(store):
+            store.mkdir(parents=True, exist_ok=True)
+        try:
+            made = make_node_keys(store)
+        except FileExistsError as error:
+            fail(f"{error}; `commitmq keys show` prints the public one")
     if as_json:
         print_json({"public_key": made.public})
     else:
@@ -59,7 +56,4 @@ def show(store: Path, as_json: bool) -> None:
     found = load_node_keys(store)
     if found is None:
         fail("the node has no keys; `commitmq keys init` makes them", CliExit.FAILURE)
-    if as_json:
-        print_json({"public_key": found.public})
-    else:
-        click.echo(found.public)
+    print_either(as_json, {"public_key": found.public}, found.public)

@@ -23,7 +23,7 @@ from commitmq.errors import (
     StoreError,
     StoreLockedError,
 )
-from commitmq.files.no_space import NO_SPACE
+from commitmq.files.disk_space import NO_SPACE
 from commitmq.supervision.exit_codes import MEANINGS, CliExit
 
 # verb -> one-line summary. The module is commitmq.cli.VERB, and its click command is also called VERB (see _MODULES).
@@ -48,10 +48,10 @@ VERBS = {
     "dlq": "List dead letters, send them again, give them up.",
     "delayed": "List messages that wait for their time; cancel one.",
     "store": "Inspect, repair and expire a store folder.",
-    "bench": "Measure a node, keep that as a baseline, compare with one.",
+    "bench": "Measure a running node.",
     "plugins": "List plugins and the parts that they add.",
     "dispatcher": "List dispatchers; move one that is stuck.",
-    "transaction": "List open transactions; end one by hand.",
+    "transaction": "List open transactions; end one manually.",
     "user": "Add, change, delete and list users.",
     "acl": "Allow and deny what users do.",
     "audit": "Show who changed what, and who was refused.",

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from commitmq.cli.output import complain, fail, json_option, node_option, print_json
-from commitmq.cli.quantity import seconds
+from commitmq.cli.options import json_option, node_option, timeout_option
+from commitmq.cli.output import complain, fail, print_json
 from commitmq.supervision.exit_codes import CliExit
 
 _ROLE = "worker-metrics"
@@ -36,7 +36,7 @@ _ESCAPED = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Where metrics.token_file asks for a token: its first line is sent.",
 )
-@click.option("--timeout", "timeout_s", type=seconds(), default=10.0, show_default=True, help="Seconds to wait.")
+@timeout_option()
 @json_option
 @node_option
 def metrics(pattern: str, token_file: Path | None, timeout_s: float, as_json: bool, node: str) -> None:

@@ -1,47 +1,24 @@
-"""Verbs that need the extra ``commitmq[node]``: without it they fail with a sentence before they do anything.
-
-``--node``, ``--store`` and ``--timeout``: the options of verbs that ask a node's supervisor.
-
-Sends one request to a node's admin socket, for verbs that need only that.
-"""
+"""Verbs that need the extra ``commitmq[node]``, and the request of a verb to the admin socket of a node."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
-from commitmq.cli.output import DEFAULT_NODE, fail
-from commitmq.cli.quantity import seconds
+from commitmq.cli.options import DEFAULT_NODE
+from commitmq.cli.output import fail
 from commitmq.errors import AuthenticationError, NodeUnavailableError
 from commitmq.extras import need_node
 from commitmq.protocol.channel import Channel, ConnectionLost
 from commitmq.protocol.node_address import endpoint_of, node_address
+from commitmq.store.access import lock_holder
 from commitmq.store.layout import StoreLayout
-from commitmq.store.store_lock import lock_holder
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.node_files import read_node_file
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def node_options(function: _Function) -> _Function:
-    """The parameters are called ``node``, ``store`` and ``timeout_s``."""
-    for option in (
-        click.option(
-            "--timeout", "timeout_s", type=seconds(), default=10.0, show_default=True, help="Seconds to wait."
-        ),
-        click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Store folder of a node here."),
-        click.option(
-            "--node", metavar="ADDRESS", envvar="COMMITMQ_NODE", help=f"Admin address.  [default: {DEFAULT_NODE}]"
-        ),
-    ):
-        function = option(function)
-    return function
 
 
 class NodeVerb(click.Command):

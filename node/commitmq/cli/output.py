@@ -1,32 +1,34 @@
-"""The output of every verb: tables for people, JSON for programs, errors as one sentence on standard error.
+"""What every verb prints and asks: tables for people, JSON for programs, errors as one sentence on standard error.
 
-Progress bars on standard error, when one can be drawn; and a bar over bytes for verbs that read a whole store.
+Progress bars go to standard error, where one can be drawn. ``--watch [SECONDS]`` makes a verb look again and again until
+Ctrl-C. Secrets come from standard input, never from an argument, which every account of the machine can read.
 
-Replaces standard streams that were closed when the command began (``>&-``, or a launcher that closes everything).
-
-For such a stream Python has None, and the next opened file or socket gets its descriptor: output for a terminal would
-be written into that file. So each closed stream is opened again, on ``/dev/null``. Input and output are opened for the
-other direction: using them fails, and the verb reports which stream is closed. Standard error takes everything: no
-message can reach a person.
-
-``--watch [SECONDS]``: verbs that look again and again until Ctrl-C.
+A standard stream that was closed when the command began (``>&-``, or a launcher that closes everything) is None in
+Python, and the next opened file or socket gets its descriptor: output for a terminal would be written into that file. So
+each closed stream is opened again, on ``/dev/null``. Input and output are opened for the other direction: using them
+fails, and the verb reports which stream is closed. Standard error takes everything: no message can reach an operator.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from commitmq.cli.quantity import seconds
 from commitmq.extras import is_installed
 from commitmq.supervision.exit_codes import CliExit
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from commitmq.security.policy import Secret
 
 
 def can_draw() -> bool:
@@ -35,35 +37,38 @@ def can_draw() -> bool:
 
 
 @contextlib.contextmanager
-def byte_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function to call with (bytes done, total bytes). Shows nothing when ``quiet`` or without :func:`can_draw`."""
-    if quiet or not can_draw():
-        yield lambda _done, _total: None
-        return
+def drawn_bars(*columns: str, refreshes_per_s: float = 10) -> Iterator[Progress]:
+    """Bars of rich on standard error, with ``columns`` (names of rich's classes) behind the words of each."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    made = [getattr(progress, name)() for name in columns]
+    with progress.Progress(
+        progress.TextColumn("{task.description}"),
+        *made,
+        console=Console(stderr=True),
+        transient=True,
+        refresh_per_second=refreshes_per_s,
+    ) as bars:
+        yield bars
+
+
+BYTE_COLUMNS: Final = ("BarColumn", "DownloadColumn", "TimeRemainingColumn", "TransferSpeedColumn")
 
 
 @contextlib.contextmanager
-def count_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function to call with (things done, their number). Shows nothing when ``quiet`` or without :func:`can_draw`."""
+def _progress(what: str, *, columns: Sequence[str], quiet: bool) -> Iterator[Callable[[int, int], None]]:
     if quiet or not can_draw():
         yield lambda _done, _total: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    with drawn_bars(*columns) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+byte_progress = functools.partial(_progress, columns=BYTE_COLUMNS)
+count_progress = functools.partial(_progress, columns=("BarColumn", "MofNCompleteColumn", "TimeRemainingColumn"))
+"""Give a function to call with what is done and the total. They show nothing when ``quiet`` or without :func:`can_draw`."""
 
 
 _stand_ins: set[int] = set()
@@ -99,24 +104,8 @@ def do_without() -> None:
         os.close(null)
 
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 LEAST_S: Final = 0.05
 """Between two looks, whatever was asked for."""
-_USUAL_S: Final = 2.0
-
-
-def watch_option(function: _Function) -> _Function:
-    """The parameter is called ``every_s``, None without ``--watch``."""
-    return click.option(
-        "--watch",
-        "every_s",
-        type=seconds(),
-        is_flag=False,
-        flag_value=_USUAL_S,
-        metavar="[SECONDS]",
-        help=f"Look again and again until Ctrl-C, every SECONDS.  [without a number: {_USUAL_S:g}]",
-    )(function)
 
 
 def looks(every_s: float | None) -> Iterator[None]:
@@ -134,21 +123,6 @@ def new_page() -> None:
     click.echo(time.strftime("%H:%M:%S"))
 
 
-DEFAULT_NODE = "tcp://127.0.0.1:7310"
-
-
-def node_option(function: _Function) -> _Function:
-    """``--node ADDRESS``: the admin address of the node a client verb talks to."""
-    return click.option(
-        "--node",
-        metavar="ADDRESS",
-        default=DEFAULT_NODE,
-        show_default=True,
-        envvar="COMMITMQ_NODE",
-        help="Admin address of the node.",
-    )(function)
-
-
 def node_unless(store: object, node: str | None) -> str | None:
     """``node``, unless it comes from the environment and ``store`` is given: an option wins over the environment.
 
@@ -161,17 +135,20 @@ def node_unless(store: object, node: str | None) -> str | None:
     raise click.UsageError("give either a store's folder or --node ADDRESS")
 
 
-def json_option(function: _Function) -> _Function:
-    """``--json``: machine-readable output; the parameter is called ``as_json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Write JSON.")(function)
-
-
 def print_json(value: Any) -> None:
     """One JSON document on standard output, on one line, so that several of them are JSON lines."""
     from commitmq.protocol.wire import dumps
 
     sys.stdout.buffer.write(dumps(value) + b"\n")
     sys.stdout.flush()
+
+
+def print_either(as_json: bool, value: Any, sentence: str) -> None:
+    """``value`` as JSON, or ``sentence`` for a person."""
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(sentence)
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, left: Sequence[int] = (0,)) -> None:
@@ -196,11 +173,6 @@ def human_bytes(count: int | None) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
-
-
-def yes_option(function: _Function) -> _Function:
-    """``--yes``: for :func:`ask_before`."""
-    return click.option("--yes", is_flag=True, help="Do not ask.")(function)
 
 
 def ask_before(what: str, yes: bool) -> None:
@@ -230,3 +202,21 @@ def fail(sentence: str, code: CliExit = CliExit.FAILURE) -> NoReturn:
     """Print the reason and exit with ``code``."""
     complain(sentence)
     raise SystemExit(int(code))
+
+
+_Value = TypeVar("_Value")
+
+
+def usage(read: Callable[[], _Value]) -> _Value:
+    """What ``read`` returns; its ValueError is one of usage."""
+    try:
+        return read()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def read_secret() -> Secret:
+    """The first line of standard input. Raises UsageError for what is no secret."""
+    from commitmq.security.policy import Secret
+
+    return usage(lambda: Secret(sys.stdin.readline(1_024).rstrip("\r\n")))

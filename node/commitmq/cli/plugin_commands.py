@@ -28,7 +28,7 @@ def add_to(group: click.Group, *, taken: set[str], only: str | None = None) -> N
                 if report.is_built_in and group.commands.get(name) is command:
                     continue  # it was asked for by its verb before
                 if name in taken or name in group.commands:
-                    complain(f"plugin {report.name}: there is a verb {name!r} already, the plugin's is left out")
+                    complain(f"plugin {report.name}: there is a verb {name!r} already, the plugin's is omitted")
                 else:
                     group.add_command(command, name)
         if report.is_built_in and missing_for_node():

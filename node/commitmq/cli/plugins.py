@@ -1,4 +1,4 @@
-"""``commitmq plugins``: the installed plugins, the parts that each adds, and the reason why one is left out."""
+"""``commitmq plugins``: the installed plugins, the parts that each adds, and the reason why one is omitted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from commitmq.cli.output import complain, json_option, print_json, print_table
+from commitmq.cli.options import json_option
+from commitmq.cli.output import complain, print_json, print_table
 
 
 @click.group(invoke_without_command=True)

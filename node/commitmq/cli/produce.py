@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from commitmq.cli.output import can_draw, complain, fail, json_option, node_option, print_json
+from commitmq.cli.options import json_option, node_option
+from commitmq.cli.output import BYTE_COLUMNS, can_draw, complain, drawn_bars, fail, print_json
 from commitmq.cli.quantity import MAX_INT, seconds
 from commitmq.errors import CommitMQError, ConfigError, InvalidMessageError
 
@@ -52,7 +53,7 @@ class UnreadableError(Exception):
     """Reading the input failed with a system error."""
 
 
-class Ending:
+class StopSignals:
     """Notes Ctrl-C and SIGTERM while it is entered, so that the command can send the lines that it has read. The second
     signal raises KeyboardInterrupt.
     """
@@ -63,7 +64,7 @@ class Ending:
         """Whether an incomplete line was dropped."""
         self._stack = ExitStack()
 
-    def __enter__(self) -> Ending:
+    def __enter__(self) -> StopSignals:
         self.fd, wake = os.pipe()
         os.set_blocking(wake, False)
         self._stack.callback(os.close, self.fd)
@@ -83,7 +84,7 @@ class Ending:
         self.signal = signal.Signals(number)
 
 
-def input_lines(fd: int, advance: Callable[[int], None], ending: Ending) -> Iterator[tuple[int, bytes | None]]:
+def input_lines(fd: int, advance: Callable[[int], None], ending: StopSignals) -> Iterator[tuple[int, bytes | None]]:
     """Numbered lines without their ends; (number, None) after each look for more input, at least every 50 ms at first.
 
     ``advance(count)`` is called for the bytes of each read. Raises BadLineError and UnreadableError.
@@ -146,7 +147,7 @@ class LineSender:
         self.last_line = 0
         """The number of the last stored line."""
         self.empty = 0
-        """The number of empty lines, which are left out."""
+        """The number of empty lines, which are omitted."""
         self._topic = topic
         self._queue = queue
         self._batch = batch
@@ -367,11 +368,11 @@ def produce(
         source,
         _bar(path) as advance,
         _producer(node, ack=ack, timeout_s=timeout, compress=compress, delivery=delivery) as producer,
-        Ending() as ending,
+        StopSignals() as ending,
     ):
         sender.send_all(producer, input_lines(source.fileno(), advance, ending))
     if ending.signal is not None:
-        left_out = "; the last line was not whole and is left out" if ending.left_out else ""
+        left_out = "; the last line was not whole and is omitted" if ending.left_out else ""
         complain(f"ended by {ending.signal.name}; {sender.stored} messages are stored{left_out}")
         raise click.Abort
     took_s = time.perf_counter() - started
@@ -380,7 +381,7 @@ def produce(
             {"topic": topic, "messages": sender.stored, "empty_lines": sender.empty, "seconds": round(took_s, 6)}
         )
         return
-    left_out = f", {sender.empty} empty lines left out" if sender.empty else ""
+    left_out = f", {sender.empty} empty lines omitted" if sender.empty else ""
     click.echo(f"{sender.stored} messages stored in {topic} in {took_s:.2f} s ({ack}){left_out}")
 
 
@@ -406,7 +407,7 @@ def _failures_with_progress(sender: LineSender) -> Iterator[None]:
 
 def _producer(node: str, **settings: Any) -> Producer:
     from commitmq.client.producer import Producer
-    from commitmq.client.sending import batch_plan
+    from commitmq.client.sending import batch as batch_plan
 
     del batch_plan  # the first batch needs it: importing it here keeps the import out of the batch's time
     try:
@@ -423,17 +424,6 @@ def _bar(path: Path | None) -> Iterator[Callable[[int], None]]:
     if not can_draw() or (path is None and sys.stdin.isatty()):
         yield lambda _bytes: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (TextColumn("sending"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with drawn_bars(*BYTE_COLUMNS) as progress:
         task = progress.add_task("sending", total=None if path is None else path.stat().st_size)
         yield lambda count: progress.advance(task, count)

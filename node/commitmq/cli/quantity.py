@@ -1,6 +1,6 @@
 """Option types for numbers: sizes, times, queues and offsets.
 
-For sizes and times a plain number has the option's unit, others name one (:mod:`commitmq.config.units`). The files of a
+For sizes and times a plain number has the option's unit, others name one (:mod:`commitmq.config.schema`). The files of a
 store keep queues and offsets in 32 and 64 bits.
 
 Times on the command line: ISO 8601 or milliseconds since 1970, UTC unless they say otherwise.
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from commitmq.config import units
+from commitmq.config import schema
 
 MAX_INT: Final = (1 << 31) - 1
 MAX_LONG: Final = (1 << 63) - 1
@@ -21,7 +21,7 @@ _MAX_S: Final = 1_000_000_000  # a longer time is more than any system call take
 
 
 class Quantity(click.ParamType):  # type: ignore[type-arg]
-    """A number of ``unit`` (a name from :func:`commitmq.config.units.unit_of`), from ``low`` to ``high``."""
+    """A number of ``unit`` (a name from :func:`commitmq.config.schema.unit_of`), from ``low`` to ``high``."""
 
     def __init__(self, unit: str, *, low: float = 0, high: float | None = None, whole: bool = True) -> None:
         self.unit, self.low, self.high, self.whole = unit, low, high, whole
@@ -35,12 +35,12 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
         if found < self.low or (self.high is not None and found > self.high):
             most = "" if self.high is None else f" and at most {self.high:.15g}"
             self.fail(
-                f"{value} is out of range: at least {self.low:g}{most}, in {units.word_of(self.unit)}", param, ctx
+                f"{value} is out of range: at least {self.low:g}{most}, in {schema.word_of(self.unit)}", param, ctx
             )
         return found
 
     def _parse(self, text: str) -> float:
-        return units.parse(text, self.unit) if self.whole else units.parse_float(text, self.unit)
+        return schema.parse(text, self.unit) if self.whole else schema.parse_float(text, self.unit)
 
 
 def seconds(low: float = 0) -> Quantity:

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from commitmq.cli.output import complain, json_option, node_option, print_json, print_table
+from commitmq.cli.options import admin_options
+from commitmq.cli.output import complain, print_json, print_table
 from commitmq.cli.quantity import MAX_INT, MAX_LONG, optional_time, utc
 
 if TYPE_CHECKING:
+    from commitmq.client.admin import Admin
     from commitmq.client.message import Message
     from commitmq.client.receiving.query import QueryResult
 
@@ -39,8 +41,7 @@ _BODY_CHARACTERS = 60
 @click.option(
     "--continue", "continue_from", metavar="WHERE", help="Continue where a previous query of the same kind stopped."
 )
-@json_option
-@node_option
+@admin_options
 def query(
     topic: str | None,
     key: str | None,
@@ -54,45 +55,42 @@ def query(
     most: int,
     continue_from: str | None,
     as_json: bool,
-    node: str,
+    admin: Admin,
 ) -> None:
     """Find messages by key, unique key, tag, id, offset or time.
 
     With a key or tag the newest messages are shown, with times alone the oldest, both in the order of the log.
     """
-    from commitmq.client.admin import Admin
-
     ways = [one for one in (key, unique_key, tag, message_id, offset) if one is not None]
     if len(ways) > 1 or (not ways and begin is None and end is None):
         raise click.UsageError("give one of --key, --unique-key, --tag, --id and --offset, or --begin and --end")
     if message_id is None and topic is None:
         raise click.UsageError("give the --topic")
-    with Admin(node) as admin:
-        if message_id is not None:
-            try:
-                message = admin.message(message_id)
-            except ValueError as error:
-                raise click.BadParameter(str(error), param_hint="--id") from None
-            _show([message], None, as_json)
-            return
-        assert topic is not None
-        if offset is not None:
-            _show([admin.message_at(topic, queue, offset)], None, as_json)
-            return
+    if message_id is not None:
         try:
-            result = admin.query(
-                topic,
-                key=key,
-                unique_key=unique_key,
-                tag=tag,
-                begin=optional_time(begin, "--begin"),
-                end=optional_time(end, "--end"),
-                max_messages=most,
-                continue_from=continue_from,
-            )
+            message = admin.message(message_id)
         except ValueError as error:
-            raise click.UsageError(str(error)) from None
-        _show(list(result), result, as_json)
+            raise click.BadParameter(str(error), param_hint="--id") from None
+        _show([message], None, as_json)
+        return
+    assert topic is not None
+    if offset is not None:
+        _show([admin.message_at(topic, queue, offset)], None, as_json)
+        return
+    try:
+        result = admin.query(
+            topic,
+            key=key,
+            unique_key=unique_key,
+            tag=tag,
+            begin=optional_time(begin, "--begin"),
+            end=optional_time(end, "--end"),
+            max_messages=most,
+            continue_from=continue_from,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    _show(list(result), result, as_json)
 
 
 def _show(messages: list[Message], result: QueryResult | None, as_json: bool) -> None:

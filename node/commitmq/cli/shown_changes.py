@@ -31,7 +31,7 @@ def change_text(before: Any, after: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value of JSON as a person reads it."""
+    """A value of JSON as an operator reads it."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(_is_entry(one) for one in value):

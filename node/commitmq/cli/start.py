@@ -6,8 +6,8 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -16,27 +16,29 @@ import orjson
 
 from commitmq import config as node_config
 from commitmq.cli.node_verb import NodeVerb
+from commitmq.cli.options import config_options
 from commitmq.cli.output import complain, do_without, fail
 from commitmq.cli.quantity import MAX_LONG
 from commitmq.config import NodeConfig
 from commitmq.config.fitting import fit, sizes_of
 from commitmq.config.schema import DEFAULT_PROFILE, PROFILES
 from commitmq.network import ports
-from commitmq.store.access import keep_private
+from commitmq.store.access import private_files
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.console import server_lines
 from commitmq.supervision.exit_codes import CliExit, StartFailed
 from commitmq.supervision.exposure import Exposure
 from commitmq.supervision.node_files import make_folders
+from commitmq.supervision.processes import HANDLED_SIGNALS, fork, signals_held, use_as
 from commitmq.supervision.roster import own_role, start_order
 
 _LOG_TAIL_LINES = 5
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
 @click.command(cls=NodeVerb)
 @click.option("--store", "store", required=True, type=click.Path(path_type=Path, file_okay=False), help="Store folder.")
-@click.option("--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file of keys.")
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="One configuration key; repeatable.")
+@config_options
 @click.option(
     "--profile", type=click.Choice(list(PROFILES)), help=f"Defaults for a machine's size.  [default: {DEFAULT_PROFILE}]"
 )
@@ -91,16 +93,13 @@ def start(
     except StartFailed as error:
         fail(str(error), error.code)
     if not layout.own.exists():
-        _require_ports(config)  # a folder without a former start stays unchanged
-    keep_private(layout.root)  # inherited by every process of the node
-    make_folders(layout)
-    # A memory file instead of arguments: every supervisor that the keeper starts reads exactly these values.
-    config_fd = os.memfd_create("commitmq-config", 0)
-    os.write(config_fd, node_config.dumps(config))
-    if background:
-        _start_in_background(layout, config, config_fd)
-    else:
-        _become_the_keeper(layout, config_fd, verbose)
+        _require_ports(config)  # a folder without an earlier start stays unchanged
+    with private_files(layout.root):  # every process of the node inherits it
+        make_folders(layout)
+        if background:
+            _start_in_background(layout, config)
+        else:
+            _become_the_keeper(layout, config, verbose)
 
 
 def _require_ports(config: NodeConfig) -> None:
@@ -113,51 +112,54 @@ def _require_ports(config: NodeConfig) -> None:
         fail(f"cannot listen on tcp://{host}:{port}: {os.strerror(refusal)}", CliExit.START_FAILED)
 
 
-def _become_the_keeper(layout: StoreLayout, config_fd: int, verbose: bool) -> NoReturn:
+def _become_the_keeper(layout: StoreLayout, config: NodeConfig, verbose: bool) -> NoReturn:
     errors_fd = os.dup(2)
-    for fd in (config_fd, errors_fd):
-        os.set_inheritable(fd, True)
     if not verbose:
         click.echo(f"starting a node on {layout.root}; its log is {layout.log} (--verbose: here)")
-        with open(layout.log, "ab") as log:
-            os.dup2(log.fileno(), 2)
+        use_as(layout.log, _APPEND, 2)
     sys.stdout.flush()
-    os.execv(sys.executable, _keeper_command(layout, config_fd, errors_fd, "foreground"))
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+    os._exit(_keep(layout, config, errors_fd, background=False))
 
 
-def _keeper_command(layout: StoreLayout, config_fd: int, ready_fd: int, mode: str) -> list[str]:
-    return [sys.executable, "-m", "commitmq.supervision.keeper", str(layout.root), str(config_fd), str(ready_fd), mode]
+def _keep(layout: StoreLayout, config: NodeConfig, report_fd: int, *, background: bool) -> int:
+    from commitmq.supervision.keeper import Start, keep  # all that a node runs
+
+    return keep(Start(layout.root, config, background, report_fd))
 
 
-def _start_in_background(layout: StoreLayout, config: NodeConfig, config_fd: int) -> None:
+def _keep_in_background(layout: StoreLayout, config: NodeConfig, ready_fd: int) -> int:
+    use_as(os.devnull, os.O_RDWR, 0)
+    use_as(layout.log, _APPEND, 1, 2)
+    return _keep(layout, config, ready_fd, background=True)
+
+
+def _start_in_background(layout: StoreLayout, config: NodeConfig) -> None:
     log_path = layout.log
     ready_read, ready_write = os.pipe()
-    with open(log_path, "ab") as log:
-        keeper = subprocess.Popen(
-            _keeper_command(layout, config_fd, ready_write, "background"),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[config_fd, ready_write],
-            start_new_session=True,
-        )
-    os.close(ready_write)
+    sys.stdout.flush()
+    sys.stderr.flush()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C: no node is left that nobody knows
+    keeper = 0
     try:
+        with signals_held():
+            keeper = fork(partial(_keep_in_background, layout, config, ready_write), ready_write)
+        os.close(ready_write)
         with open(ready_read, "rb", buffering=0) as reports:
             outcome = _wait_until_ready(reports, keeper)
     except KeyboardInterrupt:
-        keeper.send_signal(signal.SIGTERM)
-        keeper.wait()
+        if keeper:
+            os.kill(keeper, signal.SIGTERM)
+            os.waitpid(keeper, 0)
         fail("interrupted; the node was stopped", CliExit.INTERRUPTED)
     if outcome.get("event") == "ready":
         for warning in outcome["warnings"]:
             click.secho(f"WARNING: {warning}", fg="red", bold=True, err=True)
         click.echo("\n".join([f"node is ready at {outcome['admin'][0]}", *server_lines(outcome)]))
         click.echo(f"store {layout.root}, supervisor {outcome['pid']}, log {log_path}")
-        keeper.returncode = 0  # the keeper lives on; this process does not wait for it
-        return
-    code = keeper.wait()
+        sys.stdout.flush()
+        os._exit(CliExit.OK)  # tearing down the interpreter would copy what it shares with the node
+    code = os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1])
     if "error" in outcome:
         fail(str(outcome["error"]), _known(int(outcome["code"])))
     complain(f"the node ended while it started; the end of {log_path} says why:")
@@ -166,13 +168,13 @@ def _start_in_background(layout: StoreLayout, config: NodeConfig, config_fd: int
     raise SystemExit(int(_known(code)))
 
 
-def _wait_until_ready(reports: IO[bytes], keeper: subprocess.Popen[bytes]) -> dict[str, Any]:
+def _wait_until_ready(reports: IO[bytes], keeper: int) -> dict[str, Any]:
     """The report of how the start ended: ``ready`` or ``failed``; an empty dict when all processes died silently.
 
     The pipe alone is not enough: the supervisor of a start that was killed may leave workers that still hold its end.
     """
     pending = b""
-    keeper_fd = os.pidfd_open(keeper.pid)
+    keeper_fd = os.pidfd_open(keeper)
     poller = select.poll()
     poller.register(reports, select.POLLIN)
     poller.register(keeper_fd, select.POLLIN)

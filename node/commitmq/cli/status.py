@@ -9,18 +9,14 @@ from typing import Any
 import click
 
 from commitmq.cli.node_verb import address_of, request
-from commitmq.cli.output import (
-    DEFAULT_NODE,
-    human_bytes,
+from commitmq.cli.options import (
     json_option,
-    looks,
-    new_page,
-    node_unless,
-    print_json,
-    print_table,
+    node_or_none_option,
+    running_store_option,
+    timeout_option,
     watch_option,
 )
-from commitmq.cli.quantity import seconds
+from commitmq.cli.output import human_bytes, looks, new_page, node_unless, print_json, print_table
 from commitmq.config.fitting import no_index
 from commitmq.supervision.exit_codes import progress_sentence
 
@@ -29,9 +25,9 @@ _POSITIONS = ("min_offset", "dispatched", "reput", "flushed", "written", "alloca
 
 
 @click.command()
-@click.option("--node", metavar="ADDRESS", envvar="COMMITMQ_NODE", help=f"Admin address.  [default: {DEFAULT_NODE}]")
-@click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Store folder of a node here.")
-@click.option("--timeout", "timeout_s", type=seconds(), default=5.0, show_default=True, help="Seconds to wait.")
+@node_or_none_option
+@running_store_option
+@timeout_option(5.0)
 @watch_option
 @json_option
 def status(node: str | None, store: Path | None, timeout_s: float, every_s: float | None, as_json: bool) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
+from commitmq.cli.options import running_store_option
 from commitmq.cli.output import do_without, fail, node_unless
+from commitmq.store.access import lock_holder
 from commitmq.store.layout import StoreLayout
 from commitmq.store.recovery import abort_file
-from commitmq.store.store_lock import lock_holder
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.node_files import read_node_file
 from commitmq.supervision.processes import free_locks, open_process, wait_for_exit
@@ -22,7 +23,7 @@ _ORPHAN_PATIENCE_S = 5.0
 
 
 @click.command()
-@click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Store folder of a node here.")
+@running_store_option
 @click.option(
     "--node",
     metavar="ADDRESS",
@@ -55,7 +56,7 @@ def stop_store(store: Path) -> bool:
         if holder:
             fail(f"process {holder} holds the store {layout.root}, and it is no node that this command can stop")
         fail(f"no node runs on the store {layout.root}", CliExit.NODE_UNAVAILABLE)
-    # Signal the keeper first: it passes the signal on, and it would restart a supervisor that dies meanwhile.
+    # Signal the keeper first: it passes the signal on, and it would restart a supervisor that dies in the meantime.
     for pidfd in pids:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)

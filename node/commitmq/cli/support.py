@@ -1,4 +1,4 @@
-"""``commitmq support bundle``: what a person who helps needs to know of a node, in one archive without its secrets."""
+"""``commitmq support bundle``: what an operator who helps needs to know of a node, in one archive without its secrets."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 import click
 
 from commitmq.cli.node_verb import address_of, request
-from commitmq.cli.output import human_bytes, json_option, print_json
-from commitmq.cli.quantity import seconds
+from commitmq.cli.options import folder_argument, json_option, timeout_option
+from commitmq.cli.output import human_bytes, print_either
 from commitmq.errors import CommitMQError, StoreError
 from commitmq.files import atomic_file
 from commitmq.store.access import require_store
@@ -47,7 +47,7 @@ def support() -> None:
 
 
 @support.command()
-@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@folder_argument
 @click.option(
     "--to",
     "target",
@@ -56,13 +56,13 @@ def support() -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Archive to make (.tar.gz).",
 )
-@click.option("--timeout", "timeout_s", type=seconds(), default=10.0, show_default=True, help="Seconds to wait.")
+@timeout_option()
 @json_option
 def bundle(folder: Path, target: Path, timeout_s: float, as_json: bool) -> None:
     """Make an archive about the store DIR and its node, which may run or not.
 
     It holds status, findings of `commitmq doctor`, settings, the end of the log files, names and sizes of the store's
-    files, and versions. It holds no message and no key, and values that look like secrets are left out. Names of topics,
+    files, and versions. It holds no message and no key, and values that look like secrets are omitted. Names of topics,
     groups and hosts are in it: read it before you give it away.
 
     \b
@@ -85,12 +85,11 @@ def bundle(folder: Path, target: Path, timeout_s: float, as_json: bool) -> None:
     except OSError as error:
         raise StoreError(f"the archive cannot be written: {error.strerror}", path=target) from error
     told = {"file": str(target), "bytes": size, "parts": sorted(parts), "node": "status.json" in parts}
-    if as_json:
-        print_json(told)
-    else:
-        click.echo(
-            f"{target}: {human_bytes(size)}; read it before you give it away: names of topics and hosts are in it"
-        )
+    print_either(
+        as_json,
+        told,
+        f"{target}: {human_bytes(size)}; read it before you give it away: names of topics and hosts are in it",
+    )
 
 
 def redacted(value: Any) -> Any:

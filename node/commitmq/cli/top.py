@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from commitmq.cli.node_verb import address_of, node_options
-from commitmq.cli.output import LEAST_S, json_option, node_unless, print_json, print_table
+from commitmq.cli.node_verb import address_of
+from commitmq.cli.options import json_option, node_options
+from commitmq.cli.output import LEAST_S, node_unless, print_json, print_table
 from commitmq.cli.quantity import seconds
 from commitmq.store.metadata.topic_config import is_system_group
 
@@ -18,7 +19,7 @@ _LAST = 2
 _RANKS = {"retry": 1, "dlq": 1, "system": _LAST}  # of kinds of topics: which of two that are equally busy comes later
 
 
-class Seen(NamedTuple):
+class TopSample(NamedTuple):
     """One look: its time in seconds, the sum of each topic's next offsets, and of each group lag and committed offsets."""
 
     at_s: float
@@ -72,7 +73,7 @@ def top(
             before = now
 
 
-def _look(admin: Any, most: int) -> Seen:
+def _look(admin: Any, most: int) -> TopSample:
     from commitmq.client.checks import kind_of
     from commitmq.errors import CommitMQError
 
@@ -84,17 +85,17 @@ def _look(admin: Any, most: int) -> Seen:
         try:
             topics[name] = sum(one.max for one in admin.offsets(name))
         except CommitMQError:
-            continue  # deleted meanwhile
+            continue  # deleted in the meantime
     for name in group_names[:most]:
         try:
             lags = admin.group_lag(name)
         except CommitMQError:
             continue
         groups[name] = sum(one.lag for one in lags), sum(one.committed or 0 for one in lags)
-    return Seen(time.monotonic(), topics, groups, len(names), len(group_names), kinds)
+    return TopSample(time.monotonic(), topics, groups, len(names), len(group_names), kinds)
 
 
-def compared(before: Seen, now: Seen, rows: int) -> dict[str, Any]:
+def compared(before: TopSample, now: TopSample, rows: int) -> dict[str, Any]:
     """Rates between two looks: the ``rows`` busiest topics, and the groups that are most behind; those of the system last."""
     passed_s = max(now.at_s - before.at_s, LEAST_S)
     topics: list[dict[str, Any]] = [

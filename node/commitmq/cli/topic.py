@@ -5,26 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from commitmq.cli.output import (
-    ask_before,
-    confirm,
-    count_progress,
-    human_bytes,
-    json_option,
-    node_option,
-    print_json,
-    print_table,
-    yes_option,
-)
+from commitmq.cli.options import admin_options, dry_run_option, yes_option
+from commitmq.cli.output import ask_before, confirm, count_progress, human_bytes, print_either, print_json, print_table
 from commitmq.cli.quantity import MAX_INT, MAX_LONG, milliseconds, parse_time, seconds, utc
 from commitmq.client.checks import KINDS, kind_of
 from commitmq.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from commitmq.client.admin import Admin
     from commitmq.client.admin_results import TopicInfo
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -66,8 +59,7 @@ def topic() -> None:
 @click.option(
     "--attribute", "pairs", metavar="KEY=VALUE", multiple=True, help="An attribute of the topic; may be repeated."
 )
-@json_option
-@node_option
+@admin_options
 def create(
     name: str,
     queues: int | None,
@@ -76,7 +68,7 @@ def create(
     memory: bool,
     pairs: tuple[str, ...],
     as_json: bool,
-    node: str,
+    admin: Admin,
 ) -> None:
     """Create topic NAME. One that exists with the same settings is no error.
 
@@ -84,14 +76,11 @@ def create(
     (default) or memory; --memory is short for storage.type=memory. message.type limits what RocketMQ's proxy may send
     to the topic: the node stores it and takes every message, as RocketMQ's broker does.
     """
-    from commitmq.client.admin import Admin
-
     _check_queues(queues, read_queues, write_queues)
     attributes = _attributes_of((*pairs, *(["storage.type=memory"] if memory else ())))
-    with Admin(node) as admin:
-        answer = admin.topic_create(
-            name, queues, read_queues=read_queues, write_queues=write_queues, attributes=attributes or None
-        )
+    answer = admin.topic_create(
+        name, queues, read_queues=read_queues, write_queues=write_queues, attributes=attributes or None
+    )
     if as_json:
         print_json({"created": answer.created, "topic": answer.topic})
         return
@@ -107,8 +96,7 @@ def create(
 )
 @click.option("--attribute", "pairs", metavar="KEY=VALUE", multiple=True, help="An attribute to set; may be repeated.")
 @click.option("--force", is_flag=True, help="Also if groups then miss messages that they have not read.")
-@json_option
-@node_option
+@admin_options
 def update(
     name: str,
     queues: int | None,
@@ -118,7 +106,7 @@ def update(
     pairs: tuple[str, ...],
     force: bool,
     as_json: bool,
-    node: str,
+    admin: Admin,
 ) -> None:
     """Change settings of topic NAME; settings that are not named stay.
 
@@ -128,35 +116,32 @@ def update(
     \b
     Example: commitmq topic update orders --write-queues 2
     """
-    from commitmq.client.admin import Admin
-
     _check_queues(queues, read_queues, write_queues)
     if all(one is None for one in (queues, read_queues, write_queues, perm)) and not pairs:
         raise click.UsageError("give --queues, --read-queues, --write-queues, --perm or --attribute")
     bits = None if perm is None else sum(bit for bit, letter in _PERMISSIONS if letter in perm)
-    with Admin(node) as admin:
-        described = admin.topic_update(
-            name,
-            queues,
-            read_queues=read_queues,
-            write_queues=write_queues,
-            perm=bits,
-            attributes=_attributes_of(pairs) or None,
-            force=force,
-        )
-    if as_json:
-        print_json({"topic": described})
-        return
-    click.echo(f"topic {name} updated: {_queues(described)}  perm {permission(described.perm)}{_attributes(described)}")
+    described = admin.topic_update(
+        name,
+        queues,
+        read_queues=read_queues,
+        write_queues=write_queues,
+        perm=bits,
+        attributes=_attributes_of(pairs) or None,
+        force=force,
+    )
+    print_either(
+        as_json,
+        {"topic": described},
+        f"topic {name} updated: {_queues(described)}  perm {permission(described.perm)}{_attributes(described)}",
+    )
 
 
 @topic.command(name="list")
 @click.option("--all", "with_system", is_flag=True, help="Also the topics that the node made for itself.")
 @click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only of this kind; may be repeated.")
 @click.option("--idle", "idle_s", type=seconds(), metavar="TIME", help="Only those without a new message for so long.")
-@json_option
-@node_option
-def list_(with_system: bool, kinds: tuple[str, ...], idle_s: float | None, as_json: bool, node: str) -> None:
+@admin_options
+def list_(with_system: bool, kinds: tuple[str, ...], idle_s: float | None, as_json: bool, admin: Admin) -> None:
     """List the topics.
 
     Kinds: normal, batch (BatchCQ), memory, retry and dlq (of groups), system. --idle asks the node once for each topic.
@@ -164,19 +149,14 @@ def list_(with_system: bool, kinds: tuple[str, ...], idle_s: float | None, as_js
     \b
     Example: commitmq topic list --kind dlq --idle 7d
     """
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        if idle_s is None:
-            topics = admin.topics()
-        else:
-            with count_progress("topics", quiet=as_json) as progress:
-                topics = admin.topics_idle(
-                    _before(idle_s), kinds or (KINDS if with_system else None), on_progress=progress
-                )
+    if idle_s is None:
+        topics = admin.topics()
+    else:
+        with count_progress("topics", quiet=as_json) as progress:
+            topics = admin.topics_idle(_before(idle_s), kinds or (KINDS if with_system else None), on_progress=progress)
     topics = [one for one in topics if (kind_of(one) in kinds if kinds else with_system or not one.system)]
     if as_json:
-        print_json([{**one, "kind": kind_of(one)} for one in topics])
+        print_json([{**asdict(one), "kind": kind_of(one)} for one in topics])
     elif not topics:
         click.echo("no topics")
     else:
@@ -189,20 +169,18 @@ def list_(with_system: bool, kinds: tuple[str, ...], idle_s: float | None, as_js
 
 @topic.command()
 @click.argument("name")
-@json_option
-@node_option
-def describe(name: str, as_json: bool, node: str) -> None:
+@admin_options
+def describe(name: str, as_json: bool, admin: Admin) -> None:
     """Show the settings of topic NAME, its queues with their offsets, and the groups that have consumed it."""
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        described = admin.topic(name)
-        queues, hidden = admin.offsets(name), admin.hidden_queues(name)
-        in_memory = described.attributes.get("storage.type") == "memory"
-        use = admin.memory_use(name) if in_memory else {}
+    described = admin.topic(name)
+    queues, hidden = admin.offsets(name), admin.hidden_queues(name)
+    in_memory = described.attributes.get("storage.type") == "memory"
+    use = admin.memory_use(name) if in_memory else {}
     rows, unread = ([{"queue": one.queue, "min": one.min, "max": one.max} for one in part] for part in (queues, hidden))
     if as_json:
-        print_json({**described, "queues": rows, "hidden_queues": unread, **({"memory": use} if in_memory else {})})
+        print_json(
+            {**asdict(described), "queues": rows, "hidden_queues": unread, **({"memory": use} if in_memory else {})}
+        )
         return
     click.echo(f"topic {name}  perm {permission(described.perm)}{_attributes(described)}")
     if in_memory:
@@ -225,9 +203,8 @@ def describe(name: str, as_json: bool, node: str) -> None:
 @topic.command()
 @click.argument("name")
 @click.option("--time", "text", metavar="TIME", required=True, help="ISO 8601 (UTC unless it says otherwise), or ms.")
-@json_option
-@node_option
-def offset(name: str, text: str, as_json: bool, node: str) -> None:
+@admin_options
+def offset(name: str, text: str, as_json: bool, admin: Admin) -> None:
     """Show for each queue of topic NAME the offset of the first message that was stored at TIME or later.
 
     Where all messages are older, it is the next offset.
@@ -235,11 +212,8 @@ def offset(name: str, text: str, as_json: bool, node: str) -> None:
     \b
     Example: commitmq topic offset orders --time 2026-06-01T12:00
     """
-    from commitmq.client.admin import Admin
-
     when_ms = milliseconds(parse_time(text, "--time"))
-    with Admin(node) as admin:
-        queues = admin.offsets(name, when_ms)
+    queues = admin.offsets(name, when_ms)
     rows = [{"queue": one.queue, "offset": one.by_time, "min": one.min, "max": one.max} for one in queues]
     if as_json:
         print_json({"topic": name, "time": when_ms, "queues": rows})
@@ -254,21 +228,17 @@ def offset(name: str, text: str, as_json: bool, node: str) -> None:
 @click.argument("name")
 @click.option("--offset", "at", type=click.IntRange(0, MAX_LONG), required=True, help="A queue offset.")
 @click.option("--queue", type=click.IntRange(0, MAX_INT), help="Only this queue.  [default: all that have the offset]")
-@json_option
-@node_option
-def time_(name: str, at: int, queue: int | None, as_json: bool, node: str) -> None:
+@admin_options
+def time_(name: str, at: int, queue: int | None, as_json: bool, admin: Admin) -> None:
     """Show when the message at an offset of topic NAME was stored.
 
     \b
     Example: commitmq topic time orders --offset 4711 --queue 0
     """
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        asked = [queue] if queue is not None else [one.queue for one in admin.offsets(name) if one.min <= at < one.max]
-        if not asked:
-            raise ProtocolError("INVALID_PARAMETER", f"no queue of topic {name} has a message at offset {at}")
-        found = [admin.message_at(name, one, at) for one in asked]
+    asked = [queue] if queue is not None else [one.queue for one in admin.offsets(name) if one.min <= at < one.max]
+    if not asked:
+        raise ProtocolError("INVALID_PARAMETER", f"no queue of topic {name} has a message at offset {at}")
+    found = [admin.message_at(name, one, at) for one in asked]
     rows = [
         {
             "queue": one,
@@ -290,19 +260,12 @@ def time_(name: str, at: int, queue: int | None, as_json: bool, node: str) -> No
 @topic.command()
 @click.argument("name")
 @yes_option
-@json_option
-@node_option
-def delete(name: str, yes: bool, as_json: bool, node: str) -> None:
+@admin_options
+def delete(name: str, yes: bool, as_json: bool, admin: Admin) -> None:
     """Delete topic NAME, its messages and the offsets of its groups."""
-    from commitmq.client.admin import Admin
-
     ask_before(f"delete topic {name} with all its messages", yes)
-    with Admin(node) as admin:
-        admin.topic_delete(name)
-    if as_json:
-        print_json({"deleted": name})
-    else:
-        click.echo(f"topic {name} deleted")
+    admin.topic_delete(name)
+    print_either(as_json, {"deleted": name}, f"topic {name} deleted")
 
 
 @topic.command()
@@ -313,11 +276,10 @@ def delete(name: str, yes: bool, as_json: bool, node: str) -> None:
     "--kind", "kinds", type=click.Choice([one for one in KINDS if one != "system"]), multiple=True,
     default=("normal", "batch"), show_default=True, help="Only of this kind; may be repeated.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Only say which topics would be deleted.")
+@dry_run_option("Only say which topics would be deleted.")
 @yes_option
-@json_option
-@node_option
-def prune(idle_s: float, kinds: tuple[str, ...], dry_run: bool, yes: bool, as_json: bool, node: str) -> None:
+@admin_options
+def prune(idle_s: float, kinds: tuple[str, ...], dry_run: bool, yes: bool, as_json: bool, admin: Admin) -> None:
     """Delete the topics that got no message for a time, with the messages that they still have.
 
     System topics stay, and so does a topic that got a message since the list was made. A topic without messages counts
@@ -326,24 +288,21 @@ def prune(idle_s: float, kinds: tuple[str, ...], dry_run: bool, yes: bool, as_js
     \b
     Example: commitmq topic prune --idle 30d --dry-run
     """
-    from commitmq.client.admin import Admin
-
     if not (dry_run or yes) and (as_json or not sys.stdin.isatty()):
         raise click.UsageError("to delete topics with their messages without being asked, give --yes; or --dry-run")
     before_ms = _before(idle_s)
-    with Admin(node) as admin:
-        with count_progress("topics", quiet=as_json) as progress:
-            found = admin.topics_idle(before_ms, kinds, on_progress=progress)
-        rows = [row for one in found if (row := _idle_row(admin, one)) is not None]
-        if not as_json and rows:
-            print_table(
-                ("TOPIC", "KIND", "MESSAGES", "GROUPS"),
-                [(row["topic"], row["kind"], row["messages"], ", ".join(row["groups"]) or "-") for row in rows],
-                left=(0, 1, 3),
-            )
-        if rows and not (dry_run or yes):
-            confirm(f"Delete these {len(rows)} topics with all their messages?")
-        deleted = [] if dry_run else [row["topic"] for row in rows if admin.topic_delete_idle(row["topic"], before_ms)]
+    with count_progress("topics", quiet=as_json) as progress:
+        found = admin.topics_idle(before_ms, kinds, on_progress=progress)
+    rows = [row for one in found if (row := _idle_row(admin, one)) is not None]
+    if not as_json and rows:
+        print_table(
+            ("TOPIC", "KIND", "MESSAGES", "GROUPS"),
+            [(row["topic"], row["kind"], row["messages"], ", ".join(row["groups"]) or "-") for row in rows],
+            left=(0, 1, 3),
+        )
+    if rows and not (dry_run or yes):
+        confirm(f"Delete these {len(rows)} topics with all their messages?")
+    deleted = [] if dry_run else [row["topic"] for row in rows if admin.topic_delete_idle(row["topic"], before_ms)]
     if as_json:
         print_json({"idle_before": before_ms, "dry_run": dry_run, "topics": rows, "deleted": deleted})
     elif not rows:
@@ -351,11 +310,11 @@ def prune(idle_s: float, kinds: tuple[str, ...], dry_run: bool, yes: bool, as_js
     else:
         click.echo(f"{len(rows)} topics would be deleted" if dry_run else f"{len(deleted)} topics deleted")
         if left := [row["topic"] for row in rows if row["topic"] not in deleted and not dry_run]:
-            click.echo(f"in use meanwhile: {', '.join(left)}")
+            click.echo(f"in use in the meantime: {', '.join(left)}")
 
 
 def _idle_row(admin: Any, one: TopicInfo) -> dict[str, Any] | None:
-    """A topic that may be pruned; None if it was deleted meanwhile."""
+    """A topic that may be pruned; None if it was deleted in the meantime."""
     from commitmq.errors import TopicNotFoundError
 
     try:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.output import complain, fail, json_option, node_option, print_json, print_table
+from commitmq.cli.options import admin_options
+from commitmq.cli.output import complain, fail, print_json, print_table
 
 if TYPE_CHECKING:
     from commitmq.client.admin import Admin
@@ -21,25 +22,22 @@ _OFFSET_ID_DIGITS = (32, 56)
 
 @click.command()
 @click.argument("message_id", metavar="ID")
-@json_option
-@node_option
-def trace(message_id: str, as_json: bool, node: str) -> None:
+@admin_options
+def trace(message_id: str, as_json: bool, admin: Admin) -> None:
     """Show the trace of one message.
 
     ID is its unique id, or its offset message id. Clients write the trace, if they are told to: Producer(trace=True),
     consumer.run(…, trace=True). Where there is none, the exit code is 1.
     """
-    from commitmq.client.admin import Admin
     from commitmq.errors import TopicNotFoundError
     from commitmq.semantics.trace import TRACE_TOPIC
 
-    with Admin(node) as admin:
-        unique = _unique_id(admin, message_id)
-        try:
-            found = admin.query(TRACE_TOPIC, key=unique, max_messages=_MOST_MESSAGES)
-        except TopicNotFoundError:
-            found = None
-        records = sorted(story(found or (), unique), key=lambda one: int(getattr(one, "timestamp", 0)))
+    unique = _unique_id(admin, message_id)
+    try:
+        found = admin.query(TRACE_TOPIC, key=unique, max_messages=_MOST_MESSAGES)
+    except TopicNotFoundError:
+        found = None
+    records = sorted(story(found or (), unique), key=lambda one: int(getattr(one, "timestamp", 0)))
     is_complete = found is None or found.complete
     if as_json:
         document = [{"record": one.kind, **asdict(one)} for one in records]
@@ -62,7 +60,7 @@ def trace(message_id: str, as_json: bool, node: str) -> None:
 
 
 def story(messages: Iterable[Any], message_id: str) -> Iterator[TraceRecord]:
-    """The records of one message among the trace messages; one that cannot be read is passed over."""
+    """The records of one message among the trace messages; one that cannot be read is skipped."""
     from commitmq.errors import InvalidMessageError
     from commitmq.semantics.trace import decode_trace
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from commitmq.cli.output import ask_before, json_option, node_option, print_json, print_table, yes_option
+from commitmq.cli.options import admin_options, yes_option
+from commitmq.cli.output import ask_before, print_json, print_table
+
+if TYPE_CHECKING:
+    from commitmq.client.admin import Admin
 
 
 @click.group()
 def transaction() -> None:
-    """List open transactions; end one by hand."""
+    """List open transactions; end one manually."""
 
 
 @transaction.command(name="list")
 @click.option("--group", help="Only those of this producer group.")
-@json_option
-@node_option
-def list_(group: str | None, as_json: bool, node: str) -> None:
+@admin_options
+def list_(group: str | None, as_json: bool, admin: Admin) -> None:
     """List the transactions without an end, oldest first."""
-    from commitmq.client.admin import Admin
-
-    with Admin(node) as admin:
-        rows = [one for one in admin.transactions() if group in (None, one.group)]
+    rows = [one for one in admin.transactions() if group in (None, one.group)]
     if as_json:
         print_json([one.to_json() for one in rows])
         return
@@ -39,20 +41,16 @@ def list_(group: str | None, as_json: bool, node: str) -> None:
 @click.argument("transaction_id")
 @click.argument("decision", type=click.Choice(["commit", "rollback"]))
 @yes_option
-@json_option
-@node_option
-def resolve(transaction_id: str, decision: str, yes: bool, as_json: bool, node: str) -> None:
+@admin_options
+def resolve(transaction_id: str, decision: str, yes: bool, as_json: bool, admin: Admin) -> None:
     """Commit or roll back the open transaction TRANSACTION_ID, without asking its producers. A rollback asks for confirmation.
 
     \b
     Example: commitmq transaction resolve 7F0000010001ABCD0000000000000001 commit
     """
-    from commitmq.client.admin import Admin
-
     if decision == "rollback":
         ask_before(f"roll back transaction {transaction_id}, whose message nobody gets then", yes)
-    with Admin(node) as admin:
-        done = admin.transaction_resolve(transaction_id, decision)
+    done = admin.transaction_resolve(transaction_id, decision)
     if as_json:
         print_json(done)
     elif decision == "commit":

@@ -8,34 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.output import ask_before, json_option, print_json, print_table, yes_option
-from commitmq.cli.secret_input import read_secret, usage
-from commitmq.cli.user_key import check_profile_for, give_profile, key, tell_profile
+from commitmq.cli.options import in_turn, json_option, yes_option
+from commitmq.cli.output import ask_before, print_either, print_json, print_table, read_secret, usage
+from commitmq.cli.user_key import check_profile_for, give_profile, key, output_option, tell_profile
 from commitmq.cli.users import access_file, complain_without_keys, known_user, print_entries, store_option
 
 if TYPE_CHECKING:
     from commitmq.security.access_file import AccessTable
-    from commitmq.security.user import Secret, User
+    from commitmq.security.policy import Secret, User
 
 _secret_option = click.option(
     "--secret-stdin", is_flag=True, help="Read the secret from standard input, one line; else a new one is made."
 )
 
 
-def _credential_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--profile-for``, ``--output`` and ``--secret-stdin``: the credentials of a new user."""
-    output_type = click.Path(path_type=Path, dir_okay=False)
-    for option in (
-        _secret_option,
-        click.option("--output", type=output_type, help="Write the profile to a new file, mode 0600."),
-        click.option(
-            "--profile-for",
-            metavar="HOST:PORT",
-            help="Make a key too, and print the profile for clients of the node there.",
-        ),
-    ):
-        function = option(function)
-    return function
+_credential_options = in_turn(
+    click.option(
+        "--profile-for",
+        metavar="HOST:PORT",
+        help="Make a key too, and print the profile for clients of the node there.",
+    ),
+    output_option,
+    _secret_option,
+    store_option,
+    json_option,
+)
+"""Those of a verb that gives a new user credentials: the keyword arguments of :func:`_add`."""
 
 
 @click.group()
@@ -54,41 +52,21 @@ user.add_command(key)
 @click.argument("name")
 @click.option("--super", "is_super", is_flag=True, help="May do everything.")
 @_credential_options
-@store_option
-@json_option
-def add(
-    name: str,
-    is_super: bool,
-    profile_for: str | None,
-    output: Path | None,
-    secret_stdin: bool,
-    store: Path,
-    as_json: bool,
-) -> None:
+def add(name: str, is_super: bool, **given: Any) -> None:
     """Add user NAME, and print the secret that was made for it, once; with --profile-for the profile instead."""
-    from commitmq.security.user import User
+    from commitmq.security.policy import User
 
     def make(table: AccessTable, new: str, secret: Secret) -> User:
         return User(new, secret, is_super)
 
-    _add(name, make, profile_for, output, secret_stdin, store, as_json)
+    _add(name, make, **given)
 
 
 @user.command()
 @click.argument("name")
 @click.argument("new")
 @_credential_options
-@store_option
-@json_option
-def copy(
-    name: str,
-    new: str,
-    profile_for: str | None,
-    output: Path | None,
-    secret_stdin: bool,
-    store: Path,
-    as_json: bool,
-) -> None:
+def copy(name: str, new: str, **given: Any) -> None:
     """Add user NEW, who may do what user NAME may: with its type, status, quotas and entries.
 
     NEW gets credentials of its own, as with `user add`; those of NAME are not copied.
@@ -104,7 +82,7 @@ def copy(
             table.policies[checked] = table.policies[name]
         return replace(known, name=checked, secret=secret, keys=())
 
-    _add(new, make, profile_for, output, secret_stdin, store, as_json)
+    _add(new, make, **given)
 
 
 def _add(
@@ -117,7 +95,7 @@ def _add(
     as_json: bool,
 ) -> None:
     """Add the user ``name`` that ``make`` makes with its secret, and tell of it. Raises UsageError when there is one."""
-    from commitmq.security.user import check_name
+    from commitmq.security.policy import check_name
 
     checked = usage(lambda: check_name(name))
     if output is not None and profile_for is None:
@@ -174,7 +152,7 @@ def alter(
     """
     from dataclasses import replace
 
-    from commitmq.security.user import parse_quota, quotas_from_json
+    from commitmq.security.policy import parse_quota, quotas_from_json
 
     wanted = usage(lambda: [parse_quota(one) for one in quotas])
     if new_secret and secret_stdin:
@@ -243,10 +221,7 @@ def delete(name: str, yes: bool, force: bool, store: Path, as_json: bool) -> Non
     check(access_file(store).load())
     ask_before(f"delete user {name} with its keys and entries", yes)
     access_file(store).change(apply)
-    if as_json:
-        print_json({"name": name, "deleted": True})
-    else:
-        click.echo(f"user {name} deleted")
+    print_either(as_json, {"name": name, "deleted": True}, f"user {name} deleted")
 
 
 @user.command()
@@ -297,7 +272,7 @@ def list_(store: Path, as_json: bool) -> None:
 
 
 def _new_secret() -> Secret:
-    from commitmq.security.user import Secret
+    from commitmq.security.policy import Secret
 
     return Secret.make()
 

@@ -12,18 +12,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from commitmq.cli.output import ask_before, complain, fail, json_option, print_json, yes_option
-from commitmq.cli.secret_input import usage
+from commitmq.cli.options import json_option, yes_option
+from commitmq.cli.output import ask_before, complain, fail, print_json, usage
 from commitmq.cli.users import access_file, known_user, store_option
 from commitmq.errors import StoreError
 
 if TYPE_CHECKING:
     from commitmq.security.access_file import AccessTable
-    from commitmq.security.user import User
+    from commitmq.security.policy import User
 
 _KEYS_WITH_DASHES: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
 """A public key may begin with a dash; it is no option then, nor are the letters in it, as -h."""
-_NODE_HELP = "Where the user's clients find the node: HOST:PORT."
+_node_option = click.option(
+    "--node", required=True, metavar="HOST:PORT", help="Where the user's clients find the node: HOST:PORT."
+)
+output_option = click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the profile to a new file, mode 0600."
+)
 
 
 @click.group()
@@ -33,10 +38,8 @@ def key() -> None:
 
 @key.command()
 @click.argument("name")
-@click.option("--node", required=True, metavar="HOST:PORT", help=_NODE_HELP)
-@click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the profile to a new file, mode 0600."
-)
+@_node_option
+@output_option
 @store_option
 def new(name: str, node: str, output: Path | None, store: Path) -> None:
     """Make a key for user NAME, and print the profile for its clients.
@@ -49,10 +52,8 @@ def new(name: str, node: str, output: Path | None, store: Path) -> None:
 
 @key.command()
 @click.argument("name")
-@click.option("--node", required=True, metavar="HOST:PORT", help=_NODE_HELP)
-@click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the profile to a new file, mode 0600."
-)
+@_node_option
+@output_option
 @store_option
 @json_option
 def rotate(name: str, node: str, output: Path | None, store: Path, as_json: bool) -> None:
@@ -83,7 +84,7 @@ def rotate(name: str, node: str, output: Path | None, store: Path, as_json: bool
 @store_option
 def add(name: str, public_key: str, store: Path) -> None:
     """Let user NAME in with a key pair that was made elsewhere."""
-    from commitmq.security.user import check_key
+    from commitmq.security.policy import check_key
 
     checked = usage(lambda: check_key(public_key))
     _change(store, name, lambda user: user if checked in user.keys else replace(user, keys=(*user.keys, checked)))
@@ -140,7 +141,7 @@ def check_profile_for(store: Path, node: str) -> str:
     return f"{host}:{port}"
 
 
-class Made(NamedTuple):
+class MadeKey(NamedTuple):
     """A new key of a user: its public part, those that the user had before, and the profile, which has the secret."""
 
     key: str
@@ -154,7 +155,7 @@ class Made(NamedTuple):
 
 def give_profile(
     store: Path, name: str, node: str, output: Path | None, make: Callable[[AccessTable], None] | None = None
-) -> Made:
+) -> MadeKey:
     """Give user ``name`` a new key beside those it has; the profile is in ``output`` before the node knows the key.
 
     ``make`` adds the user in the same change: a profile that cannot be written leaves no user without one.
@@ -181,7 +182,7 @@ def give_profile(
         if output is not None and not _may_be_known(store, name, pair.public):
             output.unlink(missing_ok=True)  # the profile of a key that nobody knows, which would stop the next try
         raise
-    return Made(pair.public, old_keys, text)
+    return MadeKey(pair.public, old_keys, text)
 
 
 def _may_be_known(store: Path, name: str, public_key: str) -> bool:
@@ -193,7 +194,7 @@ def _may_be_known(store: Path, name: str, public_key: str) -> bool:
     return user is not None and public_key in user.keys
 
 
-def tell_profile(made: Made, name: str, output: Path | None) -> None:
+def tell_profile(made: MadeKey, name: str, output: Path | None) -> None:
     """Print the profile, or say that it is in ``output``."""
     if output is None:
         sys.stdout.write(made.text)
@@ -204,7 +205,7 @@ def tell_profile(made: Made, name: str, output: Path | None) -> None:
 def _change(
     store: Path, name: str, apply: Callable[[User], User], make: Callable[[AccessTable], None] | None = None
 ) -> None:
-    from commitmq.security.user import MAX_KEYS
+    from commitmq.security.policy import MAX_KEYS
 
     def changed(table: AccessTable) -> None:
         if make is not None:

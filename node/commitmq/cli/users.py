@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from commitmq.cli import options
 from commitmq.cli.output import print_table
 from commitmq.errors import CommitMQError
 
 if TYPE_CHECKING:
     from commitmq.security.access_file import AccessFile, AccessTable
-    from commitmq.security.policy import Policies
-    from commitmq.security.user import User
+    from commitmq.security.policy import Policies, User
 
-store_option = click.option(
-    "--store",
-    required=True,
-    type=click.Path(exists=True, path_type=Path, file_okay=False),
-    help="The store, whether a node runs on it or not; or an empty folder for one.",
-)
+store_option = options.store_option("The store, whether a node runs on it or not; or an empty folder for one.")
 
 
 class UserNotFoundError(CommitMQError):

@@ -1,4 +1,4 @@
-"""The methods of an administrator's client that carry the settings of topics and groups from one node to another.
+"""Carries the settings of topics and groups from one node to another.
 
 The document of ``commitmq export config``: topics, settings of groups and committed offsets of a node, as JSON.
 
@@ -14,7 +14,7 @@ secrets and no messages. It has the member ``users`` only where that was asked f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -40,6 +40,8 @@ _MOST_QUEUES: Final = 4_096
 _MOST_PERM: Final = 7
 _MOST_OFFSET: Final = (1 << 63) - 1
 
+Ask = Callable[[str, str, dict[str, Any]], dict[str, Any]]
+Pages = Callable[[str, dict[str, Any]], Iterator[dict[str, Any]]]
 Offset = tuple[str, str, int]
 """Group, topic and queue."""
 
@@ -189,21 +191,21 @@ class ConfigImport:
     applied: bool
 
 
-class ConfigAdmin:
-    """A part of :class:`commitmq.Admin`."""
+class ConfigTransfer:
+    """The settings of topics and groups at a node, and what its groups have committed."""
 
-    def export_config(self, *, offsets: bool = False) -> dict[str, Any]:
-        """The settings of all topics and groups, as a JSON document, with ``offsets`` also what groups have committed.
+    def __init__(self, ask: Ask, pages: Pages) -> None:
+        """``ask(role, op, fields)`` gives an answer of the node, ``pages(op, fields)`` those of a list of the coordinator."""
+        self._ask, self._pages = ask, pages
 
-        Topics and groups of the system, and topics of retries and dead letters, are not in it; see
-        :mod:`commitmq.client.admin_config`. Users are added by ``commitmq export config --users``, on the node's machine.
-        """
-        topics = [one for one in self.topics() if is_exported(one.name, system=one.system)]
+    def exported(self, node: str, *, offsets: bool) -> dict[str, Any]:
+        """The document. ``node`` is the node's name; with ``offsets`` it has what the groups have committed."""
+        topics = [one for one in self._topics() if is_exported(one.name, system=one.system)]
         settings = self._group_settings()
         document: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
-            "node": self.metadata()["node"],
+            "node": node,
             "exported": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
             "topics": [{"name": one.name, **_settings_of(one)} for one in topics],
             "groups": [{"name": name, "settings": one} for name, one in settings.items() if not is_system_group(name)],
@@ -211,22 +213,18 @@ class ConfigAdmin:
         }
         if offsets:
             exported = {one.name for one in topics}
+            groups = dict.fromkeys(row["name"] for page in self._pages("group.list", {}) for row in page["groups"])
             document["offsets"] = [
-                {"group": one["name"], "topic": topic, "queue": queue, "offset": offset}
-                for one in self.groups()
-                if not is_system_group(one["name"])
-                for topic, queue, offset in self._committed(one["name"])
+                {"group": group, "topic": topic, "queue": queue, "offset": offset}
+                for group in groups
+                if not is_system_group(group)
+                for topic, queue, offset in self._committed(group)
                 if topic in exported
             ]
         return document
 
-    def import_config(self, document: object, *, offsets: bool = False, dry_run: bool = False) -> ConfigImport:
-        """Give the node the topics and groups of ``document``, with ``offsets`` also what groups have committed.
-
-        What the document does not name stays as it is, and so do users, which only ``commitmq import config`` takes. An offset
-        moves ahead only. With ``dry_run`` nothing changes. Raises ValueError, which names the place, for what is no such
-        document.
-        """
+    def imported(self, document: object, *, offsets: bool, dry_run: bool) -> ConfigImport:
+        """Make the node's settings those of ``document``. Raises ValueError for what is no such document."""
         wanted = ExportedConfig.of(document)
         if offsets and wanted.offsets is None:
             raise ValueError("offsets: the document has none; export it with them")
@@ -243,7 +241,7 @@ class ConfigAdmin:
 
     def _topic_changes(self, wanted: ExportedConfig) -> tuple[list[ConfigChange], list[str]]:
         changes, conflicts = [], []
-        known = {one.name: one for one in self.topics()}
+        known = {one.name: one for one in self._topics()}
         for name, settings in wanted.topics.items():
             now = known.get(name)
             if now is None:
@@ -326,13 +324,17 @@ class ConfigAdmin:
         }
         self._ask("coordinator", "topic.create", fields)
 
+    def _topics(self) -> list[TopicInfo]:
+        return [TopicInfo.of(one) for page in self._pages("topic.list", {}) for one in page["topics"]]
+
     def _group_settings(self) -> dict[str, dict[str, Any]]:
         rows = [row for page in self._pages("group.configs", {}) for row in page["configs"]]
         return {str(row["groupName"]): exported_settings(row) for row in rows}
 
     def _committed(self, group: str) -> list[tuple[str, int, int]]:
         try:
-            return [(topic, queue, offset) for topic, queue, offset in self.group(group)["offsets"]]
+            rows = [row for page in self._pages("group.describe", {"group": group}) for row in page["group"]["offsets"]]
+            return [(topic, queue, offset) for topic, queue, offset in rows]
         except GroupNotFoundError:
             return []
 
@@ -342,24 +344,6 @@ class ConfigAdmin:
         except TopicNotFoundError:
             return {}
         return {row[0]: row[2] for row in rows}
-
-    def topics(self) -> list[TopicInfo]:
-        raise NotImplementedError
-
-    def groups(self) -> list[dict[str, Any]]:
-        raise NotImplementedError
-
-    def group(self, name: str) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def metadata(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _pages(self, op: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        raise NotImplementedError
-
-    def _ask(self, role: str, op: str, fields: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
-        raise NotImplementedError
 
 
 def _settings_of(topic: TopicInfo) -> dict[str, Any]:

@@ -1,12 +1,7 @@
-"""The clients for asyncio. Each is a twin of a synchronous client, and runs its blocking calls in a thread of its own.
+"""The admin client, the consumer and the reader for asyncio: each runs the blocking calls of its synchronous twin in a thread.
 
-The cancellation of a waiting task neither loses nor repeats a message silently:
-
-* a cancelled ``send`` withdraws the message if the connection does not have it yet; else the send goes on without its task;
-* the next ``poll`` returns the batch that a cancelled ``poll`` fetched;
-* a cancelled request of the admin client goes on in its thread.
-
-The asyncio twin of the admin client.
+The cancellation of a waiting task neither loses nor repeats a message silently: the next ``poll`` returns the batch that
+a cancelled ``poll`` fetched, and a cancelled request of the admin client continues in its thread.
 """
 
 from __future__ import annotations
@@ -19,27 +14,34 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import partial
 from queue import Empty, SimpleQueue
-from types import TracebackType
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from commitmq.client import checks
 from commitmq.client.admin import Admin
+from commitmq.client.aio_base import AsyncClosing, AsyncStarted
 from commitmq.client.aio_producer import AsyncProducer
-from commitmq.client.consumer import Consumer, GroupOptions, Reader, ReadOptions, topics_and_group
-from commitmq.client.handling.chain import AsyncHandler, AsyncMiddleware, AsyncOnError, chained_async
-from commitmq.client.handling.counts import HandlerCounts
-from commitmq.client.handling.settings import RunOptions, Settings
-from commitmq.client.receiving.assignment import Gap, Queue, Taken
+from commitmq.client.consumer import Consumer, GroupOptions, Reader, ReadOptions
+from commitmq.client.handling.settings import (
+    AsyncHandler,
+    AsyncMiddleware,
+    AsyncOnError,
+    HandlerCounts,
+    RunOptions,
+    Settings,
+    chained,
+)
+from commitmq.client.receiving.assignment import Gap, Queue, TakenBatch
 from commitmq.client.receiving.base_consumer import BaseConsumer
 from commitmq.errors import CommitMQError
 
 if TYPE_CHECKING:
-    from commitmq.client.handling.tasks import TaskPool
+    from commitmq.client.handling.pools import TaskPool
     from commitmq.client.receiving.batch import MessageBatch
 
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_Consumer = TypeVar("_Consumer", bound=BaseConsumer)
 
 
 def _in_thread(
@@ -58,7 +60,7 @@ def _in_thread(
     return call
 
 
-class AsyncAdmin:
+class AsyncAdmin(AsyncClosing):
     """:class:`commitmq.Admin` for asyncio: every method returns an awaitable."""
 
     def __init__(self, node: str | None = None, *, timeout_s: float = 10.0) -> None:
@@ -127,14 +129,6 @@ class AsyncAdmin:
         finally:
             self._thread.shutdown(wait=False)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
 
 __all__ = ["AsyncAdmin", "AsyncConsumer", "AsyncProducer", "AsyncReader"]
 
@@ -148,7 +142,7 @@ AsyncTold = Callable[[list[Queue]], Awaitable[object] | object]
 """``on_assign`` and ``on_revoke`` of an AsyncConsumer: functions or coroutine functions, which run in the loop."""
 
 
-class AsyncBaseConsumer:
+class AsyncBaseConsumer(AsyncStarted[_Consumer]):
     """The common part of :class:`AsyncConsumer` and :class:`AsyncReader`.
 
     Use it as an async context manager, or await :meth:`start`: this connects. An iteration yields the batches that are not
@@ -161,17 +155,13 @@ class AsyncBaseConsumer:
     """
 
     def __init__(
-        self, make: Callable[..., BaseConsumer], on_assign: AsyncTold | None, on_revoke: AsyncTold | None
+        self, make: Callable[..., _Consumer], on_assign: AsyncTold | None, on_revoke: AsyncTold | None
     ) -> None:
         """``make`` makes the synchronous consumer; it is called with the callbacks."""
         told = {"on_assign": on_assign, "on_revoke": on_revoke}
-        self._make: Callable[[], BaseConsumer] = partial(
-            make, **{name: partial(self._tell, one) for name, one in told.items() if one is not None}
-        )
-        self._consumer: BaseConsumer | None = None
-        self._is_closed = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-consumer")
-        self._poll: Future[Taken] | None = None  # fetches a batch that no task has yet
+        callbacks = {name: partial(self._tell, one) for name, one in told.items() if one is not None}
+        super().__init__(partial(make, **callbacks), "commitmq-aio-consumer")
+        self._poll: Future[TakenBatch] | None = None  # fetches a batch that no task has yet
         self._polling = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool: TaskPool | None = None  # the handlers of run()
@@ -182,24 +172,9 @@ class AsyncBaseConsumer:
 
     async def start(self) -> Self:
         """Connect and join the group. After a failure a program must make a new consumer."""
-        if self._is_closed:
-            raise CommitMQError("the consumer is closed")
         if self._consumer is None:
             self._loop = asyncio.get_running_loop()
-            making = self._thread.submit(self._make)
-            try:
-                consumer = await asyncio.shield(asyncio.wrap_future(making))
-                if self._is_closed:
-                    making.add_done_callback(_close_unwanted)
-                    raise CommitMQError("the consumer was closed while it connected")
-                self._consumer = consumer
-            except asyncio.CancelledError:
-                making.add_done_callback(_close_unwanted)
-                raise
-            finally:
-                if self._consumer is None:
-                    self._thread.shutdown(wait=False)
-        return self
+        return await super().start()
 
     async def poll(self, timeout_s: float = 1.0, max_messages: int = 10_000) -> MessageBatch:
         """The next batch. The batch of a cancelled poll comes first."""
@@ -217,7 +192,7 @@ class AsyncBaseConsumer:
                     self._poll = None
                 raise
             except BaseException:
-                self._poll = None  # the error comes once, and the next poll fetches anew
+                self._poll = None  # the error comes once, and the next poll fetches again
                 raise
             # There is no await from here to the return, so the task gets the batch. Only now the batch counts as returned.
             self._poll = None
@@ -233,7 +208,8 @@ class AsyncBaseConsumer:
         fetched = self._poll
         self._started.seek(topic, queue, offset)
         if fetched is not None and fetched.done():
-            # The batch of a cancelled poll may have messages of this queue. The next poll fetches anew, from the new position.
+            # The batch of a cancelled poll may have messages of this queue. The next poll fetches again, from the new
+            # position.
             self._poll = None
 
     def pause(self, queues: Iterable[Queue] | None = None) -> None:
@@ -260,13 +236,8 @@ class AsyncBaseConsumer:
         return self._started.positions
 
     @property
-    def is_closed(self) -> bool:
-        """True once :meth:`close` was called."""
-        return self._is_closed or (self._consumer is not None and self._consumer.is_closed)
-
-    @property
     def gaps(self) -> list[Gap]:
-        """The places where the consumer could not go on and jumped."""
+        """The places where the consumer could not continue and jumped."""
         return self._started.gaps
 
     async def close(self, *, commit: bool | None = None, timeout_s: float | None = None) -> None:
@@ -297,17 +268,12 @@ class AsyncBaseConsumer:
             await asyncio.wait([asyncio.wrap_future(self._running)])
 
     def _check_no_run(self) -> None:
-        """A callback of the run may go on: on_assign may seek."""
+        """A callback of the run may continue: on_assign may seek."""
         if self._running is not None and not _telling.get():
             self._started._check_no_run()
 
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close(commit=error is None)
+    async def __aexit__(self, *error: object) -> None:
+        await self.close(commit=error[0] is None)
 
     async def __aiter__(self) -> AsyncIterator[MessageBatch]:
         while not self._started.is_closed:
@@ -315,17 +281,12 @@ class AsyncBaseConsumer:
             if batch:
                 yield batch
 
-    @property
-    def _started(self) -> BaseConsumer:
-        if self._consumer is None:
-            raise RuntimeError("the consumer is not started: use `async with`, or await start()")
-        return self._consumer
-
     async def _run(self, work: Callable[[], _R]) -> _R:
         requests = self._requests
         if requests is None:
             return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
-        # A callback calls this, and the thread waits for that callback. Meanwhile it does the callback's requests.
+        # A callback calls this, and the thread waits for that callback. In the meantime it does the callback's
+        # requests.
         done: Future[_R] = Future()
 
         def answer() -> None:
@@ -370,52 +331,25 @@ class AsyncBaseConsumer:
         running.result()
 
 
-class AsyncConsumer(AsyncBaseConsumer):
+class AsyncConsumer(AsyncBaseConsumer[Consumer]):
     """:class:`commitmq.Consumer` for asyncio; same arguments, same errors. See :class:`AsyncBaseConsumer`."""
 
-    @overload
     def __init__(
         self,
-        topics: str | Iterable[str],
+        topics: str | Iterable[str] = (),
         *,
         group: str,
         node: str | None = None,
         on_assign: AsyncTold | None = None,
         on_revoke: AsyncTold | None = None,
         **options: Unpack[GroupOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        topics: str | None,
-        of_group: str | Iterable[str],
-        *,
-        node: str | None = None,
-        on_assign: AsyncTold | None = None,
-        on_revoke: AsyncTold | None = None,
-        **options: Unpack[GroupOptions],
-    ) -> None: ...
-    def __init__(
-        self,
-        topics: str | Iterable[str] | None = (),
-        of_group: str | Iterable[str] | None = None,
-        *,
-        group: str | None = None,
-        node: str | None = None,
-        on_assign: AsyncTold | None = None,
-        on_revoke: AsyncTold | None = None,
-        **options: Unpack[GroupOptions],
     ) -> None:
-        """Raises TypeError without a group. The settings are checked when the consumer connects."""
-        topics, group = topics_and_group(topics, of_group, group)
-        kind = BaseConsumer if group is None else Consumer  # (None: made with the arguments of former versions)
-        super().__init__(partial(kind, topics, group=group, node=node, **options), on_assign, on_revoke)
+        """The settings are checked when the consumer connects."""
+        super().__init__(partial(Consumer, topics, group=group, node=node, **options), on_assign, on_revoke)
 
     async def commit(self, offsets: Mapping[Queue, int] | None = None) -> dict[Queue, int]:
         """Commit; see :meth:`commitmq.Consumer.commit`. A commit waits for a poll that is under way."""
         consumer = self._started
-        if not isinstance(consumer, Consumer):  # made with the arguments of former versions
-            raise CommitMQError("a consumer without a group has no offsets to commit")
         if self._running is not None:
             consumer._check_no_run()
         return await self._run(partial(consumer.commit, offsets))
@@ -437,15 +371,13 @@ class AsyncConsumer(AsyncBaseConsumer):
         """
         consumer = self._started
         self._check_no_run()
-        if not isinstance(consumer, Consumer):  # made in the words of former versions
-            raise CommitMQError("run() needs a consumer with a group")
-        from commitmq.client.handling.tasks import TaskPool
+        from commitmq.client.handling.pools import TaskPool
         from commitmq.client.producer import Producer
         from commitmq.client.tracing import Tracer, traced_async
 
         tracer = Tracer(partial(Producer, consumer._directory.address)) if trace else None
         group = str(consumer._settings.group)
-        chain = chained_async(handler, middleware if tracer is None else [traced_async(tracer, group), *middleware])
+        chain = chained(handler, middleware if tracer is None else [traced_async(tracer, group), *middleware])
         checks.callback("on_error", on_error)
         async with self._polling:
             self._poll = None  # what a cancelled poll fetched is fetched again
@@ -472,11 +404,10 @@ class AsyncConsumer(AsyncBaseConsumer):
     @property
     def handler_counts(self) -> HandlerCounts:
         """What became of the messages of :meth:`run`."""
-        consumer = self._started
-        return consumer.handler_counts if isinstance(consumer, Consumer) else HandlerCounts()
+        return self._started.handler_counts
 
 
-class AsyncReader(AsyncBaseConsumer):
+class AsyncReader(AsyncBaseConsumer[Reader]):
     """:class:`commitmq.Reader` for asyncio; same arguments, same errors. See :class:`AsyncBaseConsumer`."""
 
     def __init__(
@@ -491,9 +422,3 @@ class AsyncReader(AsyncBaseConsumer):
     ) -> None:
         """The settings are checked when the reader connects."""
         super().__init__(partial(Reader, topics, queues=queues, node=node, **options), on_assign, on_revoke)
-
-
-def _close_unwanted(making: Future[BaseConsumer]) -> None:
-    """Close a consumer that was made after its twin was closed or cancelled."""
-    if not making.cancelled() and making.exception() is None:
-        making.result().close(commit=False)

@@ -19,29 +19,26 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from commitmq.client import checks
+from commitmq.client.aio_base import AsyncClosing
 from commitmq.client.message import Message, check_topic
-from commitmq.client.producer import Producer, content_for_listener
-from commitmq.client.requesting.reply_reader import Content, no_reply, reply_message, request_message
+from commitmq.client.producer import Producer, TopicUnknownError, content_for_listener
+from commitmq.client.requesting.reply_reader import no_reply, reply_message, request_message
 from commitmq.client.results import BatchResult, SendResult
 from commitmq.client.routes import not_stored
 from commitmq.client.sending.options import (
     BatchOptions,
-    HalfOptions,
     MessageOptions,
     OnDelivery,
     ProducerOptions,
     RequestOptions,
-    former_delivery,
     shard,
     tell_delivery,
 )
 from commitmq.client.sending.outbox import NoRoom
 from commitmq.errors import CommitMQError, SendError
-from commitmq.protocol.node_address import several_addresses
 
 if TYPE_CHECKING:
     from commitmq.client.transactions.half_message import TransactionResult
@@ -108,16 +105,15 @@ class Arrivals:
         self.loop.call_soon(self._land)  # the loop has a turn for other tasks before the rest
 
 
-class TopicUnknownError(Exception):
-    """The coordinator has to be asked for the queues of the topic."""
-
-
 class QueuedSend:
-    """A send that stands in a line. ``deadline`` is in monotonic seconds."""
+    """A send that stands in a line, on its way to ``producer``. ``deadline`` is in monotonic seconds."""
 
-    __slots__ = ("body", "deadline", "fields", "pending")
+    __slots__ = ("body", "deadline", "fields", "pending", "producer")
 
-    def __init__(self, pending: PendingSend, body: bytes | Message, fields: MessageOptions, deadline: float) -> None:
+    def __init__(
+        self, producer: Producer, pending: PendingSend, body: bytes | Message, fields: MessageOptions, deadline: float
+    ) -> None:
+        self.producer = producer
         self.pending = pending
         self.body = body
         self.fields = fields
@@ -129,22 +125,16 @@ class QueuedSend:
             self.pending.set_exception(not_stored(code, sentence))
 
 
-HandOver = Callable[[PendingSend, str, bytes | Message, MessageOptions], None]
-"""Gives a send to the producer. Raises NoRoom or TopicUnknownError where the producer would block."""
-Ask = Callable[[str, float], Future[int]]
-"""Asks for the queues of a topic, in a thread and until a deadline."""
-
-
 class Lines:
     """The lines of one event loop, by topic. All methods but :meth:`note_room` and :meth:`give_up` are called in the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, hand_over: HandOver, ask: Ask) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, asking: ThreadPoolExecutor) -> None:
+        """The threads of ``asking`` ask for what a producer does not know of a topic."""
         self.loop = loop
         self.arrivals = Arrivals(loop)
         self.by_topic: dict[str, deque[QueuedSend]] = {}
         """A topic is here while a send to it has to stand in its line."""
-        self._hand_over = hand_over
-        self._ask = ask
+        self._asking = asking
         self._tasks: set[asyncio.Task[None]] = set()
         self._room = asyncio.Event()
 
@@ -231,12 +221,12 @@ class Lines:
         try:
             if left_s <= 0:
                 raise not_stored("TIMEOUT", "not sent in time")
-            self._hand_over(first.pending, topic, first.body, {**first.fields, "timeout_s": left_s})
+            hand_over(first.producer, first.pending, topic, first.body, {**first.fields, "timeout_s": left_s})
         except NoRoom as error:
             await self._wait_for_room(left_s)
             return not_stored("CLIENT_BUFFER_FULL", f"{error.pending} messages of this producer are still pending")
         except TopicUnknownError:
-            refusal = await self._look_up(topic, min(left_s, _LONGEST_WAIT_S))
+            refusal = await self._look_up(topic, first, min(left_s, _LONGEST_WAIT_S))
             if refusal is None or refusal.code == "NODE_UNAVAILABLE":
                 return refusal or not_stored("TIMEOUT", "not sent in time")
             if not first.pending.done():
@@ -251,16 +241,17 @@ class Lines:
                 await self._room.wait()
         self._room.clear()
 
-    async def _look_up(self, topic: str, longest_s: float) -> SendError | None:
-        """Ask for the queues of ``topic`` in a thread; returns the error of a look-up that failed."""
+    async def _look_up(self, topic: str, first: QueuedSend, longest_s: float) -> SendError | None:
+        """Ask in a thread for what the producer does not know; returns the error of a look-up that failed."""
         loop = self.loop
         answered = asyncio.Event()
 
-        def tell(_asked: Future[int]) -> None:
+        def tell(_asked: Future[None]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(answered.set)
 
-        asked = self._ask(topic, time.monotonic() + longest_s)
+        deadline = time.monotonic() + longest_s
+        asked = self._asking.submit(first.producer._look_up, topic, first.body, first.fields, deadline)
         asked.add_done_callback(tell)
         await answered.wait()
         try:
@@ -270,7 +261,7 @@ class Lines:
         return None
 
     async def _fail_late(self, line: deque[QueuedSend], problem: SendError) -> None:
-        """Fail the sends in ``line`` whose time is over, in any place of it."""
+        """Fail the sends in ``line`` that timed out, in any place of it."""
         now = time.monotonic()
         for at, one in enumerate(list(line)):
             if at % _STEP == _STEP - 1:
@@ -279,11 +270,19 @@ class Lines:
                 one.fail(problem.code, problem.message)
 
 
+def hand_over(
+    producer: Producer, pending: PendingSend, topic: str, body: bytes | Message, fields: MessageOptions
+) -> None:
+    """Give a send to ``producer``. Raises NoRoom or TopicUnknownError where that would block, else as its ``send_async``."""
+    pending.sent = producer._send_at_once(topic, body, fields)
+    pending.sent.add_done_callback(pending.arrived)
+
+
 def _fail_lines(lines: Iterable[deque[QueuedSend]], tasks: Iterable[asyncio.Task[None]]) -> None:
     """Fail the sends of ``lines``. Called in their own loop."""
     for line in lines:
         for one in line:
-            one.fail("CLIENT_CLOSED", "the producer went on in another event loop before the message was sent")
+            one.fail("CLIENT_CLOSED", "the producer continued in another event loop before the message was sent")
     for task in tasks:
         task.cancel()
 
@@ -306,7 +305,7 @@ def _fail_lines_of_a_closed_loop(lines: Iterable[deque[QueuedSend]], tasks: Iter
 _R = TypeVar("_R")
 
 
-class AsyncProducer:
+class AsyncProducer(AsyncClosing):
     """:class:`commitmq.Producer` for asyncio; same arguments, same errors.
 
     ``send`` waits for its ack; many tasks that send at the same time share runs. ``submit`` returns a future at once.
@@ -321,25 +320,12 @@ class AsyncProducer:
     def __init__(
         self,
         node: str | Iterable[str] | None = None,
-        *,
-        idempotent: bool = False,
-        producer_id: str | None = None,
-        producer_epoch: int = 0,
         **settings: Unpack[ProducerOptions],
     ) -> None:
         """Arguments as of :class:`commitmq.Producer`."""
-        if idempotent or producer_id is not None or producer_epoch:
-            given = settings.get("delivery")
-            settings["delivery"] = former_delivery(given, idempotent, producer_id, producer_epoch)
         settings.setdefault("linger_ms", 0.0)
-        addresses = several_addresses(node)
-        if addresses is not None:
-            from commitmq.client.producing.aio_several_nodes import become_several
-
-            become_several(self, AsyncProducer, addresses, settings)
-            return
         self._producer = Producer(node, **settings)
-        self._producer._lanes.waiters.room = self._has_room
+        self._producer._never_wait_for_room(self._has_room)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-producer")
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-routes")
         self._lines: Lines | None = None
@@ -373,6 +359,18 @@ class AsyncProducer:
         Arguments as of :meth:`commitmq.Producer.send_async`; ``on_delivery`` is called in the loop. A message that cannot be
         sent raises InvalidMessageError here, or in the future if the send had to wait for its turn.
         """
+        return self._send_at(self._producer, topic, body, fields, on_delivery)
+
+    submit = send_async
+
+    def _send_at(
+        self,
+        producer: Producer,
+        topic: str,
+        body: bytes | Message,
+        fields: MessageOptions,
+        on_delivery: OnDelivery | None = None,
+    ) -> PendingSend:
         loop = asyncio.get_running_loop()
         lines = self._lines
         if lines is None or lines.loop is not loop:
@@ -387,15 +385,13 @@ class AsyncProducer:
             pending.add_done_callback(partial(tell_delivery, on_delivery))
         if topic not in lines.by_topic:
             try:
-                self._hand_over(pending, topic, body, fields)
+                hand_over(producer, pending, topic, body, fields)
                 return pending
             except (NoRoom, TopicUnknownError):
                 pass  # it waits for its turn
         deadline = time.monotonic() + self._producer._limit(fields.get("timeout_s"))
-        lines.add(topic, QueuedSend(pending, body, fields, deadline))
+        lines.add(topic, QueuedSend(producer, pending, body, fields, deadline))
         return pending
-
-    submit = send_async
 
     async def cancel(self, receipt: SendResult | str, *, timeout_s: float | None = None) -> None:
         """As :meth:`commitmq.Producer.cancel`."""
@@ -403,28 +399,19 @@ class AsyncProducer:
 
     async def request(self, topic: str, body: bytes | Message, **fields: Unpack[RequestOptions]) -> Message:
         """Send one message and wait for its reply; see :meth:`commitmq.Producer.request`. Many tasks may wait at a time."""
-        producer = self._producer
+        producer = self._producer._one(topic, body, fields)
         self._settle_in(asyncio.get_running_loop())
-        limit = producer._limit(fields.get("timeout_s"))
-        queue, ack = fields.get("queue"), fields.get("ack")
-        content = Content(
-            body,
-            fields.get("tags"),
-            fields.get("keys"),
-            fields.get("properties"),
-            fields.get("sharding_key"),
-            fields.get("key"),
-            fields.get("flag", 0),
-        )
+        limit = self._producer._limit(fields.get("timeout_s"))
         deadline = time.monotonic() + limit
         if not producer._replies.is_started:
             starting = self._asking.submit(producer._replies.start, deadline)
             await asyncio.shield(asyncio.wrap_future(starting))
         waiting = producer._replies.open(limit)
         try:
-            message = request_message(content, waiting.marks)
+            message = request_message(body, fields, waiting.marks)
             left_s = max(deadline - time.monotonic(), 0.001)
-            await self.send_async(topic, message, queue=queue, ack=ack, timeout_s=left_s)
+            own: MessageOptions = {"queue": fields.get("queue"), "ack": fields.get("ack"), "timeout_s": left_s}
+            await self._send_at(producer, topic, message, own)
             left_s = max(deadline - time.monotonic(), 0)
             return await asyncio.wait_for(asyncio.wrap_future(waiting.reply), left_s)
         except TimeoutError:
@@ -442,11 +429,13 @@ class AsyncProducer:
         ack: str | None = None,
     ) -> SendResult:
         """Reply to a request; see :meth:`commitmq.Producer.reply`. In a handler ``message.reply_async(body)`` does it too."""
+        self._producer._check_replies()
         made = reply_message(message, body, properties)
         queue = made.queue
         if queue is None:
             deadline = time.monotonic() + self._producer._limit(timeout_s)
-            queue = shard(made.client_id, await asyncio.wrap_future(self._ask(check_topic(made.topic), deadline)))
+            asked = self._asking.submit(self._producer._lanes.routes.queues, check_topic(made.topic), deadline)
+            queue = shard(made.client_id, await asyncio.wrap_future(asked))
         return await self.send_async(made.topic, made.message, queue=queue, timeout_s=timeout_s, ack=ack)
 
     @property
@@ -458,11 +447,13 @@ class AsyncProducer:
         """``async with producer.transaction(topic, body)``; see :meth:`commitmq.Producer.transaction`."""
         from commitmq.client.transactions.transaction import AsyncTransaction
 
-        group = self._producer._transaction_group()
-        limit = self._producer._limit(fields.get("timeout_s"))
-        return AsyncTransaction(
-            group, limit, partial(self._send_half, topic, body, fields), partial(content_for_listener, body, fields)
-        )
+        producer = self._producer._one(topic, body, fields)
+        group, limit = producer._transaction_group(), self._producer._limit(fields.get("timeout_s"))
+
+        def send_half() -> asyncio.Future[SendResult]:
+            return self._send_at(producer, topic, body, producer._half_options(fields))
+
+        return AsyncTransaction(group, limit, send_half, partial(content_for_listener, body, fields))
 
     async def send_in_transaction(
         self, topic: str, body: bytes | Message, argument: Any = None, **fields: Unpack[MessageOptions]
@@ -470,9 +461,10 @@ class AsyncProducer:
         """See :meth:`commitmq.Producer.send_in_transaction`. ``execute`` may be a coroutine function."""
         from commitmq.client.transactions.half_message import TransactionResult, TransactionState
 
-        group = self._producer._transaction_group()
+        made = self.transaction(topic, body, **fields)
+        group = made._group
         group.check_executes()
-        async with self.transaction(topic, body, **fields) as transaction:
+        async with made as transaction:
             try:
                 state = await group.execute_async(transaction.half, *content_for_listener(body, fields), argument)
             except BaseException:
@@ -486,14 +478,10 @@ class AsyncProducer:
                 transaction.unknown()
         return TransactionResult(transaction.half, state, transaction.committed)
 
-    def _send_half(self, topic: str, body: bytes | Message, fields: MessageOptions) -> asyncio.Future[SendResult]:
-        half = self._producer._half_options(fields)
-        return self.send_async(topic, body, **cast(MessageOptions, half))
-
     async def send_batch(
         self, topic: str, messages: Sequence[bytes | Message], **fields: Unpack[BatchOptions]
     ) -> BatchResult:
-        """Send many messages; see :meth:`commitmq.Producer.send_batch`. A cancelled batch goes on in its thread."""
+        """Send many messages; see :meth:`commitmq.Producer.send_batch`. A cancelled batch continues in its thread."""
         return await self._run(partial(self._producer.send_batch, topic, messages, **fields))
 
     def send_batch_async(
@@ -520,7 +508,7 @@ class AsyncProducer:
         limit = self._producer._timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit
         if not await lines.wait_until_empty(deadline):
-            waiting = len(lines) + self._producer._lanes.all_in_flight()
+            waiting = len(lines) + self._producer._pending()
             raise TimeoutError(f"{waiting} messages are still pending after {limit} s")
         await self._run(partial(self._producer.flush, max(deadline - time.monotonic(), 0)))
         if self._batches:
@@ -550,14 +538,6 @@ class AsyncProducer:
         """True once :meth:`close` was called."""
         return self._closing
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
     # ------------------------------------------------------------ steps
 
     def _settle_in(self, loop: asyncio.AbstractEventLoop) -> Lines:
@@ -566,23 +546,10 @@ class AsyncProducer:
         if former is not None and former.loop is loop:
             return former
         self._batches = set()
-        now = self._lines = Lines(loop, self._hand_over, self._ask)
+        now = self._lines = Lines(loop, self._asking)
         if former is not None:
             former.give_up()
         return now
-
-    def _hand_over(self, pending: PendingSend, topic: str, body: bytes | Message, fields: MessageOptions) -> None:
-        """Raises NoRoom or TopicUnknownError instead of waiting; else as :meth:`commitmq.Producer.send_async`."""
-        if self._producer._would_ask(check_topic(topic), body, fields):
-            raise TopicUnknownError
-        if "half" in fields:
-            pending.sent = self._producer._submit_half(topic, body, cast(HalfOptions, fields))
-        else:
-            pending.sent = self._producer.send_async(topic, body, **fields)
-        pending.sent.add_done_callback(pending.arrived)
-
-    def _ask(self, topic: str, deadline: float) -> Future[int]:
-        return self._asking.submit(self._producer._lanes.routes.queues, topic, deadline)
 
     def _has_room(self) -> None:
         """Called in any thread, with the producer's lock."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from commitmq.client import checks
 from commitmq.errors import CommitMQError
@@ -20,16 +20,13 @@ if TYPE_CHECKING:
     from commitmq.client.consumer import Consumer, GroupOptions, Reader, ReadOptions
     from commitmq.client.producer import Producer
     from commitmq.client.receiving.assignment import Queue
-    from commitmq.client.receiving.callbacks import Told
+    from commitmq.client.receiving.settings import RebalanceCallback
     from commitmq.client.sending.options import ProducerOptions
     from commitmq.client.sharing.aio_share import AsyncShareConsumer
     from commitmq.client.sharing.share_consumer import ShareConsumer
     from commitmq.client.sharing.share_engine import ShareOptions
 
-_Client = TypeVar("_Client", "Admin", "Consumer", "Producer", "Reader", "ShareConsumer")
-_AsyncClient = TypeVar(
-    "_AsyncClient", "AsyncAdmin", "AsyncConsumer", "AsyncProducer", "AsyncReader", "AsyncShareConsumer"
-)
+_AnyClient = TypeVar("_AnyClient")
 
 
 def connect(node: str | None = None, *, profile: str | None = None, timeout_s: float = 10.0) -> Connection:
@@ -57,7 +54,30 @@ def connect_async(node: str | None = None, *, profile: str | None = None, timeou
     return AsyncConnection(with_profile(node, profile), checks.seconds("timeout_s", timeout_s))
 
 
-class Connection:
+class _Making:
+    """What both kinds of a connection share: they make clients of one node, and keep them until they close them."""
+
+    node: str
+    timeout_s: float
+    _is_closed = False
+
+    def _make(self, kind: Callable[..., _AnyClient], *arguments: Any, **options: Any) -> _AnyClient:
+        self._check_open()
+        options.setdefault("timeout_s", self.timeout_s)
+        made = kind(*arguments, node=self.node, **options)
+        self._keep(made)
+        return made
+
+    @abstractmethod
+    def _keep(self, client: Any) -> None:
+        """Close ``client`` with the connection."""
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise CommitMQError("the connection is closed")
+
+
+class Connection(_Making):
     """The result of :func:`commitmq.connect`. It makes clients, and closes the clients that are still open at its end.
 
     ``node`` is the address of the node. ``timeout_s`` is the default time for a request of a client. The clients of one
@@ -69,51 +89,40 @@ class Connection:
         self.timeout_s = timeout_s
         self._clients: list[Admin | Consumer | Producer | Reader | ShareConsumer] = []
         self._lock = threading.Lock()
-        self._is_closed = False
 
     def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """A :class:`commitmq.Producer` of this node."""
         from commitmq.client.producer import Producer
 
-        self._check_open()
-        options.setdefault("timeout_s", self.timeout_s)
-        return self._kept(Producer(self.node, **options))
+        return self._make(Producer, **options)
 
     def consumer(
         self,
         topics: str | Iterable[str],
         *,
         group: str,
-        on_assign: Told | None = None,
-        on_revoke: Told | None = None,
+        on_assign: RebalanceCallback | None = None,
+        on_revoke: RebalanceCallback | None = None,
         **options: Unpack[GroupOptions],
     ) -> Consumer:
         """A :class:`commitmq.Consumer` of this node."""
         from commitmq.client.consumer import Consumer
 
-        self._check_open()
-        options.setdefault("timeout_s", self.timeout_s)
-        return self._kept(
-            Consumer(topics, group=group, node=self.node, on_assign=on_assign, on_revoke=on_revoke, **options)
-        )
+        return self._make(Consumer, topics, group=group, on_assign=on_assign, on_revoke=on_revoke, **options)
 
     def reader(
         self,
         topics: str | Iterable[str] = (),
         *,
         queues: Iterable[Queue] | None = None,
-        on_assign: Told | None = None,
-        on_revoke: Told | None = None,
+        on_assign: RebalanceCallback | None = None,
+        on_revoke: RebalanceCallback | None = None,
         **options: Unpack[ReadOptions],
     ) -> Reader:
         """A :class:`commitmq.Reader` of this node."""
         from commitmq.client.consumer import Reader
 
-        self._check_open()
-        options.setdefault("timeout_s", self.timeout_s)
-        return self._kept(
-            Reader(topics, queues=queues, node=self.node, on_assign=on_assign, on_revoke=on_revoke, **options)
-        )
+        return self._make(Reader, topics, queues=queues, on_assign=on_assign, on_revoke=on_revoke, **options)
 
     def share_consumer(
         self, topics: str | Iterable[str], *, group: str, **options: Unpack[ShareOptions]
@@ -121,16 +130,13 @@ class Connection:
         """A :class:`commitmq.ShareConsumer` of this node."""
         from commitmq.client.sharing.share_consumer import ShareConsumer
 
-        self._check_open()
-        options.setdefault("timeout_s", self.timeout_s)
-        return self._kept(ShareConsumer(topics, group=group, node=self.node, **options))
+        return self._make(ShareConsumer, topics, group=group, **options)
 
     def admin(self, *, timeout_s: float | None = None) -> Admin:
         """A :class:`commitmq.Admin` of this node."""
         from commitmq.client.admin import Admin
 
-        self._check_open()
-        return self._kept(Admin(self.node, timeout_s=self.timeout_s if timeout_s is None else timeout_s))
+        return self._make(Admin, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
 
     def close(self) -> None:
         """Close every client that is still open, the newest first. Closing twice is allowed.
@@ -150,24 +156,18 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         return f"Connection({self.node!r})"
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise CommitMQError("the connection is closed")
-
-    def _kept(self, client: _Client) -> _Client:
+    def _keep(self, client: Any) -> None:
         with self._lock:
             if not self._is_closed:
                 self._clients = [one for one in self._clients if not one._closed]
                 self._clients.append(client)
-                return client
+                return
         client.close()  # another thread has closed the connection while this client connected
         raise CommitMQError("the connection is closed")
 
@@ -178,7 +178,7 @@ class Connection:
             return self._clients.pop() if self._clients else None
 
 
-class AsyncConnection:
+class AsyncConnection(_Making):
     """:class:`Connection` for asyncio, an async context manager: ``async with commitmq.connect_async(node) as connection``.
 
     It asks the node when it is entered. A consumer and a reader connect when they are entered, or by ``start``.
@@ -189,15 +189,12 @@ class AsyncConnection:
         self.node = self._directory.address
         self.timeout_s = timeout_s
         self._clients: list[AsyncAdmin | AsyncConsumer | AsyncProducer | AsyncReader | AsyncShareConsumer] = []
-        self._is_closed = False
 
     def producer(self, **options: Unpack[ProducerOptions]) -> AsyncProducer:
         """A :class:`commitmq.AsyncProducer` of this node."""
         from commitmq.client.aio import AsyncProducer
 
-        self._check_open()
-        options.setdefault("timeout_s", self.timeout_s)
-        return self._kept(AsyncProducer(self.node, **options))
+        return self._make(AsyncProducer, **options)
 
     def consumer(
         self,
@@ -211,11 +208,7 @@ class AsyncConnection:
         """A :class:`commitmq.AsyncConsumer` of this node."""
         from commitmq.client.aio import AsyncConsumer
 
-        self._check_open()
-        options.setdefault("timeout_s", self.timeout_s)
-        return self._kept(
-            AsyncConsumer(topics, group=group, node=self.node, on_assign=on_assign, on_revoke=on_revoke, **options)
-        )
+        return self._make(AsyncConsumer, topics, group=group, on_assign=on_assign, on_revoke=on_revoke, **options)
 
     def reader(
         self,
@@ -229,11 +222,7 @@ class AsyncConnection:
         """A :class:`commitmq.AsyncReader` of this node."""
         from commitmq.client.aio import AsyncReader
 
-        self._check_open()
-        options.setdefault("timeout_s", self.timeout_s)
-        return self._kept(
-            AsyncReader(topics, queues=queues, node=self.node, on_assign=on_assign, on_revoke=on_revoke, **options)
-        )
+        return self._make(AsyncReader, topics, queues=queues, on_assign=on_assign, on_revoke=on_revoke, **options)
 
     def share_consumer(
         self, topics: str | Iterable[str], *, group: str, **options: Unpack[ShareOptions]
@@ -241,16 +230,13 @@ class AsyncConnection:
         """A :class:`commitmq.AsyncShareConsumer` of this node."""
         from commitmq.client.sharing.aio_share import AsyncShareConsumer
 
-        self._check_open()
-        options.setdefault("timeout_s", self.timeout_s)
-        return self._kept(AsyncShareConsumer(topics, group=group, node=self.node, **options))
+        return self._make(AsyncShareConsumer, topics, group=group, **options)
 
     def admin(self, *, timeout_s: float | None = None) -> AsyncAdmin:
         """A :class:`commitmq.AsyncAdmin` of this node."""
         from commitmq.client.aio import AsyncAdmin
 
-        self._check_open()
-        return self._kept(AsyncAdmin(self.node, timeout_s=self.timeout_s if timeout_s is None else timeout_s))
+        return self._make(AsyncAdmin, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
 
     async def close(self) -> None:
         """Close every client that is still open; see :meth:`Connection.close`."""
@@ -273,9 +259,7 @@ class AsyncConnection:
         await asyncio.wrap_future(asked)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:
@@ -295,11 +279,6 @@ class AsyncConnection:
         else:
             asked.set_result(None)
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise CommitMQError("the connection is closed")
-
-    def _kept(self, client: _AsyncClient) -> _AsyncClient:
+    def _keep(self, client: Any) -> None:
         self._clients = [one for one in self._clients if not one.is_closed]
         self._clients.append(client)
-        return client

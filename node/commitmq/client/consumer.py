@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Unpack, overload
+from typing import TYPE_CHECKING, Final, Unpack
 
 from commitmq.client import checks
-from commitmq.client.handling.chain import Handler, Middleware, OnError, chained
-from commitmq.client.handling.counts import HandlerCounts
-from commitmq.client.handling.settings import RunOptions, Settings
+from commitmq.client.handling.settings import Handler, HandlerCounts, Middleware, OnError, RunOptions, Settings, chained
 from commitmq.client.receiving.assignment import Queue
 from commitmq.client.receiving.base_consumer import BaseConsumer
-from commitmq.client.receiving.callbacks import Told
-from commitmq.client.receiving.settings import GroupOptions, ReadOptions
+from commitmq.client.receiving.settings import GroupOptions, ReadOptions, RebalanceCallback
 from commitmq.errors import CommitMQError
 
 if TYPE_CHECKING:
     from commitmq.client.handling.engine import Engine
     from commitmq.client.handling.run import Pool
 
-__all__ = ["Consumer", "GroupOptions", "HandlerCounts", "ReadOptions", "Reader", "RunOptions", "Told"]
+__all__ = ["Consumer", "GroupOptions", "HandlerCounts", "ReadOptions", "Reader", "RebalanceCallback", "RunOptions"]
 
 _SEND_BACK_S: Final = 5.0
 _END_S: Final = 0.5
@@ -30,104 +26,77 @@ _MOST_MESSAGES: Final = 10_000
 
 
 class Consumer(BaseConsumer):
-    """A member of a consumer group: ``Consumer("orders", group="kitchen")``. One thread polls; any thread may :meth:`close`.
+    """A member of a consumer group: ``Consumer("orders", group="kitchen")``. One thread polls; any thread may
+    :meth:`close`.
 
-    The members of a group share the queues of their topics: one member reads each queue. The node keeps the group's offsets.
-    A consumer waits for a topic that does not exist yet, and a warning in the log says so.
+    The members of a group share the queues of their topics: one member reads each queue. The node keeps the group's
+    offsets. A consumer waits for a topic that does not exist yet, and a warning in the log says so.
 
-    ``node`` is the admin address. Its default is the environment's COMMITMQ_NODE, else tcp://127.0.0.1:7310. ``timeout_s``
-    (10) bounds each request.
+    ``node`` is the admin address. Its default is the environment's COMMITMQ_NODE, else tcp://127.0.0.1:7310.
+    ``timeout_s`` (10) bounds each request.
 
-    ``start`` says where to begin in a queue in which the group has no offset: ``earliest`` (the default), ``latest``, a queue
-    offset, or a datetime for the first message stored then or later. A datetime without a time zone is local time. A queue or
-    topic that comes later is read from its first message, or with a datetime from that time.
+    ``start`` says where to begin in a queue in which the group has no offset: ``earliest`` (the default), ``latest``, a
+    queue offset, or a datetime for the first message stored then or later. A datetime without a time zone is local
+    time. A queue or topic that comes later is read from its first message, or with a datetime from that time.
 
-    ``filter`` is a tag expression, ``TagA || TagB`` or ``*``, or a selector such as ``Sql("price > 10 AND region = 'eu'")``.
+    ``filter`` is a tag expression, ``TagA || TagB`` or ``*``, or a selector such as ``Sql("price > 10 AND region =
+    'eu'")``.
 
     With ``auto_commit`` (the default) the consumer commits a batch when the program polls again, when it gives a queue
-    back, and in ``close``; in polls at most every ``auto_commit_interval_s`` (1). So a message counts as processed when its
-    whole batch is, and after a crash it is delivered again: at least once. A ``with`` block that ends by an exception does
-    not commit the last batch. An exception during a poll, such as Ctrl-C, loses nothing: the next poll returns the batch.
-    Without ``auto_commit`` call :meth:`commit`.
+    back, and in ``close``; in polls at most every ``auto_commit_interval_s`` (1). So a message counts as processed when
+    its whole batch is, and after a crash it is delivered again: at least once. A ``with`` block that ends by an
+    exception does not commit the last batch. An exception during a poll, such as Ctrl-C, loses nothing: the next poll
+    returns the batch. Without ``auto_commit`` call :meth:`commit`.
 
-    ``poll`` calls ``on_assign`` with a list of new queues before it returns their first message. It calls ``on_revoke`` with a
-    list of queues that it is about to give back, which is the time to :meth:`commit`. ``close`` calls ``on_revoke`` too. When
-    the group took a queue away because the program did not poll in time, ``on_revoke`` is called afterwards. If a callback
-    raises, poll raises the same, and the next poll calls the callback again.
+    ``poll`` calls ``on_assign`` with a list of new queues before it returns their first message. It calls ``on_revoke``
+    with a list of queues that it is about to return, which is the time to :meth:`commit`. ``close`` calls ``on_revoke``
+    too. When the group took a queue away because the program did not poll in time, ``on_revoke`` is called afterwards.
+    If a callback raises, poll raises the same, and the next poll calls the callback again.
 
-    A member that does not poll for ``max_poll_interval_s`` (300; None means for ever) leaves its group until it polls again.
-    Others get its queues and its uncommitted messages. A second consumer with the same ``member`` name takes the place of the
-    first one, and a poll of the first one raises FencedError. ``session_timeout_ms`` (default: the node's) is how long a
-    member may be silent. ``rebalance_timeout_s`` (10) is how long it may take to give a queue back.
+    A member that does not poll for ``max_poll_interval_s`` (300; None means for ever) leaves its group until it polls
+    again. Others get its queues and its uncommitted messages. A second consumer with the same ``member`` name takes the
+    place of the first one, and a poll of the first one raises FencedError. ``session_timeout_ms`` (default: the node's)
+    is how long a member may be silent. ``rebalance_timeout_s`` (10) is how long it may take to give a queue back.
 
-    ``strategy`` says how the members share the queues: ``AVG`` (without any: consecutive queues each), ``AVG_BY_CIRCLE``
-    (dealt out one by one), ``CONSISTENT_HASH`` (few move when a member comes or goes), ``MACHINE_ROOM:a,b`` (only of a node
-    that is named ``a@…`` or ``b@…``), ``CONFIG:m=0,1;n=2`` (the queues that it names for each ``member``). The
-    first member that names one sets it, and a member that names another is refused.
+    ``strategy`` says how the members share the queues: ``AVG`` (without any: consecutive queues each),
+    ``AVG_BY_CIRCLE`` (dealt out one by one), ``CONSISTENT_HASH`` (few move when a member comes or goes),
+    ``MACHINE_ROOM:a,b`` (only of a node that is named ``a@…`` or ``b@…``), ``CONFIG:m=0,1;n=2`` (the queues that it
+    names for each ``member``). The first member that names one sets it, and a member that names another is refused.
 
     With ``broadcasting`` every consumer of the group reads all queues. It keeps its positions itself, in the file
-    ``member/group/offsets.json`` of ``positions_folder`` (default: ``~/.commitmq/positions``), which has RocketMQ's shape.
-    ``member`` (default: ``DEFAULT``) tells the consumers of one folder apart; a second one with the same file is refused. A
-    failed message of a handler counts as done. docs/handlers.md tells more.
+    ``member/group/offsets.json`` of ``positions_folder`` (default: ``~/.commitmq/positions``), which has RocketMQ's
+    shape. ``member`` (default: ``DEFAULT``) tells the consumers of one folder apart; a second one with the same file is
+    refused. A failed message of a handler counts as done. docs/handlers.md tells more.
 
-    On the node's own host the consumer reads messages from the node's mapped files without a copy (``mode="auto"``). With
-    ``mode="bytes"`` the node sends them, at most ``max_pull_bytes`` (2 MiB) in one answer. When its offset falls out of the
-    log, the consumer goes on at the nearest message, and ``gaps`` tells of it. The consumer compares the CRC of every
-    record, which takes about 0.3 µs a message; ``check_crc=False`` leaves the comparison out.
+    On the node's own host the consumer reads messages from the node's mapped files without a copy (``mode="auto"``).
+    With ``mode="bytes"`` the node sends them, at most ``max_pull_bytes`` (2 MiB) in one answer. When its offset falls
+    out of the log, the consumer continues at the nearest message, and ``gaps`` tells of it. The consumer compares the
+    CRC of every record, which takes about 0.3 µs a message; ``check_crc=False`` leaves the comparison out.
     """
 
-    @overload
     def __init__(
         self,
-        topics: str | Iterable[str],
+        topics: str | Iterable[str] = (),
         *,
         group: str,
         node: str | None = None,
-        on_assign: Told | None = None,
-        on_revoke: Told | None = None,
-        **options: Unpack[GroupOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        topics: str | None,
-        of_group: str | Iterable[str],
-        *,
-        node: str | None = None,
-        on_assign: Told | None = None,
-        on_revoke: Told | None = None,
-        **options: Unpack[GroupOptions],
-    ) -> None: ...
-    def __init__(
-        self,
-        topics: str | Iterable[str] | None = (),
-        of_group: str | Iterable[str] | None = None,
-        *,
-        group: str | None = None,
-        node: str | None = None,
-        on_assign: Told | None = None,
-        on_revoke: Told | None = None,
+        on_assign: RebalanceCallback | None = None,
+        on_revoke: RebalanceCallback | None = None,
         **options: Unpack[GroupOptions],
     ) -> None:
-        """Connects. Raises NodeUnavailableError without a node, ProtocolError when it refuses, ValueError for settings.
-
-        ``Consumer(group, topics)``, the order of former versions, still works, and warns.
-        """
-        topics, group = topics_and_group(topics, of_group, group)
+        """Connects. Raises NodeUnavailableError without a node, ProtocolError when it refuses, ValueError for settings."""
         super().__init__(topics, group=group, node=node, on_assign=on_assign, on_revoke=on_revoke, **options)
 
     def commit(self, offsets: Mapping[Queue, int] | None = None) -> dict[Queue, int]:
         """Commit offsets, and return the offset that the node now has for each of the queues.
 
-        Without ``offsets`` every message that a poll returned counts as done. An offset is that of the next message to read.
-        The node stores the queue's end instead of an offset behind it. The answer comes when the offsets are durable.
+        Without ``offsets`` every message that a poll returned counts as done. An offset is that of the next message to
+        read. The node stores the queue's end instead of an offset behind it. The answer comes when the offsets are
+        durable.
 
-        Raises FencedError, and commits nothing, when another member has one of the queues by now, when a topic was made anew,
-        or when an offset was reset meanwhile.
+        Raises FencedError, and commits nothing, when another member has one of the queues by now, when a topic was
+        recreated, or when an offset was reset in the meantime.
         """
-        if self._settings.group is None:  # a reader in the words of former versions
-            self._check_usable()
-            raise CommitMQError("a consumer without a group has no offsets to commit")
         if self._handling is not None and not self._closed:
             raise CommitMQError("run() commits by itself, behind what its handlers have done")
         return self._using(partial(self._commit, offsets))
@@ -147,36 +116,37 @@ class Consumer(BaseConsumer):
 
         Handlers run in ``workers`` threads (20). The consumer is closed when this returns. docs/handlers.md tells more.
 
-        The handler's return value says what becomes of the message. None, True or ``ConsumeResult.DONE``: it is done. False
-        or ``ConsumeResult.RETRY``: it comes again after the back-off. ``ConsumeResult.DEAD``: it becomes a dead letter. An
-        exception means RETRY, and ``on_error(message, error)`` is told of it (without it the log). ``RetryLater(delay)``,
-        which ``message.retry_later(delay)`` raises, means RETRY after that delay. Delays of messages that come again are
-        rounded up to the next of RocketMQ's 18 levels, the last of which is 2 h; a longer one is a ValueError.
+        The handler's return value says what becomes of the message. None, True or ``ConsumeResult.DONE``: it is done.
+        False or ``ConsumeResult.RETRY``: it comes again after the back-off. ``ConsumeResult.DEAD``: it becomes a dead
+        letter. An exception means RETRY, and ``on_error(message, error)`` is told of it (without it the log).
+        ``RetryLater(delay)``, which ``message.retry_later(delay)`` raises, means RETRY after that delay. Delays of
+        messages that come again are rounded up to the next of RocketMQ's 18 levels, the last of which is 2 h; a longer
+        one is a ValueError.
 
-        A message that comes again is stored in the group's retry topic meanwhile, and ``run`` reads that topic too. The
-        message has its first ``topic``; ``stored_topic`` is the retry topic. It becomes a dead letter after ``max_retries``
-        (16; None: the group's own number) retries. ``backoff`` is None for RocketMQ's delays (10 s, 30 s, 1 min, … 2 h),
-        seconds, a list of seconds, or a function of the retry (0 is the first) that returns seconds. A message that cannot
-        be sent back is tried again here 5 s later.
+        A message that comes again is stored in the group's retry topic in the meantime, and ``run`` reads that topic
+        too. The message has its first ``topic``; ``stored_topic`` is the retry topic. It becomes a dead letter after
+        ``max_retries`` (16; None: the group's own number) retries. ``backoff`` is None for RocketMQ's delays (10 s, 30
+        s, 1 min, … 2 h), seconds, a list of seconds, or a function of the retry (0 is the first) that returns seconds.
+        A message that cannot be sent back is tried again here 5 s later.
 
-        The committed offset of a queue is its lowest message that is not done. So after a crash handlers may see a message
-        again: at least once. A queue with ``max_unfinished`` (1000) messages, ``max_unfinished_bytes`` (100 MiB) or a span of
-        ``max_unfinished_span`` (2000) offsets that are not done is not fetched until there is room; other queues are. A
-        handler may take its time: the consumer stays a member.
+        The committed offset of a queue is its lowest message that is not done. So after a crash handlers may see a
+        message again: at least once. A queue with ``max_unfinished`` (1000) messages, ``max_unfinished_bytes`` (100
+        MiB) or a span of ``max_unfinished_span`` (2000) offsets that are not done is not fetched until there is room;
+        other queues are. A handler may take its time: the consumer stays a member.
 
-        ``ordered``: the handlers of each queue run one at a time, in the queue's order. A failed message is tried again here
-        after the back-off (1 s), of any length and not rounded, and its queue waits for it.
+        ``ordered``: the handlers of each queue run one at a time, in the queue's order. A failed message is tried again
+        here after the back-off (1 s), of any length and not rounded, and its queue waits for it.
 
-        ``middleware`` are functions ``m(message, next)`` around the handler, the first one outermost. A close waits for the
-        handlers that run, at most ``stop_timeout_s`` (30).
+        ``middleware`` are functions ``m(message, next)`` around the handler, the first one outermost. A close waits for
+        the handlers that run, at most ``stop_timeout_s`` (30).
 
-        ``trace`` writes RocketMQ's trace records of each call of the handler into ``RMQ_SYS_TRACE_TOPIC``, in the background;
-        a record that finds no room is dropped. ``commitmq trace`` reads them.
+        ``trace`` writes RocketMQ's trace records of each call of the handler into ``RMQ_SYS_TRACE_TOPIC``, in the
+        background; a record that finds no room is dropped. ``commitmq trace`` reads them.
 
-        Raises what a poll raises, but for a damaged record: ``on_error(None, error)`` is told of it, and the other queues go
-        on. Raises ValueError for settings, and without ``auto_commit``.
+        Raises what a poll raises, but for a damaged record: ``on_error(None, error)`` is told of it, and the other
+        queues go on. Raises ValueError for settings, and without ``auto_commit``.
         """
-        from commitmq.client.handling.threads import ThreadPool
+        from commitmq.client.handling.pools import ThreadPool
         from commitmq.client.producer import Producer
         from commitmq.client.tracing import Tracer, traced
 
@@ -201,25 +171,22 @@ class Consumer(BaseConsumer):
     def _engine(self, settings: Settings) -> Engine:
         # They need numpy, as the puller does.
         from commitmq.client.handling.engine import Engine
-        from commitmq.client.handling.pass_over import PassOver
-        from commitmq.client.handling.send_back import SendBack
+        from commitmq.client.handling.send_back import PassOver, SendBack
 
         self._check_usable()
-        if self._settings.group is None:  # made in the words of former versions
-            raise CommitMQError("run() needs a consumer with a group")
         if not self._settings.auto_commit:
             raise ValueError("run() commits by itself: leave auto_commit on")
         if self._settings.broadcasting:
             return Engine(settings, PassOver())
         patience_s = min(self._settings.timeout_s, _SEND_BACK_S)
-        return Engine(settings, SendBack(self._directory.address, self._settings.group, timeout_s=patience_s))
+        return Engine(settings, SendBack(self._directory.address, str(self._settings.group), timeout_s=patience_s))
 
     def _serve(self, engine: Engine, pool: Pool) -> None:
         """Run until the consumer is closed. In the thread of a poll."""
         self._using(partial(self._handle, engine, pool))
 
     def _handle(self, engine: Engine, pool: Pool) -> None:
-        from commitmq.client.handling.run import Run, Source
+        from commitmq.client.handling.run import HandlerRun, HandlerSource
 
         member = self._member
         deadline = time.monotonic() + self._settings.timeout_s
@@ -228,7 +195,7 @@ class Consumer(BaseConsumer):
             topics = self._committer.ask("group.retry_topics", {"group": member.group}, deadline)
             most, retry = int(topics["max_retries"]), [topics["retry"]]
         fetch = partial(self._fetch, max_messages=_MOST_MESSAGES)
-        run = Run(engine, pool, Source(self._assignment, fetch, self._puller.wait, lambda: self._closing))
+        run = HandlerRun(engine, pool, HandlerSource(self._assignment, fetch, self._puller.wait, lambda: self._closing))
         self._handling = run
         try:
             engine.start(most)
@@ -261,29 +228,11 @@ class Reader(BaseConsumer):
         *,
         queues: Iterable[Queue] | None = None,
         node: str | None = None,
-        on_assign: Told | None = None,
-        on_revoke: Told | None = None,
+        on_assign: RebalanceCallback | None = None,
+        on_revoke: RebalanceCallback | None = None,
         **options: Unpack[ReadOptions],
     ) -> None:
         """Connects. Raises NodeUnavailableError without a node, ProtocolError when it refuses, ValueError for settings."""
         super().__init__(
             topics, group=None, queues=queues, node=node, on_assign=on_assign, on_revoke=on_revoke, **options
         )
-
-
-def topics_and_group(
-    topics: str | Iterable[str] | None, of_group: str | Iterable[str] | None, group: str | None
-) -> tuple[str | Iterable[str], str | None]:
-    """Topics and group from a consumer's first arguments. The order of former versions gives a warning."""
-    if of_group is None:
-        if group is None or topics is None:
-            raise TypeError("a consumer is a member of a group: give it group=…; a Reader reads without one")
-        return topics, group
-    if group is not None or not (topics is None or isinstance(topics, str)):
-        raise TypeError(f"several topics are a list: [{topics!r}, {of_group!r}]")
-    warnings.warn(
-        "Consumer(group, topics) is deprecated: say Consumer(topics, group=…), or Reader(topics) without a group",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-    return of_group, topics

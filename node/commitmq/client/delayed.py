@@ -19,8 +19,7 @@ from commitmq.errors import InvalidMessageError, ProtocolError, TopicNotFoundErr
 from commitmq.format.constants import Property
 from commitmq.semantics.delay import DELAY_LEVELS_MS, MAX_LEVEL, SCHEDULE_TOPIC, queue_of
 from commitmq.semantics.pop_revive import REVIVE_TOPIC_PREFIX
-from commitmq.semantics.recall import RecallHandle
-from commitmq.semantics.timer import TIMER_TOPIC
+from commitmq.semantics.timer import TIMER_TOPIC, RecallHandle
 
 if TYPE_CHECKING:
     import zmq
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 Request = Callable[..., "tuple[dict[str, Any], list[zmq.Frame]]"]
 """``request(role, op, fields, payload=())``: the answer and its frames."""
 
-MOST_READ: Final = 100_000
-"""Messages that one list reads at most, where the caller names no other number."""
 _PAGE_MESSAGES: Final = 1_000
 _SLACK_MS: Final = 60_000  # two records may have times in another order than their places, by little
 _DEFAULT_WINDOW_MS: Final = 3 * 86_400_000
@@ -80,11 +77,12 @@ class DelayedMessages:
         return len(self.messages)
 
 
-class Positions(NamedTuple):
+class DelayPositions(NamedTuple):
     """What the processes ``schedule`` and ``timer`` wrote down last; None where they did not say.
 
-    ``levels``: the next queue offset of each level. ``read_ms``: what was due before is delivered. ``window_ms``: a message
-    waits in the timer topic no longer than this before it is stored anew. ``broker``: the node's name in recall handles.
+    ``levels``: the next queue offset of each level. ``read_ms``: what was due before is delivered. ``window_ms``: a
+    message waits in the timer topic no longer than this before it is stored again. ``broker``: the node's name in
+    recall handles.
     """
 
     levels: dict[int, int] | None
@@ -93,7 +91,7 @@ class Positions(NamedTuple):
     broker: str
 
     @classmethod
-    def of(cls, status: dict[str, Any]) -> Positions:
+    def of(cls, status: dict[str, Any]) -> DelayPositions:
         """From the answer to ``status``."""
         infos = {row["role"]: row.get("info") or {} for row in status["processes"]}
         offsets = infos.get("schedule", {}).get("offsets")
@@ -128,7 +126,7 @@ class ReadBounds:
 class WaitingMessages:
     """Reads the topics in which messages wait, within ``bounds``."""
 
-    def __init__(self, request: Request, positions: Positions, topic: str | None, bounds: ReadBounds) -> None:
+    def __init__(self, request: Request, positions: DelayPositions, topic: str | None, bounds: ReadBounds) -> None:
         """``topic``: only messages that will be delivered to it."""
         self._request, self._positions, self._topic = request, positions, topic
         self._left = bounds
@@ -194,7 +192,7 @@ class WaitingMessages:
                 continue
             one = self._waiting(message, _asked_ms(properties, int(out), message.store_timestamp), 0)
             if one is not None and (one.topic, one.unique_id) not in gone:
-                # One that went round again lies behind its former record and takes its place.
+                # One that went round again lies behind its previous record and takes its place.
                 found[one.topic, one.unique_id or one.msg_id] = one
         return list(found.values())
 

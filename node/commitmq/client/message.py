@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from commitmq.client.handling.consume_result import RetryLater
 from commitmq.client.properties import Keys, both_keys, build_properties, sendable, user_properties
@@ -17,9 +17,12 @@ from commitmq.store.metadata.topic_config import is_send_forbidden, validate_top
 
 if TYPE_CHECKING:
     from datetime import timedelta
-    from typing import Any
 
     from commitmq.client.results import SendResult
+
+
+_ARGUMENTS: Final = ("tags", "keys", "properties", "sharding_key", "key", "flag")
+"""Those of a send that a message carries itself."""
 
 
 class Message:
@@ -84,6 +87,18 @@ class Message:
         self._raw_properties: bytes | None = None
         self._properties: dict[str, str] | None = build_properties(tags, keys, properties, sharding_key)
 
+    @classmethod
+    def of(cls, body: bytes | Message, fields: Mapping[str, Any]) -> Message:
+        """The message that a send of ``body`` with the arguments ``fields`` stores; ``body`` itself, if it is a message.
+
+        Raises InvalidMessageError, also for a message with arguments that it carries itself.
+        """
+        own = {name: fields[name] for name in _ARGUMENTS if fields.get(name) is not None}
+        if isinstance(body, Message):
+            check_alone(**own)
+            return body
+        return Message(body, **own)
+
     @staticmethod
     def _check_body(body: bytes) -> bytes:
         return check_body(body)
@@ -117,8 +132,8 @@ class Message:
     def user_properties(self) -> dict[str, str]:
         """The sender's own properties, which ``send(…, properties=message.user_properties)`` accepts.
 
-        Properties with a meaning to RocketMQ's or CommitMQ's nodes and clients are left out: tags, keys, sharding key, ids
-        and others.
+        Properties with a meaning to RocketMQ's or CommitMQ's nodes and clients are omitted: tags, keys, sharding key,
+        ids and others.
         """
         return user_properties(self.properties)
 
@@ -295,7 +310,12 @@ def content_of(message: Message) -> tuple[bytes, dict[str, str], int]:
 
 
 def check_alone(
-    tags: object, keys: object, properties: object, sharding_key: object, key: object = None, flag: object = 0
+    tags: object = None,
+    keys: object = None,
+    properties: object = None,
+    sharding_key: object = None,
+    key: object = None,
+    flag: object = 0,
 ) -> None:
     """Raise InvalidMessageError if an argument beside a Message is one of the values that the Message carries itself."""
     given = {"tags": tags, "keys": keys, "properties": properties, "sharding_key": sharding_key, "key": key}

@@ -89,7 +89,7 @@ _SYSTEM_PROPERTIES: Final = frozenset(
 )
 # The node takes a sector full of zeros for a sector that never reached the disk.
 _ZERO_SECTOR: Final = "\0" * 512
-# The client and the node make these anew for each send.
+# The client and the node make these again for each send.
 _MADE_BY_SEND: Final = frozenset(
     (
         Property.UNIQUE_KEY,
@@ -195,10 +195,10 @@ def _check_text(what: str, text: str) -> str:
 
 
 def sendable(properties: dict[str, str]) -> dict[str, str]:
-    """A copy of a message's properties without those that are made anew for each send.
+    """A copy of a message's properties without those that are recreated for each send.
 
-    So a received message that is sent again gets a new unique id, and does not go to its light message queues again. Raises
-    InvalidMessageError for a property because of which the node would refuse the whole run.
+    So a received message that is sent again gets a new unique id, and does not go to its light message queues again.
+    Raises InvalidMessageError for a property because of which the node would refuse the whole run.
     """
     result = {}
     size_bytes = 0

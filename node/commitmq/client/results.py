@@ -243,10 +243,11 @@ class BatchResult(Sequence[SendResult]):
 class BatchSendError(SendError):
     """A batch was not stored as a whole.
 
-    ``stored`` counts the messages known to be in the log, ``unknown`` those whose fate is not known; all others are not
-    stored. ``acks`` are the runs that were acknowledged; ``stored_prefix`` is how many messages from the batch's start
-    on are stored without a gap (0 when sharding keys spread the batch over queues). ``outcome`` is NOT_STORED only if
-    nothing of the batch was stored, UNKNOWN if any run's fate is unknown, else STORED: part of it is in the log.
+    ``stored`` counts the messages known to be in the log, ``unknown`` those whose outcome is not known; all others are
+    not stored. ``acks`` are the runs that were acknowledged; ``stored_prefix`` is how many messages from the batch's
+    start on are stored without a gap (0 when sharding keys spread the batch over queues). ``outcome`` is NOT_STORED
+    only if nothing of the batch was stored, UNKNOWN if any run's fate is unknown, else STORED: part of it is in the
+    log.
     """
 
     def __new__(cls, cause: SendError, **_account: Any) -> BatchSendError:

@@ -30,7 +30,7 @@ def not_stored(code: str, sentence: str, retry_after_ms: int | None = None) -> S
 
 
 def unknown(sentence: str, code: str = "CONNECTION_LOST") -> SendError:
-    """The error of a send that was handed over and not answered."""
+    """The error of a send that was passed on and not answered."""
     return send_error(code, f"{sentence}; whether it is stored is not known", Outcome.UNKNOWN)
 
 

@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 
 import orjson
 
-from commitmq.client.handling.chain import AsyncHandler, AsyncMiddleware, Handler, Middleware, Returned
 from commitmq.client.handling.consume_result import ConsumeResult, RetryLater
+from commitmq.client.handling.settings import AsyncHandler, AsyncMiddleware, Handler, Middleware, Returned
 from commitmq.client.message import Message
 from commitmq.errors import CommitMQError, InvalidMessageError
 from commitmq.format.constants import KEY_SEPARATOR, Property
@@ -134,7 +134,7 @@ _log = get_log("trace")
 _numbers = count(1)
 
 
-class _Stored(NamedTuple):
+class _StoredRequest(NamedTuple):
     """A request that the node stored. ``fields``: its header, as a dictionary or as JSON without its end."""
 
     topic: str
@@ -144,7 +144,7 @@ class _Stored(NamedTuple):
     cost_ms: int
 
 
-class Sender(Protocol):
+class BatchSender(Protocol):
     """The producer underneath."""
 
     def __enter__(self) -> Self: ...
@@ -152,13 +152,13 @@ class Sender(Protocol):
     def send_batch(self, topic: str, messages: Sequence[bytes | Message]) -> Any: ...
 
 
-_Entry = _Stored | trace.TraceRecord
+_Entry = _StoredRequest | trace.TraceRecord
 
 
 class Tracer:
     """Writes the trace of one client. ``dropped`` counts the entries (runs of a send, or records) that found no room."""
 
-    def __init__(self, open_producer: Callable[..., Sender], group: str | None = None) -> None:
+    def __init__(self, open_producer: Callable[..., BatchSender], group: str | None = None) -> None:
         """``open_producer``: makes the producer that sends the trace, with the settings of a :class:`commitmq.Producer`.
 
         ``group``: the traced producer's; None: RocketMQ's default.
@@ -181,7 +181,7 @@ class Tracer:
     ) -> None:
         """The node has stored a request that left at ``began_s`` (monotonic). Never blocks, never raises."""
         if topic != trace.TRACE_TOPIC:
-            self._add(_Stored(topic, fields, data, answer, int((time.monotonic() - began_s) * 1000)), len(data))
+            self._add(_StoredRequest(topic, fields, data, answer, int((time.monotonic() - began_s) * 1000)), len(data))
 
     def ended(
         self,
@@ -301,7 +301,7 @@ def _message(records: Sequence[trace.TraceRecord]) -> Message:
 
 
 def _records(entry: _Entry, group: str) -> Iterator[trace.TraceRecord]:
-    if not isinstance(entry, _Stored):
+    if not isinstance(entry, _StoredRequest):
         yield entry
         return
     fields = entry.fields if isinstance(entry.fields, dict) else orjson.loads(entry.fields + "}")
@@ -325,7 +325,12 @@ def _records(entry: _Entry, group: str) -> Iterator[trace.TraceRecord]:
 
 
 def _pub(
-    entry: _Stored, group: str, properties: dict[str, str], body_bytes: int, msg_id: str | None, born_timestamp: int
+    entry: _StoredRequest,
+    group: str,
+    properties: dict[str, str],
+    body_bytes: int,
+    msg_id: str | None,
+    born_timestamp: int,
 ) -> trace.Pub:
     kind = trace.MessageType.DELAY if entry.answer.get("stored_topic") else trace.MessageType.NORMAL
     if entry.answer.get("stored_topic") == HALF_TOPIC:
@@ -357,7 +362,7 @@ def _host_of(msg_id: str | None) -> str | None:
 # ---------------------------------------------------------------- handlers
 
 
-class _Handled:
+class _HandlerSpan:
     """One call of a handler."""
 
     def __init__(self, tracer: Tracer, group: str, message: Message) -> None:
@@ -376,13 +381,13 @@ class _Handled:
             )
         )
 
-    def ended(self, result: trace.ConsumeResult) -> None:
+    def ended(self, result: trace.ConsumeReturnType) -> None:
         self._tracer.record(
             trace.SubAfter(
                 request_id=self._request,
                 message_id=self._message_id,
                 cost_ms=int((time.monotonic() - self._began_s) * 1000),
-                success=result is trace.ConsumeResult.SUCCESS,
+                success=result is trace.ConsumeReturnType.SUCCESS,
                 keys=self._keys,
                 result=result,
                 timestamp=_now_ms(),
@@ -392,12 +397,12 @@ class _Handled:
 
     def returned(self, value: Returned) -> None:
         is_done = value is None or value is True or value is ConsumeResult.DONE
-        self.ended(trace.ConsumeResult.SUCCESS if is_done else trace.ConsumeResult.FAILED)
+        self.ended(trace.ConsumeReturnType.SUCCESS if is_done else trace.ConsumeReturnType.FAILED)
 
     def raised(self, error: BaseException) -> None:
         """A handler that asks for a retry by an exception of ours has not failed by an exception."""
         asked = isinstance(error, RetryLater)
-        self.ended(trace.ConsumeResult.FAILED if asked else trace.ConsumeResult.EXCEPTION)
+        self.ended(trace.ConsumeReturnType.FAILED if asked else trace.ConsumeReturnType.EXCEPTION)
 
     @property
     def _message_id(self) -> str | None:
@@ -412,7 +417,7 @@ def traced(tracer: Tracer, group: str) -> Middleware:
     """The middleware that traces handlers."""
 
     def middleware(message: Message, following: Handler) -> Returned:
-        call = _Handled(tracer, group, message)
+        call = _HandlerSpan(tracer, group, message)
         try:
             value = following(message)
         except BaseException as error:
@@ -428,7 +433,7 @@ def traced_async(tracer: Tracer, group: str) -> AsyncMiddleware:
     """:func:`traced` for coroutine functions."""
 
     async def middleware(message: Message, following: AsyncHandler) -> Returned:
-        call = _Handled(tracer, group, message)
+        call = _HandlerSpan(tracer, group, message)
         try:
             value = await following(message)
         except BaseException as error:

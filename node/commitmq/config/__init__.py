@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commitmq.config.loading import dumps, load, loads
+from commitmq.config.loading import load
 from commitmq.config.schema import (
     MEMORY_LEAST_SEGMENTS,
     DispatchConfig,
@@ -29,10 +29,8 @@ __all__ = [
     "NodeConfig",
     "PopConfig",
     "ReaderConfig",
-    "dumps",
     "from_mapping",
     "load",
-    "loads",
     "section_from",
     "setting",
     "validated",

@@ -7,7 +7,7 @@
 * The index is derived from the log: if the sizes of its files cannot be found, the node reports this and runs without
   an index.
 
-The start writes the decided sizes to ``commitmq/store.json`` after its recovery succeeded (:meth:`Fitted.remember`).
+The start writes the decided sizes to ``commitmq/store.json`` after its recovery succeeded (:meth:`FittedConfig.remember`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from commitmq.config import NodeConfig, from_mapping, validated
 from commitmq.config.schema import PROFILES
 from commitmq.errors import ConfigError, StoreError
-from commitmq.format.index_header import IndexShape
+from commitmq.format.index import IndexShape
 from commitmq.store import geometry, store_file
 from commitmq.store.geometry import INDEX, SIZES, Geometry
 from commitmq.store.layout import StoreLayout
@@ -31,7 +31,7 @@ _MADE_BY_EVERY_NODE: Final = (geometry.SEGMENT, geometry.QUEUE_FILE, *INDEX)
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedConfig:
     """A configuration with the store's sizes. ``notes`` are sentences for the user who starts the node.
     ``index_problem`` says why the node runs without an index; "" where it has one.
     """
@@ -44,9 +44,8 @@ class Fitted:
     _kept: frozenset[str]
 
     def remember(self, layout: StoreLayout) -> None:
-        """Write the decided sizes and the store's id durably, unless they are already written. Raises StoreError.
-
-        Call it only after the recovery succeeded: the next start must not have to trust the file of a refused start.
+        """Write the decided sizes and the store's id durably, unless they are already written. Raises StoreError. Call
+        it only after the recovery succeeded: the next start must not have to trust the file of a refused start.
         """
         now = StoreFile(self.store_id, {key: size for key, size in sizes_of(self.config).items() if key in self._kept})
         if now != self._before:
@@ -59,7 +58,7 @@ def sizes_of(config: NodeConfig) -> dict[str, int]:
     return {key: values[key.partition(".")[0]][key.partition(".")[2]] for key in SIZES}
 
 
-def fit(layout: StoreLayout, config: NodeConfig, *, offline: bool = False, new_index: bool = False) -> Fitted:
+def fit(layout: StoreLayout, config: NodeConfig, *, offline: bool = False, new_index: bool = False) -> FittedConfig:
     """``config`` with the sizes of the store in ``layout``. Changes nothing.
 
     Raises StoreError with everything that contradicts. With ``offline`` files that contradict ``store.json`` are not
@@ -85,7 +84,7 @@ def fit(layout: StoreLayout, config: NodeConfig, *, offline: bool = False, new_i
             notes.append(no_index(seen.index_problem))
     before = seen.remembered
     store_id = before.store_id if before else store_file.new_id()
-    return Fitted(fitted, store_id, tuple(notes), seen.index_problem, before, frozenset(kept))
+    return FittedConfig(fitted, store_id, tuple(notes), seen.index_problem, before, frozenset(kept))
 
 
 def _check_limits(layout: StoreLayout, config: NodeConfig) -> None:

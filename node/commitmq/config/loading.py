@@ -1,6 +1,6 @@
-"""Where a node's settings come from, in rising order, and their way to another process.
+"""Where a node's settings come from, in rising order, and which of them a running node takes.
 
-1. the defaults (:mod:`commitmq.config.schema`) and a profile (:mod:`commitmq.config.schema`),
+1. the defaults and a profile (:mod:`commitmq.config.schema`),
 2. a TOML file (``--config``),
 3. the environment: ``COMMITMQ__SECTION__KEY=value``, also ``COMMITMQ__PLUGINS__NAME__KEY`` and ``COMMITMQ__PROFILE``,
 4. single keys (``--set section.key=value``).
@@ -8,14 +8,18 @@
 A value of the environment and of ``--set`` is read as a TOML value; where the setting is a text, anything else is the
 text itself. A variable that begins with ``COMMITMQ__`` and names no setting is an error, as a wrong key in a file is:
 a misspelt name would go unnoticed else. Variables with a single underscore (``COMMITMQ_NODE``) have other meanings.
+
+A running node takes another value of the settings marked ``live``. A setting is live only if its process re-reads it safely.
+None of them names a file, a program, an address or a listener: whoever may change settings must not reach more than a node's
+limits and intervals (CVE-2023-33246 was such a verb).
 """
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,19 +80,6 @@ def flat(config: NodeConfig) -> list[tuple[str, Any]]:
     del values["profile"]
     sections = [*values.items(), *((f"plugins.{name}", section) for name, section in plugins.items())]
     return [(f"{section}.{key}", value) for section, keys in sections for key, value in keys.items()]
-
-
-def dumps(config: NodeConfig) -> bytes:
-    """All of ``config`` for another process, with where its values come from; :func:`loads` reads it."""
-    return json.dumps(
-        {"config": config.to_dict(), "given": sorted(config.given), "sources": dict(config.sources)}
-    ).encode()
-
-
-def loads(data: bytes) -> NodeConfig:
-    """Inverse of :func:`dumps`."""
-    values = json.loads(data)
-    return replace(from_mapping(values["config"]), given=frozenset(values["given"]), sources=values["sources"])
 
 
 def with_text(config: NodeConfig, name: str, text: str, where: str) -> NodeConfig:
@@ -163,3 +154,27 @@ def _value_of(text: str) -> Any:
         return tomllib.loads(f"value = {text.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         return text.strip()  # a bare word is a string: users forget to quote it inside shell quotes
+
+
+@cache
+def live_keys() -> frozenset[str]:
+    """``section.key`` of each live setting."""
+    config = NodeConfig()
+    sections = [one.name for one in fields(config) if is_dataclass(getattr(config, one.name))]
+    return frozenset(
+        f"{name}.{key.name}" for name in sections for key in fields(getattr(config, name)) if key.metadata.get("live")
+    )
+
+
+def live_values(config: NodeConfig) -> dict[str, dict[str, Any]]:
+    """``{section: {key: value}}`` of all live settings, for :func:`with_live_values` in another process."""
+    values: dict[str, dict[str, Any]] = {}
+    for name in sorted(live_keys()):
+        section, _, key = name.partition(".")
+        values.setdefault(section, {})[key] = getattr(getattr(config, section), key)
+    return values
+
+
+def with_live_values(config: NodeConfig, values: Mapping[str, Mapping[str, Any]]) -> NodeConfig:
+    """``config`` with ``values``, checked. Raises ConfigError."""
+    return replace(validated(from_mapping(values, base=config)), given=config.given, sources=config.sources)

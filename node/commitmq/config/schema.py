@@ -2,8 +2,7 @@
 
 ``config/node.toml`` lists the same keys, each with a one-line reason; a test compares the two. Where
 values come from: :mod:`commitmq.config.loading`. An unknown key, a wrong type or a value out of range raises a
-:class:`ConfigError` that names the key; nothing is silently ignored. Sizes and times may have units
-(:mod:`commitmq.config.units`).
+:class:`ConfigError` that names the key; nothing is silently ignored.
 
 The settings that give a store's files their sizes bind only a store that has none yet: see
 :mod:`commitmq.store.geometry`, and :attr:`NodeConfig.given` for the settings that bind every store.
@@ -26,6 +25,11 @@ memory and disk space taken in advance. An existing store keeps its sizes, and e
 
 RocketMQ opens a store only with the sizes of its own configuration: the sizes of ``server`` are its defaults; for
 another profile its configuration needs them (``mappedFileSizeCommitLog``, ``maxHashSlotNum``, ``maxIndexNum``).
+
+Sizes and times may have units: ``64MiB``, ``1GB``, ``500ms``, ``3d``. A setting's name says its unit (``segment_bytes``,
+``flush_interval_ms``, ``hours``), and a plain number counts that unit. A number with another unit is converted, and refused
+unless the result is a whole number: ``500ms`` is not a whole number of seconds. Sizes: ``B``, ``KB MB GB TB`` are powers of
+1000, ``KiB MiB GiB TiB`` of 1024. Times: ``us ms s min h d w``. Case does not matter.
 """
 
 from __future__ import annotations
@@ -34,10 +38,84 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from fractions import Fraction
 from typing import Any, Final
 
-from commitmq.config import units
 from commitmq.errors import ConfigError
+
+SIZES: Final = {"B": 1, **{f"{prefix}B": 1000**at for at, prefix in enumerate("KMGT", 1)},
+                **{f"{prefix}iB": 1024**at for at, prefix in enumerate("KMGT", 1)}}  # fmt: skip
+# In microseconds, the smallest unit that any setting counts.
+TIMES: Final = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+    "w": 604_800_000_000,
+}
+_SIZES_OF_NAMES: Final = {"bytes": 1, "mib": 1 << 20, "gib": 1 << 30}
+_TIMES_OF_NAMES: Final = {"us": 1, "ms": 1_000, "s": 1_000_000, "hours": 3_600_000_000}
+_TEXT: Final = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+_WORDS: Final = {
+    "bytes": "bytes", "mib": "MiB", "gib": "GiB", "us": "microseconds", "ms": "milliseconds", "s": "seconds",
+    "hours": "hours",
+}  # fmt: skip
+
+
+def unit_of(name: str) -> str:
+    """The unit that the numbers of the setting ``name`` count, as the end of its name says; "" for a plain number."""
+    last = name.rpartition("_")[2]
+    return last if last in _WORDS else ""
+
+
+def word_of(unit: str) -> str:
+    """``unit`` in words: "bytes", "milliseconds"."""
+    return _WORDS[unit]
+
+
+def accepted(unit: str) -> str:
+    """Part of an error message: how a value that counts ``unit`` may be written."""
+    table = SIZES if unit in _SIZES_OF_NAMES else TIMES
+    example = "64MiB" if table is SIZES else "500ms" if unit in ("us", "ms") else "3d"
+    return f"a number of {_WORDS[unit]}, or one with a unit ({', '.join(table)}), as in {example}"
+
+
+def parse(text: str, unit: str) -> int:
+    """``text`` as a whole number of ``unit`` (see :func:`unit_of`). Raises ValueError with the accepted forms."""
+    exact = _exact(text, unit)
+    if exact.denominator != 1:
+        raise ValueError(f"{text!r} is no whole number of {_WORDS[unit]}; write {accepted(unit)}")
+    return int(exact)
+
+
+def parse_float(text: str, unit: str) -> float:
+    """``text`` as a number of ``unit``; it need not be a whole number. Raises ValueError."""
+    return float(_exact(text, unit))
+
+
+def _exact(text: str, unit: str) -> Fraction:
+    table, base = (SIZES, _SIZES_OF_NAMES) if unit in _SIZES_OF_NAMES else (TIMES, _TIMES_OF_NAMES)
+    found = _TEXT.fullmatch(text.strip())
+    factor = None
+    if found is not None:
+        wanted = found[2].lower()
+        factor = (
+            base[unit] if not wanted else next((value for name, value in table.items() if name.lower() == wanted), None)
+        )
+    if found is None or factor is None:
+        raise ValueError(f"{text!r} is not {accepted(unit)}")
+    return Fraction(found[1].replace("_", "")) * factor / base[unit]
+
+
+def human(count: int) -> str:
+    """``count`` bytes as a setting writes them, exactly: ``64MiB``, ``131072``."""
+    for name in ("TiB", "GiB", "MiB", "KiB"):
+        if count and count % SIZES[name] == 0:
+            return f"{count // SIZES[name]}{name}"
+    return str(count)
+
 
 DEFAULT_PROFILE: Final = "small"
 
@@ -78,7 +156,7 @@ def _key(
     *,
     live: bool = False,
 ) -> Any:
-    """``live``: the processes take another value while they run (:mod:`commitmq.config.live`)."""
+    """``live``: the processes take another value while they run (:mod:`commitmq.config.loading`)."""
     return field(default=default, metadata={"low": low, "high": high, "choices": choices, "live": live})
 
 
@@ -454,7 +532,6 @@ class NodeConfig:
 
 
 def of_profile(name: str) -> NodeConfig:
-    """The defaults of a profile."""
     return from_mapping(PROFILES[name], base=NodeConfig(profile=name), where=f"profile {name}")
 
 
@@ -468,9 +545,7 @@ def profile_name(name: Any, where: str) -> str:
 def from_mapping(
     data: Mapping[str, Any], *, base: NodeConfig | None = None, where: str = "configuration"
 ) -> NodeConfig:
-    """A config with the values of ``{section: {key: value}}`` laid over ``base``; without ``base``, over the profile
-    that ``data`` names.
-    """
+    """A config with ``{section: {key: value}}`` laid over ``base``, or over the profile that ``data`` names."""
     config = base or of_profile(profile_name(data.get("profile", DEFAULT_PROFILE), where))
     for section_name, values in data.items():
         if section_name == "profile":
@@ -570,9 +645,8 @@ def with_plugins(config: NodeConfig, sections: Any, where: str) -> NodeConfig:
 
 
 def section_from(schema: type[Any], values: Mapping[str, Any], where: str) -> Any:
-    """An instance of the dataclass ``schema`` with ``values`` laid over its defaults, each checked.
-
-    Raises ConfigError for an unknown key, a wrong type, a value out of range, or a refusal by ``schema.check()``.
+    """An instance of the dataclass ``schema`` with ``values`` laid over its defaults, each checked. Raises ConfigError
+    for an unknown key, a wrong type, a value out of range, or a refusal by ``schema.check()``.
     """
     section = schema()
     for key, value in values.items():
@@ -606,14 +680,14 @@ def checked(section: Any, section_name: str, key: str, value: Any, where: str) -
     label = f"{where}: {section_name}.{key}={value!r}"
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    unit = units.unit_of(key)
+    unit = unit_of(key)
     if wanted is int and unit and isinstance(value, str):
         try:
-            value = units.parse(value, unit)
+            value = parse(value, unit)
         except ValueError as error:
             raise ConfigError(f"{label}: {error}") from error
     if type(value) is not wanted:
-        more = f" ({units.accepted(unit)})" if wanted is int and unit else ""
+        more = f" ({accepted(unit)})" if wanted is int and unit else ""
         raise ConfigError(f"{label} must be {_IN_WORDS.get(wanted, wanted.__name__)}{more}")
     # A plugin's section may have plain defaults, without any of this metadata.
     low, high, choices = (by_name[key].metadata.get(name) for name in ("low", "high", "choices"))

@@ -1,28 +1,16 @@
-"""The consumer groups of a node: their names (``config/subscriptionGroup.json``, RocketMQ's) and their members.
+"""The consumer groups of a node: their names and settings (``config/subscriptionGroup.json``, RocketMQ's) and their
+members.
 
 A group enters the file when it is first used. Members are in memory only: they send a heartbeat every second, and after
-a restart of the coordinator they join again. Only the list of *former members* must outlive the coordinator, so that
+a restart of the coordinator they join again. Only the list of *previous members* must outlive the coordinator, so that
 the queues of a consumer that has not come back yet are not given to another one (see
 :mod:`commitmq.coordination.membership`); :mod:`commitmq.coordination.makers` keeps that list.
 
-The file of names is written after the answers, and at most once in ``groups.offsets_interval_ms``: a group that a crash
+The file is written after the answers, and at most once in ``groups.offsets_interval_ms``: a group that a crash
 removes from the file comes back with its members, its offsets or its next use.
 
 An event in one group never starts work for all groups. Sessions end by a heap of times; a change of a topic looks up
 its subscribers. Memory is bounded by the limits of the section ``[groups]``.
-
-Limits expensive work that is not urgent: not before an interval is over, and only for a small share of the time.
-
-Which strategy a group has: the first member that names one sets it, until the group has no members.
-
-The connection through which each group member speaks, so that the end of a connection shortens the member's session.
-
-A program that is killed closes its connections at that moment, long before its session would end. A connection can also end
-while its program lives. So the member keeps its queues for ``groups.disconnect_grace_ms`` more: its next heartbeat, over a
-new connection, makes its session as long as before. RocketMQ ends a client's membership when its channel closes.
-
-A connection counts for one member, the last that spoke through it; clients have one for each. A list of members shows who is
-at the other end.
 """
 
 from __future__ import annotations
@@ -36,21 +24,129 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+import orjson
+
 from commitmq.config import GroupsConfig
-from commitmq.coordination.allocation_table import AVERAGE, AllocationTable
-from commitmq.coordination.group_settings import UnwrittenSettings, changed, check_enabled, check_name, check_size
 from commitmq.coordination.makers import GROUP, MemberLog
-from commitmq.coordination.membership import Membership, Queue, QueuesOf, View
-from commitmq.errors import ProtocolError, StoreError
+from commitmq.coordination.membership import AVERAGE, AllocationTable, Membership, Queue, QueuesOf, View
+from commitmq.errors import InvalidMessageError, ProtocolError, StoreError
 from commitmq.format.constants import DEAD_LETTER_GROUP
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata.group_config import GroupConfig, GroupTable
+from commitmq.store.metadata.topic_config import validate_group
+
+
+class UnwrittenSettings:
+    """Groups whose settings were changed in a table and are not in its file yet, with their settings in the file, and the
+    topics that they must not read there.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[GroupConfig | None, dict[str, Any] | None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._before)
+
+    def note(self, table: GroupTable, name: str) -> None:
+        """Call it before the group is changed."""
+        if name not in self._before:
+            forbidden = table.forbidden.get(name)
+            self._before[name] = table.groups.get(name), None if forbidden is None else dict(forbidden)
+
+    def remove(self, table: GroupTable, name: str) -> bool:
+        """Forget the settings of a group; whoever uses it makes it again. False when there were none."""
+        known = table.groups.get(name)
+        if known is None:
+            return False
+        self.note(table, name)
+        table.remove(name)
+        return True
+
+    def forbid(self, table: GroupTable, name: str, topic: str, *, readable: bool) -> int:
+        """Say whether an existing group may read ``topic``. Returns its bits of ``forbiddenTable``."""
+        self.note(table, name)
+        return table.forbid(name, topic, readable=readable)
+
+    def clear(self) -> None:
+        """The file has them."""
+        self._before.clear()
+
+    def take_back(self, table: GroupTable) -> list[str]:
+        """The file could not be written: nothing was changed. Returns the names of groups that do not exist then."""
+        removed = []
+        for name, (group, forbidden) in self._before.items():
+            if group is not None:
+                table.put(group)
+            else:
+                table.remove(name)
+                removed.append(name)
+            table.put_forbidden(name, forbidden)
+        self._before.clear()
+        return removed
+
+
+def check_name(name: str) -> None:
+    """ProtocolError INVALID_PARAMETER unless ``name`` is a legal group name."""
+    try:
+        validate_group(name)
+    except InvalidMessageError as error:
+        raise ProtocolError("INVALID_PARAMETER", str(error)) from error
+
+
+def check_enabled(name: str, group: GroupConfig | None) -> None:
+    """ProtocolError NO_PERMISSION when an administrator has switched the group off."""
+    if group is not None and not group.consume_enabled:
+        raise ProtocolError(
+            "NO_PERMISSION",
+            f"group {name} may not consume: its consumeEnable is off"
+            f" (`commitmq group config {name} --set consumeEnable=true` switches it on)",
+        )
+
+
+def check_size(table: GroupTable, known: GroupConfig | None, group: GroupConfig, config: GroupsConfig) -> None:
+    """ProtocolError LIMIT_EXCEEDED when the settings of one group, or of all, would be too large. A smaller one passes."""
+    before, size = 0 if known is None else known.object_bytes, group.object_bytes
+    _check_room(table, group.name, size, max(0, size - before), config)
+
+
+def check_forbidden_size(table: GroupTable, name: str, topic: str, config: GroupsConfig) -> None:
+    """The same for one more topic that a group must not read."""
+    known = table.forbidden.get(name) or {}
+    if topic not in known:
+        more = len(orjson.dumps(topic)) + 4
+        _check_room(table, name, len(orjson.dumps(known)) + more, more, config)
+
+
+def _check_room(table: GroupTable, name: str, size: int, more: int, config: GroupsConfig) -> None:
+    if more and size > (most := config.max_group_settings_bytes):
+        raise ProtocolError(
+            "LIMIT_EXCEEDED",
+            f"the settings of group {name} would have {size} bytes, at most {most} are allowed"
+            " (groups.max_group_settings_bytes)",
+        )
+    if more and table.object_bytes + more > (most := config.max_settings_bytes):
+        raise ProtocolError(
+            "LIMIT_EXCEEDED",
+            f"the settings of all groups would have {table.object_bytes + more} bytes, at most {most} are allowed"
+            " (groups.max_settings_bytes)",
+        )
+
+
+def changed(name: str, known: GroupConfig | None, changes: dict[str, object]) -> GroupConfig:
+    """The group with other settings. ProtocolError INVALID_PARAMETER for a setting or a value that is none."""
+    try:
+        return (known or GroupConfig(name)).changed(changes)
+    except ValueError as error:
+        raise ProtocolError("INVALID_PARAMETER", str(error)) from error
+
 
 SHARE: Final = 50  # of the time, at most one part in this number
 
 
 class Pace:
-    """``with pace:`` around the work measures it. :attr:`next_ms` (monotonic) is when it may be done again.
+    """Limits expensive work that is not urgent: not before an interval is over, and only for a small share of the time.
+
+    ``with pace:`` around the work measures it. :attr:`next_ms` (monotonic) is when it may be done again.
 
     So the cost of a file does not grow with its size: a larger one is written less often.
     """
@@ -105,7 +201,7 @@ _GRAIN_MS = 50
 _PREPARED_AT_ONCE = 200
 
 
-class Groups:
+class GroupCoordinator:
     """All groups. Times are monotonic milliseconds."""
 
     def __init__(
@@ -144,7 +240,7 @@ class Groups:
         first_generation: int,
         now_ms: int,
         committed: Iterable[str] = (),
-    ) -> Groups:
+    ) -> GroupCoordinator:
         """Load a store's groups and expect the members of the last coordinator. ``committed``: groups with offsets.
 
         ``first_generation`` must grow with every start (a wall clock in ms does), because members repeat generations
@@ -163,7 +259,7 @@ class Groups:
     # ------------------------------------------------------------ names
 
     def names_from(self, first: str) -> Iterator[str]:
-        """All known groups, in order, from ``first`` on. They must not change meanwhile."""
+        """All known groups, in order, from ``first`` on. They must not change in the meantime."""
         return itertools.islice(self._names, bisect_left(self._names, first), None)
 
     def exists(self, name: str) -> bool:
@@ -184,13 +280,12 @@ class Groups:
             self.check_enabled(name)
 
     def check_enabled(self, name: str) -> None:
-        """See :func:`commitmq.coordination.group_settings.check_enabled`."""
+        """See :func:`commitmq.coordination.groups.check_enabled`."""
         check_enabled(name, self.table.groups.get(name))
 
     def configure(self, name: str, changes: dict[str, Any]) -> None:
-        """Change settings of the group, which is made when it does not exist. The next :meth:`write` writes them at once.
-
-        ProtocolError INVALID_PARAMETER for a wrong setting, LIMIT_EXCEEDED.
+        """Change settings of the group, which is made when it does not exist. The next :meth:`write` writes them at
+        once. ProtocolError INVALID_PARAMETER for a wrong setting, LIMIT_EXCEEDED.
         """
         known = self.table.groups.get(name)
         group = changed(name, known, changes)
@@ -277,9 +372,7 @@ class Groups:
     def heartbeat(
         self, name: str, member: str, generation: int, owned: Collection[Queue] | None, now_ms: int, instance: str = ""
     ) -> View:
-        """See :meth:`Membership.heartbeat`. Also raises ProtocolError LIMIT_EXCEEDED, for a member that claims too many
-        queues.
-        """
+        """See :meth:`Membership.heartbeat`. Raises ProtocolError LIMIT_EXCEEDED for a claim of too many queues."""
         group = self._known(name, member)
         known = group.member(member, instance)
         if owned is not None and len(owned) > len(known.owned) and len(owned) > len(known.held):
@@ -317,7 +410,7 @@ class Groups:
             self._look_at(name, member, known.due_ms, now_ms)
 
     def expire(self, now_ms: int) -> list[tuple[str, str]]:
-        """End the sessions whose time is over. Returns ``(group, member)`` of each."""
+        """End the sessions that timed out. Returns ``(group, member)`` of each."""
         over: list[tuple[str, str]] = []
         while self._looks and self._looks[0][0] <= now_ms:
             at_ms, name, member = heapq.heappop(self._looks)
@@ -378,7 +471,6 @@ class Groups:
         return None if self._written_version == self.table.version else self._pace.next_ms
 
     def close(self) -> None:
-        """Close the files."""
         self._log.close()
 
     # ------------------------------------------------------------ totals over all groups
@@ -455,7 +547,7 @@ class Groups:
     def _forget_if_empty(self, name: str) -> None:
         group = self._live[name]
         if not group.members and not group.awaited:
-            # The group's next members start above every generation that a former member may still repeat.
+            # The group's next members start above every generation that an earlier member may still repeat.
             self._first_generation = max(self._first_generation, group.generation + 1)
             del self._live[name]
             self.ended.append(name)
@@ -466,9 +558,19 @@ Seat = tuple[str, str]
 
 
 class Seats:
-    """Members by connection. As many as there are connections of members."""
+    """The connection through which each group member speaks, so that the end of a connection shortens the member's session.
 
-    def __init__(self, groups: Groups, grace_ms: int) -> None:
+    A program that is killed closes its connections at that moment, long before its session would end. A connection can also
+    end while its program lives. So the member keeps its queues for ``groups.disconnect_grace_ms`` more: its next heartbeat,
+    over a new connection, makes its session as long as before. RocketMQ ends a client's membership when its channel closes.
+
+    A connection counts for one member, the last that spoke through it; clients have one for each. A list of members shows who
+    is at the other end.
+
+    Members by connection. As many as there are connections of members.
+    """
+
+    def __init__(self, groups: GroupCoordinator, grace_ms: int) -> None:
         """``grace_ms``: 0 for no effect of an ended connection."""
         self._groups, self.grace_ms = groups, grace_ms
         self._who_of: dict[Seat, tuple[str, str]] = {}
@@ -483,9 +585,8 @@ class Seats:
         return self._who_of.get((group, member), ("", ""))
 
     def take(self, peer: bytes, group: str, member: str, who: Callable[[], tuple[str, str]] = lambda: ("", "")) -> None:
-        """``member`` spoke through the connection ``peer``, which lives; ``who`` says user and address of the peer.
-
-        A first request can be here before its connection is known: then ``who`` has no address, and is asked again.
+        """``member`` spoke through the connection ``peer``, which lives; ``who`` says user and address of the peer. A
+        first request can be here before its connection is known: then ``who`` has no address, and is asked again.
         """
         seat = (group, member)
         if self._peer_of.get(seat) == peer:

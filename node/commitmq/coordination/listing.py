@@ -1,28 +1,30 @@
-"""Answers the operations that list topics, groups and positions: page by page, so that no answer grows with the node.
+"""Answers the operations that list topics, groups, positions and clients: page by page, so that no answer grows with
+the node.
 
 A page ends after ``limit`` entries, MAX_ENTRIES at most. The answer's ``next``, sent back as ``after``, begins the
 following page; it is null on the last. It names the last entry and no place in a list. So entries that come and go
-between two pages are listed or not, and no other entry is left out or listed twice. Pages of topics are encoded once
+between two pages are listed or not, and no other entry is omitted or listed twice. Pages of topics are encoded once
 and kept until a topic changes: a client that asks again and again costs no more than sending the answer.
 """
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import orjson
 
 from commitmq.coordination import topics as topics_module
-from commitmq.coordination.allocation_table import AVERAGE
-from commitmq.coordination.group_settings import check_name
-from commitmq.coordination.groups import Groups
-from commitmq.coordination.membership import Membership
+from commitmq.coordination.groups import GroupCoordinator, check_name
+from commitmq.coordination.membership import AVERAGE, Membership
 from commitmq.coordination.offsets import GroupOffsets
-from commitmq.coordination.topics import Topics
+from commitmq.coordination.topics import TopicManager
 from commitmq.errors import ProtocolError
+from commitmq.semantics.rates import FORGET_MS
 
 MAX_ENTRIES: Final = 500
 _MAX_KEPT_PAGES: Final = 256
@@ -35,7 +37,7 @@ Key = list[Any]  # of ``after`` and ``next``: strings and integers
 class Listing:
     """The lists of one coordinator."""
 
-    def __init__(self, topics: Topics, groups: Groups, offsets: GroupOffsets) -> None:
+    def __init__(self, topics: TopicManager, groups: GroupCoordinator, offsets: GroupOffsets) -> None:
         self._topics, self._groups, self._offsets = topics, groups, offsets
         self._topic_names = sorted(topics.table.topics)
         self._pages: dict[tuple[str, int], Fields] = {}
@@ -70,9 +72,7 @@ class Listing:
         return page
 
     def groups(self, after: Key, limit: int) -> Fields:
-        """``groups``: name, number of members, topics with offsets. A group with many topics may continue on the next
-        page.
-        """
+        """``groups``: name, members, topics with offsets. A group with many topics may continue on the next page."""
         table = self._offsets.table
 
         def entries() -> Iterator[tuple[str, str]]:
@@ -93,9 +93,7 @@ class Listing:
         return {"groups": rows, "next": following}
 
     def positions(self, after: Key, limit: int) -> Fields:
-        """``positions``: ``[group, topic, queue, next offset]``, with 0 for a queue that a member reads and for which
-        the group has no commit.
-        """
+        """``positions``: ``[group, topic, queue, next offset]``; 0 for a queue that is read and has no commit."""
         table = self._offsets.table
 
         def entries() -> Iterator[tuple[str, str, int]]:
@@ -179,3 +177,137 @@ def _page(
         if limit <= 0:
             break
     return page, list(page[-1]) if page and next(entries, None) is not None else None
+
+
+Place = tuple[str, str]
+"""A gateway's name, and the address of a connection to it."""
+NATIVE: Final = "native"
+"""Stands for the node's own protocol, where gateways have their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """``place``: where it is connected. ``left_out``: names of groups and topics beyond the limits of the lists."""
+
+    place: Place
+    id: str
+    user: str
+    language: str
+    version: str
+    consumes: tuple[str, ...]
+    produces: tuple[str, ...]
+    topics: tuple[str, ...]
+    left_out: int
+    heard_ms: int
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Its place in lists."""
+        return self.id, *self.place
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFilter:
+    """Which clients; None for any. ``text``: a part of an id, a group, a user or an address, in small letters."""
+
+    topic: str | None = None
+    group: str | None = None
+    user: str | None = None
+    id: str | None = None
+    gateway: str | None = None
+    text: str | None = None
+
+    def takes(self, place: Place, name: str, user: str, groups: Iterable[str], topics: Iterable[str]) -> bool:
+        return (
+            self.gateway in (None, place[0])
+            and self.id in (None, name)
+            and self.user in (None, user)
+            and (self.topic is None or self.topic in topics)
+            and (self.group is None or self.group in groups)
+            and (self.text is None or any(self.text in one.lower() for one in (name, user, place[1], *groups)))
+        )
+
+
+class GatewayClients:
+    """The clients that gateways have told of: who is connected, with its groups. In memory only.
+
+    A gateway tells of a client when it comes, when its groups change, and with its heartbeats. What nobody told of for
+    ``FORGET_MS`` is forgotten. So a gateway that died leaves nothing, and a new coordinator knows all clients after one
+    heartbeat of each. A connection counts as one client, whatever it calls itself. When the table is full, the client that
+    was silent for longest goes.
+
+    Times are those of the caller's clock.
+    """
+
+    def __init__(self, most: Callable[[], int]) -> None:
+        """``most``: clients that are kept, ``groups.max_listed_clients``."""
+        self._most = most
+        self._instances: dict[str, str] = {}
+        self._by_place: dict[Place, Client] = {}  # the one that was silent for longest is the first
+        self._full_ms: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._by_place)
+
+    def tell(self, gateway: str, instance: str, clients: Iterable[Client], gone: Iterable[str], now_ms: int) -> None:
+        """What the process ``instance`` of ``gateway`` says. Clients of its processes before are gone with them."""
+        if self._instances.get(gateway) != instance:
+            self._instances[gateway] = instance
+            for place in [place for place in self._by_place if place[0] == gateway]:
+                del self._by_place[place]
+        for connection in gone:
+            self._by_place.pop((gateway, connection), None)
+        for one in clients:
+            self._by_place.pop(one.place, None)
+            self._by_place[one.place] = one
+        self._forget(now_ms)
+
+    def _forget(self, now_ms: int) -> None:
+        while self._by_place:
+            place, oldest = next(iter(self._by_place.items()))
+            if len(self._by_place) > self._most():
+                self._full_ms = now_ms
+            elif oldest.heard_ms > now_ms - FORGET_MS:
+                return
+            del self._by_place[place]
+
+    def speaks_through(self, instance: str) -> bool:
+        """Whether a member of a group that joined as one of ``instance`` is a client of a gateway, and so in this table."""
+        return bool(instance) and instance in self._instances.values()
+
+    def page(self, wanted: ClientFilter, after: tuple[str, ...], limit: int, now_ms: int) -> tuple[list[Client], bool]:
+        """The first ``limit`` clients behind the key ``after``, and whether there are more."""
+        self._forget(now_ms)
+        found = heapq.nsmallest(limit + 1, self._behind(wanted, after), key=lambda one: one.key)
+        return found[:limit], len(found) > limit
+
+    def _behind(self, wanted: ClientFilter, after: tuple[str, ...]) -> Iterator[Client]:
+        for one in self._by_place.values():
+            groups = (*one.consumes, *one.produces)
+            if one.key > after and wanted.takes(one.place, one.id, one.user, groups, one.topics):
+                yield one
+
+    def is_complete(self, wanted: ClientFilter, now_ms: int) -> bool:
+        """Whether the table has all that is ``wanted``: it was not full lately, and no list that was asked for was cut."""
+        if self._full_ms is not None and self._full_ms > now_ms - FORGET_MS:
+            return False
+        names = wanted.topic is not None or wanted.group is not None or wanted.text is not None
+        return not (names and any(one.left_out for one in self._by_place.values()))
+
+
+def shown(one: Client, now_ms: int) -> dict[str, Any]:
+    """A client as the answer to ``client.list`` has it."""
+    return {
+        "id": one.id,
+        "gateway": one.place[0],
+        "address": one.place[1],
+        "user": one.user,
+        "language": one.language,
+        "version": one.version,
+        "consumes": one.consumes,
+        "produces": one.produces,
+        "topics": one.topics,
+        "left_out": one.left_out,
+        "queues": None,
+        "heard_ms_ago": max(0, now_ms - one.heard_ms),
+    }

@@ -30,7 +30,7 @@ import orjson
 
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.files import atomic_file
-from commitmq.files.write_all import write_all
+from commitmq.files.disk import write_all
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
 
 _MAX_TIMEOUT_MS = 3_600_000
@@ -110,9 +110,7 @@ class MemberLog:
         self._fd, self._lines, self._size_bytes = fd, len(everybody), len(data)
 
     def close(self) -> None:
-        """Close the file. Changes that are noted and not written are written by the next :meth:`write`, with all the
-        rest.
-        """
+        """Close the file. Changes that are not written are written by the next :meth:`write`, with all the rest."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -14,7 +14,7 @@ differ during a rebalance:
 Answers cross requests on the wire: a heartbeat sent before the answer that gave a queue was read does not list that
 queue, and must not count as giving it back. So every gift has the group's ``generation`` (which grows with each gift
 and each new target), and members repeat the newest generation they have read. An absent queue is free only when that
-generation is not older than the gift. A queue that was asked back and is meant for its holder again is given anew:
+generation is not older than the gift. A queue that was asked back and is meant for its holder again is given again:
 the holder may have stopped reading it, and say so after this answer.
 
 The cost of a request grows with the topics and queues of its member, not with the group: ``target`` is no stored table
@@ -29,6 +29,11 @@ unclaimed queue is given away.
 A member that joins after the end of its session is not ``kept``: its queues may have belonged to others, and an
 operator may have reset their committed offsets, even to the same offset. Its claims do not count, and its queues are
 given again.
+
+Who should have each queue of a group whose strategy is not RocketMQ's average one (remoting 6.1).
+
+The average strategy is arithmetic, and :mod:`commitmq.coordination.membership` has it. The others need all members and
+queues of a topic: a table of the topic is made when a member asks first, and holds until members or queues change.
 """
 
 from __future__ import annotations
@@ -38,8 +43,56 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
-from commitmq.coordination.allocation_table import AllocationTable
 from commitmq.errors import ProtocolError
+from commitmq.semantics.allocation import AVERAGE, MessageQueue, sorted_members, strategy_of
+
+__all__ = ["AVERAGE", "MAX_STRATEGY_CHARACTERS", "AllocationTable"]
+
+MAX_STRATEGY_CHARACTERS: Final = 8_192
+"""Of the name of a strategy. The name of ``CONFIG`` has all members and their queues."""
+
+
+class AllocationTable:
+    """Who should have each queue of a group whose strategy is not RocketMQ's average one (remoting 6.1).
+
+    The average strategy is arithmetic, see the module. The others need all members and queues of a topic: a table of the topic
+    is made when a member asks first, and holds until members or queues change.
+
+    The owners of queues by the strategy ``name``.
+    """
+
+    def __init__(self, name: str, broker_name: str) -> None:
+        """Raises ProtocolError INVALID_PARAMETER for a strategy that does not exist."""
+        self.name = name
+        self._strategy = strategy_of(name)
+        self._broker_name = broker_name
+        self._shares: dict[str, dict[str, list[int]]] = {}  # topic -> member -> queues
+        self._owners: dict[str, dict[int, str]] = {}
+
+    def forget(self) -> None:
+        """Members or queues have changed."""
+        self._shares.clear()
+        self._owners.clear()
+
+    def share(self, topic: str, queues: Sequence[int], members: Sequence[str], member: str) -> Sequence[int]:
+        """The queues of ``topic`` that are meant for ``member``; ``members`` are its subscribers."""
+        self._make(topic, queues, members)
+        return self._shares[topic].get(member, ())
+
+    def owner(self, topic: str, queues: Sequence[int], members: Sequence[str], queue: int) -> str | None:
+        """The member that should have ``queue``; None when nobody should."""
+        self._make(topic, queues, members)
+        return self._owners[topic].get(queue)
+
+    def _make(self, topic: str, queues: Sequence[int], members: Sequence[str]) -> None:
+        if topic in self._shares:
+            return
+        ordered = sorted_members(members)
+        found = [MessageQueue(topic, self._broker_name, queue) for queue in queues]
+        shares = self._strategy(found, ordered)
+        self._shares[topic] = {member: [one.queue_id for one in share] for member, share in shares.items()}
+        self._owners[topic] = {one.queue_id: member for member, share in shares.items() for one in share}
+
 
 Queue = tuple[str, int]  # topic, queue id
 QueuesOf = Callable[[str], Sequence[int]]  # ids of a topic's readable queues, ascending; none for an unknown topic
@@ -60,10 +113,10 @@ class View(NamedTuple):
     assigned: list[Queue]
     revoke: list[Queue]
     settled: bool  # False while this member has to give queues back or waits for some: it should come again soon
-    kept: bool = True  # False: its session had ended; its queues may have been others' or reset meanwhile
+    kept: bool = True  # False: its session had ended; its queues may have been others' or reset in the meantime
 
 
-class Awaited(NamedTuple):
+class AwaitedMember(NamedTuple):
     """A member from before the restart that has not come back; it is given up at ``until_ms``."""
 
     until_ms: int
@@ -105,7 +158,7 @@ class Membership:
         self.generation = generation
         self.members: dict[str, Member] = {}
         self.holders: dict[Queue, str] = {}
-        self.awaited: dict[str, Awaited] = {}
+        self.awaited: dict[str, AwaitedMember] = {}
         self.size_bytes = 0  # approximate memory of its members
         self._subscribers: dict[str, list[str]] = {}  # topic -> names, sorted
         self._changes = 0  # grows with every event that may change a member's answer
@@ -136,10 +189,10 @@ class Membership:
         """Expect members of an earlier coordinator: name -> session time-out in ms."""
         for name, session_timeout_ms in members.items():
             if name not in self.members:
-                self.awaited[name] = Awaited(now_ms + session_timeout_ms, session_timeout_ms)
+                self.awaited[name] = AwaitedMember(now_ms + session_timeout_ms, session_timeout_ms)
 
     def size_with(self, name: str, topics: Iterable[str], owned: int) -> int:
-        """Approximate memory of member ``name`` with this subscription and so many owned queues."""
+        """Approximate memory of member ``name`` with this subscription and this many owned queues."""
         names_bytes = share = 0
         for topic in topics:
             names_bytes += _NAME_BYTES + len(topic)
@@ -186,7 +239,7 @@ class Membership:
                 member.since = self.generation
         if member.instance != instance:
             if member.held or member.owned:
-                # The new instance has not read the former one's answers: it is given the queues again, and older
+                # The new instance has not read the previous one's answers: it is given the queues again, and older
                 # commits no longer count.
                 self.generation += 1
                 member.held = dict.fromkeys(member.held, self.generation)
@@ -320,7 +373,7 @@ class Membership:
     def _settle(
         self, member: Member, owned: Iterable[Queue], read_generation: int, now_ms: int, *, accept: bool = True
     ) -> None:
-        """Note the queues of ``owned``: free those given back, and ``accept`` those that no other member holds."""
+        """Note the queues of ``owned``: free those returned, and ``accept`` those that no other member holds."""
         member.heard_ms, member.ends_ms = now_ms, _NEVER_MS
         claimed = frozenset(owned)
         if claimed != member.owned:

@@ -2,7 +2,7 @@
 
 Two files hold them. ``config/consumerOffset.json`` is RocketMQ's (spec 1.4, 12.10): a snapshot, written every
 ``groups.offsets_interval_ms`` when something changed and at stop. ``commitmq/offsets.journal`` has every change since
-the snapshot (:mod:`commitmq.store.metadata.offsets_journal`). A change is staged first, becomes durable by
+the snapshot (:mod:`commitmq.store.metadata.journal`). A change is staged first, becomes durable by
 :meth:`GroupOffsets.sync`, and only then visible and acknowledged; a failed sync drops all staged changes.
 
 Crash points, and the state that the next :meth:`GroupOffsets.open` finds:
@@ -24,16 +24,34 @@ from the page cache of a machine whose disk never got it, and no durable record 
 
 from __future__ import annotations
 
+import contextlib
+from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Final
 
+from commitmq.config import NodeConfig
+from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.memory_files import MemoryTopics
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.group_config import ConsumerOffsets, journal_path, load_snapshot
-from commitmq.store.metadata.journal import Replay
-from commitmq.store.metadata.offsets_journal import Change, DropGroup, DropTopic, OffsetsJournal, SetOffsets
+from commitmq.store.metadata.journal import Change, DropGroup, DropTopic, OffsetsJournal, Replay, SetOffsets
+from commitmq.store.metadata.topic_config import (
+    QUEUE_TYPE,
+    QUEUE_TYPE_BATCH,
+    QUEUE_TYPE_SIMPLE,
+    STORAGE_MEMORY,
+    STORAGE_TYPE,
+    TopicConfig,
+)
+from commitmq.store.queues.batch_consume_queue import BatchQueueReader
+from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
+from commitmq.store.shared_memory import memory_folder
 
 NONE = -1  # the answer of fetch for a queue without a committed offset
 COMMITS_A_VERSION = 500  # RocketMQ's consumerOffsetUpdateVersionStep (spec 1.4)
@@ -81,9 +99,8 @@ class GroupOffsets:
 
     @classmethod
     def open(cls, layout: StoreLayout) -> GroupOffsets:
-        """Load snapshot and journal of a store. Raises StoreError when either is damaged beyond a torn tail.
-
-        A full disk is no error here: reads work, and commits are refused until :meth:`recover` succeeds.
+        """Load snapshot and journal of a store. Raises StoreError when either is damaged beyond a torn tail. A full
+        disk is no error here: reads work, and commits are refused until :meth:`recover` succeeds.
         """
         snapshot = layout.config / "consumerOffset.json"
         path = journal_path(layout)
@@ -236,3 +253,105 @@ class GroupOffsets:
     def _staged_queues(self, group: str, topic: str) -> dict[int, int]:
         overlay = self._overlay.get((topic, group))
         return self.table.offsets.get((topic, group), {}) if overlay is None else overlay
+
+
+_MAX_KEPT: Final = 100_000
+_MAX_FILES: Final = 64
+
+
+class EndOffsets:
+    """The ends of queues, so that no group commits an offset behind the stored messages.
+
+    The coordinator reads the same ConsumeQueue files as the readers, up to the same bound. So every message shown to a
+    consumer lies below the end that is found here afterwards. An end only grows as long as its topic lives. The last end
+    found is kept, and files are read only when an offset lies behind it.
+
+    The queue ends of one coordinator. Changes nothing in the store.
+    """
+
+    def __init__(self, layout: StoreLayout, config: NodeConfig, control: ControlBlock) -> None:
+        self._control = control
+        self.cuts = CutHistory.load(layout)  # a log is cut before its node serves anybody
+        self._log = CommitLog(layout.commit_log, config.commit_log.segment_bytes, max_mapped=1)
+        self._queues = QueueReader(
+            self._log,
+            layout.consume_queue,
+            config.consume_queue.file_bytes,
+            ext_file_bytes=config.consume_queue.ext_file_bytes,
+            max_open_files=_MAX_FILES,
+        )
+        self._batches = BatchQueueReader(
+            layout.batch_consume_queue, config.consume_queue.batch_file_bytes, max_open_files=_MAX_FILES
+        )
+        self._memory = MemoryTopics(memory_folder(layout))
+        self._kept: OrderedDict[tuple[str, int, int], int] = OrderedDict()  # topic, incarnation, queue
+        self._at_cuts: OrderedDict[tuple[str, int, int, int], int] = OrderedDict()  # and the cut's end
+
+    def close(self) -> None:
+        self._queues.close()
+        self._batches.close()
+        self._memory.close()
+        self._log.close()
+
+    def forget(self, topic: str) -> None:
+        """``topic`` was deleted or changed: its files may be other ones by now."""
+        self._queues.forget(topic)
+        self._batches.forget(topic)
+
+    def end(self, topic: TopicConfig, queue: int, offset: int, floor: int) -> int | None:
+        """A lower bound of the queue's next offset, if it decides whether ``offset`` is valid; else ``offset``. None
+        when it is unknown: the queues are being repaired after a crash, or cannot be read.
+
+        ``floor``: physical offset below which no record belongs to the topic.
+        """
+        key = (topic.name, topic.incarnation, queue)
+        if self._kept.get(key, 0) >= offset:
+            return offset
+        bound = self._control.dispatcher(0, DispatcherWord.DISPATCHED)
+        in_memory = topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY
+        # Without a supervisor no process dispatches. After a crash consumers may have seen more than is dispatched
+        # again so far.
+        if not self._control.get(Word.EPOCH) or (not in_memory and bound < self._control.get(Word.RECOVERED_END)):
+            return None
+        found: tuple[int, int] | None = None
+        try:
+            if in_memory:
+                memory = self._memory.get(topic.name, topic.incarnation)
+                if memory is not None:
+                    top = memory.bound
+                    found = memory.queues.bounds(topic.name, queue, bound=top, floor=memory.floor)
+            elif topic.attributes.get(QUEUE_TYPE, QUEUE_TYPE_SIMPLE) == QUEUE_TYPE_BATCH:
+                found = self._batches.bounds(topic.name, queue, bound=bound, floor=floor)
+            else:
+                found = self._queues.bounds(topic.name, queue, bound=bound, floor=floor)
+        except (StoreError, OSError):
+            return None
+        end = 0 if found is None else found[1]
+        with contextlib.suppress(KeyError):
+            del self._kept[key]
+        self._kept[key] = end
+        if len(self._kept) > _MAX_KEPT:
+            self._kept.popitem(last=False)
+        return end
+
+    def end_since(self, topic: TopicConfig, queue: int, generation: int) -> int | None:
+        """The queue's end at the lowest cut of the log since ``generation``: an offset that was learnt then and lies behind it
+        is of a message that is gone. None without such a cut, and for queues that cannot be read now.
+        """
+        cut = self.cuts.end_since(generation)
+        if cut == NO_CUT or topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY:
+            return None
+        key = (topic.name, topic.incarnation, queue, cut)
+        if (found := self._at_cuts.get(key)) is not None:
+            return found
+        is_batch = topic.attributes.get(QUEUE_TYPE, QUEUE_TYPE_SIMPLE) == QUEUE_TYPE_BATCH
+        try:
+            bound = self._control.dispatcher(0, DispatcherWord.DISPATCHED)
+            found = (self._batches if is_batch else self._queues).offset_at(topic.name, queue, cut, bound=bound)
+        except (StoreError, OSError):
+            return None
+        if found is not None and bound >= min(cut, self._control.get(Word.RECOVERED_END)):
+            self._at_cuts[key] = found  # what is behind the cut changes it no more
+            if len(self._at_cuts) > _MAX_KEPT:
+                self._at_cuts.popitem(last=False)
+        return found

@@ -13,30 +13,31 @@ The operations on topics: ``topic.route``, ``create``, ``own``, ``reply``, ``lis
 
 The operation ``group.share``: a group whose consumers share queues (RocketMQ's POP).
 
-A group is *assigned* while it has members, each with queues of its own, or *shared* while the process ``pop`` hands out its
-messages. Mixed use would give a message to two consumers, so the second kind is refused. ``pop`` repeats the request
-while it works for the group; the lease ends by itself when it stops.
+A group is *assigned* while it has members, each with queues of its own, or *shared* while the process ``pop`` delivers
+its messages. Mixed use would give a message to two consumers, so the second kind is refused. ``pop`` repeats the
+request while it works for the group; the lease ends by itself when it stops.
 
-Resets: ``pop`` keeps in memory where a group goes on, ahead of the committed offsets. So each reset of a shared group gets the
-next number, which ``Word.GROUP_RESETS`` has before the reset is answered. ``pop`` compares that word before each look for
-messages, and learns by this operation which queues were reset behind the number that it has ``heard``. It begins them anew,
-and a commit of what it did before is FENCED. A lost answer changes nothing: the queues are told until the number is heard.
-A coordinator that starts does not know the resets before; ``pop`` finds those that set an offset back by comparing,
-within 2 s.
+Resets: ``pop`` keeps in memory where a group continues, ahead of the committed offsets. So each reset of a shared group
+gets the next number, which ``Word.GROUP_RESETS`` has before the reset is answered. ``pop`` compares that word before
+each look for messages, and learns by this operation which queues were reset behind the number that it has ``heard``. It
+begins them again, and a commit of what it did before is FENCED. A lost answer changes nothing: the queues are told
+until the number is heard. A coordinator that starts does not know the resets before; ``pop`` finds those that set an
+offset back by comparing, within 2 s.
 
 The operations on settings of groups in ``subscriptionGroup.json``, under RocketMQ's names.
 
 ``group.config`` shows and changes them, ``group.configs`` lists those of all groups, ``group.delete`` forgets them, and
 ``group.forbid`` says which topics a group must not read.
 
-Queues whose committed offset was reset while a member of the group reads them: the member begins them *anew*.
+Queues whose committed offset was reset while a member of the group reads them: the member begins them *again*.
 
-A reset gives the queue to its holder a second time, with a new generation. So a commit that the holder sent before it knew
-is FENCED. The answers to the holder name the queue until the holder has read one of them, which its next generation says. It
-drops the queue then, without a commit, and begins at the committed offset.
+A reset gives the queue to its holder a second time, with a new generation. So a commit that the holder sent before it
+knew is FENCED. The answers to the holder name the queue until the holder has read one of them, which its next
+generation says. It drops the queue then, without a commit, and begins at the committed offset.
 
 When the coordinator dies between a reset and these answers, its successor does not know of the reset. Members that come
-back compare the committed offsets with their own, and a commit names the offset that its member knew; so the reset stays.
+back compare the committed offsets with their own, and a commit names the offset that its member knew; so the reset
+stays.
 
 The operations on committed offsets: ``offset.commit``, ``offset.fetch`` and ``offset.forget``.
 
@@ -52,18 +53,15 @@ from typing import Any, Final
 
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, DispatcherWord, Word
-from commitmq.coordination import requests, topic_rules
-from commitmq.coordination.allocation_table import MAX_STRATEGY_CHARACTERS, AllocationTable
-from commitmq.coordination.clients import NATIVE, Client, Clients, Wanted, shown
-from commitmq.coordination.group_settings import check_forbidden_size, check_name
-from commitmq.coordination.groups import Groups
-from commitmq.coordination.listing import MAX_ENTRIES, Listing
-from commitmq.coordination.membership import Member, Membership, Queue, View
-from commitmq.coordination.offsets import GroupOffsets
-from commitmq.coordination.queue_ends import QueueEnds
+from commitmq.coordination import requests
+from commitmq.coordination import topics as topic_rules
+from commitmq.coordination.groups import GroupCoordinator, check_forbidden_size, check_name
+from commitmq.coordination.listing import MAX_ENTRIES, NATIVE, Client, ClientFilter, GatewayClients, Listing, shown
+from commitmq.coordination.membership import MAX_STRATEGY_CHARACTERS, AllocationTable, Member, Membership, Queue, View
+from commitmq.coordination.offsets import EndOffsets, GroupOffsets
 from commitmq.coordination.requests import Answer, Fields, Header, Operations, Part
 from commitmq.coordination.subscriptions import SQL, Subscriptions
-from commitmq.coordination.topics import Topics, describe
+from commitmq.coordination.topics import TopicManager, describe
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
 from commitmq.log import get_log
@@ -79,9 +77,9 @@ from commitmq.store.metadata.topic_config import STORAGE_MEMORY, STORAGE_TYPE
 
 
 class BroadcastOperations:
-    """See the module; :attr:`operations` has it by name."""
+    """The operations of broadcasting consumers; :attr:`operations` has it by name."""
 
-    def __init__(self, groups: Groups, broker_name: str) -> None:
+    def __init__(self, groups: GroupCoordinator, broker_name: str) -> None:
         self._groups, self._broker_name = groups, broker_name
         self.operations: Operations = {"group.broadcast": self._broadcast}
 
@@ -99,11 +97,11 @@ _PARTS = ("clients", "members")
 
 
 class ClientOperations:
-    """See the module; :attr:`operations` has them by name."""
+    """The operations on connected clients; :attr:`operations` has them by name."""
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: GroupCoordinator) -> None:
         self._groups = groups
-        self.clients = Clients(lambda: groups.config.max_listed_clients)
+        self.clients = GatewayClients(lambda: groups.config.max_listed_clients)
         self.who: Callable[[str, str], tuple[str, str]] = lambda group, member: ("", "")
         """User and address of a member that speaks the node's own protocol."""
         self.operations: Operations = {"client.heard": self._heard, "client.list": self._list}
@@ -123,13 +121,13 @@ class ClientOperations:
     def _list(self, header: Header, now_ms: int) -> Answer:
         names = {field: requests.optional_text(header, field) for field in ("topic", "group", "user", "gateway")}
         client_id, text = requests.optional_text(header, "client_id"), requests.optional_text(header, "text")
-        wanted = Wanted(**names, id=client_id, text=None if text is None else text.lower())
+        wanted = ClientFilter(**names, id=client_id, text=None if text is None else text.lower())
         after, limit = requests.cursor(header, str, str, str, str), requests.limit(header, _MOST_ROWS)
         if after and after[0] not in _PARTS:
             raise requests.refuse("after", "the value of next in the page before", after)
         return Answer(lambda: self._page(wanted, after, limit, now_ms))
 
-    def _page(self, wanted: Wanted, after: list[str], limit: int, now_ms: int) -> Fields:
+    def _page(self, wanted: ClientFilter, after: list[str], limit: int, now_ms: int) -> Fields:
         part, *key = after or [_PARTS[0], "", "", ""]
         rows: list[Fields] = []
         complete = self.clients.is_complete(wanted, now_ms)
@@ -148,7 +146,7 @@ class ClientOperations:
         return {"clients": rows, "complete": complete, "next": None}
 
     def _members(
-        self, wanted: Wanted, behind: tuple[str, str], now_ms: int
+        self, wanted: ClientFilter, behind: tuple[str, str], now_ms: int
     ) -> Iterator[tuple[tuple[str, str], Fields]]:
         """Group and name of each member behind these, and its row. A gateway's members are in the table of clients."""
         if wanted.gateway not in (None, NATIVE):
@@ -208,15 +206,15 @@ def _client(gateway: str, told: Header, now_ms: int) -> Client:
     )
 
 
-_MAX_INCARNATION = (1 << 63) - 1
+_MAX_NUMBER: Final = (1 << 63) - 1
 
 
 class TopicOperations:
-    """See the module; :attr:`operations` has them by name."""
+    """The operations on topics; :attr:`operations` has them by name."""
 
     def __init__(
         self,
-        topics: Topics,
+        topics: TopicManager,
         offsets: GroupOffsets,
         listing: Listing,
         control: ControlBlock,
@@ -261,7 +259,7 @@ class TopicOperations:
             perm=6 if perm is None else perm,
             attributes=attributes,
             update=requests.flag(header, "update"),
-            incarnation=requests.optional_integer(header, "incarnation", 0, _MAX_INCARNATION),
+            incarnation=requests.optional_integer(header, "incarnation", 0, _MAX_NUMBER),
             further=_further(header),
         )
         topic = self._topics.get(name)
@@ -291,7 +289,7 @@ class TopicOperations:
 
     def _delete(self, header: Header, now_ms: int) -> Answer:
         name = requests.text(header, "topic")
-        incarnation = requests.optional_integer(header, "incarnation", 0, _MAX_INCARNATION)
+        incarnation = requests.optional_integer(header, "incarnation", 0, _MAX_NUMBER)
         deletions = self._topics.deletions
         deletions.prune(self._control.get(Word.MIN_OFFSET), self._control.dispatcher(0, DispatcherWord.TOPICS))
         try:
@@ -332,13 +330,12 @@ _TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 _MAX_REVIVE_QUEUES: Final = 256
 _LEASES: Final = 1_024
 _RESETS_AN_ANSWER: Final = 2_000
-_MAX_NUMBER: Final = (1 << 63) - 1
 
 
 class ShareOperations:
-    """See the module; :attr:`operations` has it by name."""
+    """The operations of share consumers; :attr:`operations` has it by name."""
 
-    def __init__(self, groups: Groups, topics: Topics, control: ControlBlock) -> None:
+    def __init__(self, groups: GroupCoordinator, topics: TopicManager, control: ControlBlock) -> None:
         self._groups, self._topics, self._control = groups, topics, control
         self._resets: dict[
             str, dict[tuple[str, int], int]
@@ -366,7 +363,7 @@ class ShareOperations:
         return self._until_ms.get(group, 0) > now_ms
 
     def note_resets(self, group: str, queues: Iterable[tuple[str, int]], now_ms: int) -> None:
-        """Offsets of ``group`` were reset: if it is shared, ``pop`` begins ``queues`` anew before it hands out more."""
+        """Offsets of ``group`` were reset: if it is shared, ``pop`` begins ``queues`` again before it delivers more."""
         if not self.is_shared(group, now_ms):
             return
         resets = self._resets.setdefault(group, {})
@@ -397,7 +394,7 @@ class ShareOperations:
     def _share(self, header: Header, now_ms: int) -> Answer:
         """``topics``: the group's pop retry topics. ``revive``: the revive topic, of ``revive_queues`` queues. Without
         ``lease`` the group's kind is neither checked nor changed. ``heard``: the number of the last reset
-        that the caller knows. With ``renew`` nothing is made, so that what a person deleted stays deleted until a
+        that the caller knows. With ``renew`` nothing is made, so that what an operator deleted stays deleted until a
         consumer receives again.
         """
         group = requests.text(header, "group")
@@ -442,7 +439,6 @@ class ShareOperations:
 
     def _forget_old(self, now_ms: int) -> None:
         """Drop the leases that have ended, when there are twice as many as after the last time. One that lasts stays.
-
         There are not more than `pop.max_groups`, the groups for which ``pop`` renews them, and those that end now.
         """
         if len(self._until_ms) >= self._look_at:
@@ -452,9 +448,9 @@ class ShareOperations:
 
 
 class GroupConfigOperations:
-    """See the module; :attr:`operations` has it by name."""
+    """The operations on group settings; :attr:`operations` has it by name."""
 
-    def __init__(self, groups: Groups, shares: ShareOperations | None = None) -> None:
+    def __init__(self, groups: GroupCoordinator, shares: ShareOperations | None = None) -> None:
         """``shares`` knows the groups whose consumers share queues; None for none."""
         self._groups, self._shares = groups, shares
         self._log = get_log("coordinator")
@@ -487,7 +483,6 @@ class GroupConfigOperations:
 
     def _configs(self, header: Header, now_ms: int) -> Answer:
         """A page of the settings of all groups, by name, with what each must not read, and the version of them all.
-
         With ``unreadable`` of those that must not read everything: the switched off ones, and those of forbiddenTable.
         """
         after, limit = requests.optional_text(header, "after") or "", requests.limit(header, MAX_ENTRIES)
@@ -548,7 +543,7 @@ class GroupConfigOperations:
 
 
 def begin_anew(group: Membership, queue: Queue) -> None:
-    """Let the member that holds ``queue`` begin it anew. Without one nothing happens."""
+    """Let the member that holds ``queue`` begin it again. Without one nothing happens."""
     holder = group.holders.get(queue)
     if holder is None:
         return
@@ -560,7 +555,7 @@ def begin_anew(group: Membership, queue: Queue) -> None:
 
 
 def to_begin_anew(member: Member, read_generation: int) -> list[Queue]:
-    """The queues that ``member`` must begin anew; ``read_generation`` is the newest that it has read."""
+    """The queues that ``member`` must start over; ``read_generation`` is the newest that it has read."""
     if not member.anew:
         return []
     for queue, generation in list(member.anew.items()):
@@ -569,14 +564,16 @@ def to_begin_anew(member: Member, read_generation: int) -> list[Queue]:
     return sorted(member.anew)
 
 
-_MAX_GENERATION = (1 << 63) - 1
-
-
 class OffsetOperations:
-    """See the module; :attr:`operations` has them by name."""
+    """The operations on committed offsets; :attr:`operations` has them by name."""
 
     def __init__(
-        self, offsets: GroupOffsets, groups: Groups, topics: Topics, ends: QueueEnds, shares: ShareOperations
+        self,
+        offsets: GroupOffsets,
+        groups: GroupCoordinator,
+        topics: TopicManager,
+        ends: EndOffsets,
+        shares: ShareOperations,
     ) -> None:
         self._offsets, self._groups, self._topics, self._ends, self._shares = offsets, groups, topics, ends, shares
         self.operations: Operations = {
@@ -587,14 +584,14 @@ class OffsetOperations:
 
     def _commit(self, header: Header, now_ms: int) -> Answer:
         group, member = requests.text(header, "group"), requests.optional_text(header, "member")
-        generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION)
+        generation = requests.optional_integer(header, "generation", 0, _MAX_NUMBER)
         offsets = requests.offsets(header, "offsets")
         reset, begin, partial_ = (requests.flag(header, name) for name in ("reset", "begin", "partial"))
         anew = requests.flag(header, "running") and reset and member is None
         incarnations = requests.incarnations(header, "incarnations")
         known = requests.known_offsets(header, "known", len(offsets))
         generations = requests.known_offsets(header, "log_generations", len(offsets))
-        heard = requests.optional_integer(header, "heard", 0, _MAX_GENERATION)
+        heard = requests.optional_integer(header, "heard", 0, _MAX_NUMBER)
         self._groups.check_member(group, member, requests.optional_text(header, "instance") or "")
         wanted: list[tuple[str, int, int]] = []
         refused: list[tuple[str, int, str, str]] = []
@@ -625,13 +622,13 @@ class OffsetOperations:
         if anew and (membership := self._groups.membership(group)) is not None:
             for topic, queue, _ in wanted:
                 begin_anew(membership, (topic, queue))
-        # (Commits with ``partial`` are those of one client that goes on, if none asks for its members too.)
+        # (Commits with ``partial`` are those of one client that continues, if none asks for its members too.)
         if anew or (reset and member is None and not partial_):
             self._shares.note_resets(group, [one[:2] for one in wanted], now_ms)
         return Answer(lambda: {"stored": stored, **({"refused": refused} if partial_ else {})}, "offsets")
 
     def _check_known(self, group: str, topic: str, queue: int, known: int) -> None:
-        """Raise FENCED when the group's offset lies below the one that the member knew: a person has reset it since,
+        """Raise FENCED when the group's offset lies below the one that the member knew: an operator has reset it since,
         and messages that the member read after that must not undo the reset.
         """
         stored = self._offsets.staged_offset(group, topic, queue)
@@ -688,12 +685,12 @@ _MAX_HEARTBEATS = 1_000
 
 
 class GroupOperations:
-    """See the module; :attr:`operations` has them by name."""
+    """The operations of group members; :attr:`operations` has them by name."""
 
     def __init__(
         self,
-        groups: Groups,
-        topics: Topics,
+        groups: GroupCoordinator,
+        topics: TopicManager,
         subscriptions: Subscriptions,
         listing: Listing,
         shares: ShareOperations,
@@ -727,7 +724,7 @@ class GroupOperations:
         )
         timeout_ms = self._groups.config.session_timeout_ms if timeout_ms is None else timeout_ms
         owned = requests.queues(header, "owned", optional=True)
-        generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION) or 0
+        generation = requests.optional_integer(header, "generation", 0, _MAX_NUMBER) or 0
         kind, expression = requests.selector(header, "filter")
         instance = requests.optional_text(header, "instance") or ""
         named = requests.optional_text(header, "strategy", MAX_STRATEGY_CHARACTERS)
@@ -782,7 +779,7 @@ class GroupOperations:
     def _heard(self, header: Header, instance: str, now_ms: int, owned: list[Queue] | None) -> tuple[View, int, Fields]:
         """One heartbeat: the answer for the member, its session's length and further fields."""
         group, member = requests.text(header, "group"), requests.text(header, "member")
-        generation = requests.integer(header, "generation", 0, _MAX_GENERATION)
+        generation = requests.integer(header, "generation", 0, _MAX_NUMBER)
         self._groups.check_enabled(group)
         view = self._groups.heartbeat(group, member, generation, owned, now_ms, instance)
         membership = self._groups.membership(group)

@@ -208,9 +208,8 @@ Fields = dict[str, Any]
 
 
 class Answer(NamedTuple):
-    """A positive answer. ``fields`` is called after the turn's writes, unless the part in ``needs`` failed.
-
-    ``after``: a topic and its incarnation whose deletion must finish first, see :meth:`Service.is_ending`.
+    """A positive answer. ``fields`` is called after the turn's writes, unless the part in ``needs`` failed. ``after``:
+    a topic and its incarnation whose deletion must finish first, see :meth:`Service.is_ending`.
     """
 
     fields: Callable[[], Fields]

@@ -2,7 +2,8 @@
 
 Requests are handled in turns. :meth:`Service.handle` changes the state in memory and stages the durable changes.
 :meth:`Service.end_turn` writes them, with one sync for all group commits of the turn. Only then the answers are made
-and sent. So many clients share the cost of a sync, and no client learns of a change that a crash could still take back.
+and sent. This many clients share the cost of a sync, and no client learns of a change that a crash could still take
+back.
 
 A failed write refuses exactly the requests that depended on it (``SERVICE_NOT_AVAILABLE``); everything else continues.
 Work that must be finished (a decided deletion, a journal that failed) is tried again every RETRY_MS.
@@ -19,10 +20,10 @@ from typing import Any, Final, NamedTuple
 
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, Word
-from commitmq.coordination.groups import Groups, Pace
+from commitmq.coordination.groups import GroupCoordinator, Pace
 from commitmq.coordination.listing import Listing
 from commitmq.coordination.makers import GROUP, TOPIC, Makers
-from commitmq.coordination.offsets import GroupOffsets
+from commitmq.coordination.offsets import EndOffsets, GroupOffsets
 from commitmq.coordination.operations import (
     BroadcastOperations,
     ClientOperations,
@@ -32,18 +33,17 @@ from commitmq.coordination.operations import (
     ShareOperations,
     TopicOperations,
 )
-from commitmq.coordination.queue_ends import QueueEnds
 from commitmq.coordination.requests import Answer, Fields, Header, Operations, Part
 from commitmq.coordination.subscriptions import Subscriptions
-from commitmq.coordination.topics import Topics, describe
+from commitmq.coordination.topics import TopicManager, describe
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.files.disk import sync_folder
-from commitmq.files.room import Room
+from commitmq.files.disk_space import DiskRoom
 from commitmq.format.constants import DEAD_LETTER_GROUP, DEAD_LETTER_PASSES, DLQ_PREFIX
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
-from commitmq.store.memory.memory_files import survives
-from commitmq.store.memory.shared_memory import memory_folder
+from commitmq.store.memory_files import survives
+from commitmq.store.shared_memory import memory_folder
 from commitmq.supervision.node_files import node_life
 
 _MOST_QUEUES: Final = 16
@@ -59,10 +59,10 @@ class Change(NamedTuple):
     operation: str = ""
 
 
-class Changes:
-    """Knows the requests that change something by a person's will; what consumers do as they run is none."""
+class OperatorChanges:
+    """Knows the requests that change something by an operator's will; what consumers do as they run is none."""
 
-    def __init__(self, topics: Topics, groups: Groups, offsets: GroupOffsets) -> None:
+    def __init__(self, topics: TopicManager, groups: GroupCoordinator, offsets: GroupOffsets) -> None:
         self._topics, self._groups, self._offsets = topics, groups, offsets
         self._kinds: dict[str, Callable[[Header, str], Change | None]] = {
             "topic.create": self._create,
@@ -76,9 +76,7 @@ class Changes:
         }
 
     def of(self, header: Header) -> Change | None:
-        """The change that ``header`` asks for; None for none, and for a request that its operation refuses. Ask before it is
-        handled.
-        """
+        """The change that ``header`` asks for; None for none, and for a request that its operation refuses."""
         found = self._kinds.get(header["op"])
         name = header.get("topic" if header["op"].startswith("topic.") else "group")
         return None if found is None or type(name) is not str else found(header, name)
@@ -121,9 +119,7 @@ class Changes:
         return Change(f"Group:{name}", None, {"topic": header.get("topic"), "readable": header["readable"]})
 
     def _commit(self, header: Header, name: str) -> Change | None:
-        """A commit by hand: queues as ``[topic, queue, offset]``, -1 before for one without. ``from``: the group that was
-        there before.
-        """
+        """A commit by an operator: ``[topic, queue, offset]``, -1 before for none. ``from``: the group from before."""
         queues, source = header.get("offsets"), header.get("copied_from")
         by_person, resets = header.get("by_person") is True, header.get("reset") is True
         if header.get("member") is not None or type(queues) is not list:
@@ -176,7 +172,9 @@ class TopicNews(NamedTuple):
 class Service:
     """The state of one coordinator; modules ``topic_operations``, ``group_operations``, ``offset_operations`` change it."""
 
-    def __init__(self, layout: StoreLayout, config: NodeConfig, control: ControlBlock, now_ms: int, room: Room) -> None:
+    def __init__(
+        self, layout: StoreLayout, config: NodeConfig, control: ControlBlock, now_ms: int, room: DiskRoom
+    ) -> None:
         """Load the store's files and finish work that a crash interrupted. Raises StoreError."""
         self._log, self._room = get_log("coordinator"), room
         self._memory_enabled = config.memory.enable
@@ -187,7 +185,7 @@ class Service:
             # A predecessor may have renamed files and died before the sync. From now on answers treat them as durable.
             sync_folder(folder)
         self.offsets = GroupOffsets.open(layout)
-        self.topics = Topics.load(
+        self.topics = TopicManager.load(
             layout,
             auto_create=config.topics.auto_create,
             default_queues=config.topics.default_queues,
@@ -198,7 +196,7 @@ class Service:
         )
         if not survives(memory_folder(layout), node_life(layout)):
             self._begin_memory_topics()
-        self.groups = Groups.load(
+        self.groups = GroupCoordinator.load(
             layout,
             self.topics.readable_queues,
             config.groups,
@@ -212,7 +210,7 @@ class Service:
         )
         self.topics.makes = self.groups.makes = self.makers.makes
         self.listing = Listing(self.topics, self.groups, self.offsets)
-        self._ends = QueueEnds(layout, config, control)
+        self._ends = EndOffsets(layout, config, control)
         self.subscriptions = Subscriptions.load(
             layout,
             control,
@@ -235,7 +233,7 @@ class Service:
             config=config,
             failed=lambda error, now_ms: self._fail("topics", error, now_ms),
         )
-        self.changes = Changes(self.topics, self.groups, self.offsets)
+        self.changes = OperatorChanges(self.topics, self.groups, self.offsets)
         shares = ShareOperations(self.groups, self.topics, control)
         group_operations = GroupOperations(
             self.groups, self.topics, self.subscriptions, self.listing, shares, config.network.broker_name
@@ -288,7 +286,6 @@ class Service:
 
     def end_turn(self, now_ms: int) -> TopicNews | None:
         """Write the staged changes of the turn. Returns the news for the other workers. Never raises StoreError.
-
         Afterwards :meth:`fault` names the parts that failed, until the next call.
         """
         names = self._write_deletions(now_ms)
@@ -399,9 +396,7 @@ class Service:
         self.subscriptions.look()
 
     def write_snapshots(self, now_ms: int) -> None:
-        """Write ``consumerOffset.json`` and ``topics.json`` if it is time. Call it with nothing staged, between two
-        turns.
-        """
+        """Write ``consumerOffset.json`` and ``topics.json`` if it is time, and nothing is staged."""
         if not self.offsets.failed and self._offsets_pace.is_due(now_ms):
             with self._offsets_pace:
                 self.snapshot()
@@ -416,7 +411,7 @@ class Service:
 
     def mend(self, now_ms: int) -> None:
         """Begin a turn: try again the files of a disk that failed."""
-        # This has a clock of its own: requests that are refused meanwhile must not delay it.
+        # This has a clock of its own: requests that are refused in the meantime must not delay it.
         if self.topics.storage.failed and now_ms >= self._mend_ms:
             self._mend_ms = now_ms + RETRY_MS
             try:

@@ -112,9 +112,8 @@ class Subscriptions:
         publish_interval_ms: int = 0,
         file_interval_ms: int = 0,
     ) -> Subscriptions:
-        """Load RocketMQ's file. An unreadable file is put aside: consumers repeat everything in it when they join.
-
-        The intervals are the shortest times between two writes of ``run/subscriptions.json``, and of RocketMQ's file.
+        """Load RocketMQ's file. An unreadable file is put aside: consumers repeat everything in it when they join. The
+        intervals are the shortest times between two writes of ``run/subscriptions.json``, and of RocketMQ's file.
         """
         found = cls(layout, control, config, publish_interval_ms=publish_interval_ms, file_interval_ms=file_interval_ms)
         entries: list[Subscription] = []
@@ -134,7 +133,7 @@ class Subscriptions:
                             )
                         )
         except (StoreError, TypeError, ValueError, AttributeError) as error:
-            _log.error("consumerFilter.json cannot be read, it is made anew", error=str(error))
+            _log.error("consumerFilter.json cannot be read, it is recreated", error=str(error))
             return found
         for one in sorted(entries, key=lambda one: one.dead_ms):
             if found._has_room(one.expression):
@@ -219,9 +218,8 @@ class Subscriptions:
                 self._drop(one)
 
     def write(self, now_ms: int = 0, *, at_once: bool = False) -> None:
-        """Publish changes and make them durable: those due at monotonic ``now_ms``, or all of them ``at_once``.
-
-        Raises OSError, StoreError; a later call tries again.
+        """Publish changes and make them durable: those due at monotonic ``now_ms``, or all of them ``at_once``. Raises
+        OSError, StoreError; a later call tries again.
         """
         if self._changed and (at_once or self._publish_pace.is_due(now_ms)):
             with self._publish_pace:

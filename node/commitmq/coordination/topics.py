@@ -1,56 +1,11 @@
-"""The topics of a node: their limits, and the staged changes.
+"""The topics of a node: the rules for their names and attributes, their limits, and the staged changes.
 
-Creations of one turn of the coordinator's loop are staged and written together by :meth:`Topics.write`
-(:mod:`commitmq.coordination.topics`).
+Creations of one turn of the coordinator's loop are staged and written together by :meth:`TopicManager.write`.
 
-Every topic that the node creates gets an *incarnation*, a number that no other topic of the store has or had (the
-attribute ``storage.created``, see :mod:`commitmq.store.metadata.topic_config`). It tells a request for a deleted topic,
-such as a late commit or a repeated deletion, from a request for the next topic of the same name.
-:mod:`commitmq.coordination.topics` describes how a topic ends.
-
-Deletes topics: a topic ends at one physical offset, agreed with the writer, and no part of it comes back.
-
-A deletion takes more than one file and more than one process. The steps, each durable before the next begins:
-
-1. The *ending*, ``{name: incarnation}`` in ``commitmq/deleting_topics.json``. From the moment the file has it the topic
-   is deleted: every later failure is repaired by doing the rest again, never by restoring the topic. No topic of the
-   name can be created. This holds also while the file is not yet durable, because its folder's sync failed: a process
-   may have read it already, and have forgotten the topic's queue offsets. The file is written again before step 3.
-2. The other processes learn of the ending with the next TOPICS_VERSION. The processes that take sends (the writer, the
-   process of memory topics) then take no more for this incarnation, forget its queue offsets, and store that version in
-   their word of the control block. Only then the coordinator reads the log's end: this is where the topic ends. All its
-   records lie below, because the appending processes have stopped. The records of a later incarnation will lie at or
-   above, because none exists before step 6.
-3. The *tombstone*, ``{name: log's end}`` in ``commitmq/deleted_topics.json``.
-4. The topic is dropped through the topics journal (:mod:`commitmq.store.metadata.topic_files`).
-5. The groups' offsets of the topic are dropped through the offsets journal.
-6. The ending is removed. The other processes learn of the tombstone with the next TOPICS_VERSION, and the request is
-   answered.
-
-After the death of a process:
-
-* The coordinator, before step 1: the topic is unchanged. Between any later two steps: its successor finds the ending,
-  announces it with a version of its own, and does steps 2 to 6 again before the name can be used. All steps can be done
-  twice: the tombstone only grows, while there is no newer topic that it could cover, and removing a removed topic
-  changes nothing. Between step 6 and the news: the successor's version makes all processes read the files again.
-  Without the ending a crash between 3 and 4 would leave a topic whose messages had vanished, and one between 4 and 5 a
-  topic whose next incarnation starts with its predecessor's group offsets.
-* The writer, before it has confirmed: its successor reads the endings before it takes a send, counts none of these
-  topics among its queue offsets, and confirms. Records that the predecessor had stored without publishing count as
-  written by then, so they lie below the tombstone. The same holds after it has confirmed: a word that a dead process
-  stored is right, because no later process can miss the ending.
-* The node, or the machine: as if all processes died. A power cut may take back records that a tombstone counts; then
-  recovery lowers the tombstone to the log's new end (:mod:`commitmq.store.metadata.deleted_topics`).
-
-A writer that does not run delays step 2. The request is refused after ``topics.delete_timeout_ms``, with that reason.
-The deletion continues by itself, and the same request again waits for the same deletion.
-
-A tombstone can be dropped when the log holds nothing below it and the ConsumeQueue dispatcher has removed the old
-incarnation's queue files. Until then a start would take those files for the next incarnation's.
-
-The topic table on disk: a journal of changes, and ``config/topics.json``, which follows at intervals.
-
-At 100,000 topics ``topics.json`` is 25 MB. See :mod:`commitmq.store.metadata.topic_files`.
+Every topic that the node creates gets an *incarnation*, a number that no other topic of the store has or had (the attribute
+``storage.created``, see :mod:`commitmq.store.metadata.topic_config`). It tells a request for a deleted topic, such as a late
+commit or a repeated deletion, from a request for the next topic of the same name. :class:`Deletions` describes how a topic
+ends.
 """
 
 from __future__ import annotations
@@ -58,51 +13,133 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from commitmq import failpoints
 from commitmq.coordination.groups import Pace
 from commitmq.coordination.makers import TOPIC
-from commitmq.coordination.topic_rules import (
-    FIXED_ATTRIBUTES,
-    MADE_BY_CLIENTS,
-    MAX_QUEUES,
-    PERM_LIMIT,
-    check_attributes,
-    check_combination,
-    check_fixed,
-    check_name,
-    is_system,
-)
-from commitmq.errors import ProtocolError, StoreError
-from commitmq.format.constants import LMQ_PREFIX
+from commitmq.errors import InvalidMessageError, ProtocolError, StoreError
+from commitmq.format.constants import DEAD_LETTER_PASSES, LMQ_PREFIX
 from commitmq.log import get_log
 from commitmq.semantics.trace import TRACE_TOPIC
+from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
-from commitmq.store.metadata.deleted_topics import load_endings, load_tombstones
 from commitmq.store.metadata.topic_config import (
+    MESSAGE_TYPE,
+    MESSAGE_TYPE_PRIORITY,
     PERM_READ,
     PERM_WRITE,
+    QUEUE_TYPE,
+    QUEUE_TYPE_BATCH,
+    QUEUE_TYPE_SIMPLE,
     STORAGE_CREATED,
     STORAGE_MEMORY,
     STORAGE_TYPE,
     TopicConfig,
     TopicTable,
+    is_send_forbidden,
+    validate_topic,
 )
 from commitmq.store.metadata.topic_files import (
     TopicChange,
     TopicsJournal,
     TopicTurn,
     journal_path,
+    load_endings,
     load_snapshot,
+    load_tombstones,
     replay,
     snapshot_path,
 )
 
+MAX_QUEUES: Final = 4_096  # of one topic; an assignment of all its queues must fit a header
+PERM_LIMIT: Final = 8  # RocketMQ's valid permissions are below its priority bit (spec 1.4)
+MAX_SYS_FLAG: Final = (1 << 31) - 1
+FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
+TRANSACTION_TOPICS: Final = (HALF_TOPIC, OP_TOPIC, DISCARD_TOPIC)
+"""RocketMQ makes them when it starts; here they are made before the first transaction."""
+_SYSTEM_PREFIX: Final = "rmq_sys_"
+MADE_BY_CLIENTS: Final = frozenset({TRACE_TOPIC, DEAD_LETTER_PASSES})
+"""System topics that a client makes, when it first needs them."""
+_SYSTEM_TOPICS: Final = frozenset({"TBW102", "BenchmarkTest", *MADE_BY_CLIENTS})
+
+# RocketMQ's attributes (spec 1.4) and one of CommitMQ, with the values that this node serves; None: any integer.
+# RocketMQ loads a topics.json with an unknown attribute and keeps it: to RocketMQ, a memory topic is a topic without
+# messages.
+_ATTRIBUTES: Final[Mapping[str, frozenset[str] | None]] = {
+    STORAGE_TYPE: frozenset({"log", STORAGE_MEMORY}),
+    "queue.type": frozenset({QUEUE_TYPE_SIMPLE, QUEUE_TYPE_BATCH}),
+    "cleanup.policy": frozenset({"DELETE"}),
+    MESSAGE_TYPE: frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", MESSAGE_TYPE_PRIORITY}),
+    "reserve.time": None,
+}
+# How and where a topic's messages are kept cannot change later: fixed when the topic is created, with these defaults.
+FIXED_ATTRIBUTES: Final[Mapping[str, str]] = {
+    STORAGE_TYPE: "log",
+    QUEUE_TYPE: QUEUE_TYPE_SIMPLE,
+    "cleanup.policy": "DELETE",
+}
+# The other attributes that a memory topic may have: plain queues of plain messages.
+_KEPT_IN_MEMORY: Final[Mapping[str, tuple[str, ...]]] = {
+    QUEUE_TYPE: (QUEUE_TYPE_SIMPLE,),
+    MESSAGE_TYPE: ("NORMAL", "UNSPECIFIED", "FIFO"),
+}
+
+
+def is_system(name: str) -> bool:
+    """True for topics that the node or RocketMQ made for itself: clients cannot create or delete them."""
+    return is_send_forbidden(name) or name.startswith(_SYSTEM_PREFIX) or name in _SYSTEM_TOPICS
+
+
+def check_name(name: str) -> None:
+    """ProtocolError INVALID_PARAMETER unless ``name`` is a legal topic name."""
+    try:
+        validate_topic(name)
+    except InvalidMessageError as error:
+        raise ProtocolError("INVALID_PARAMETER", str(error)) from error
+
+
+def check_attributes(attributes: Mapping[str, str]) -> None:
+    """ProtocolError INVALID_PARAMETER unless the node serves each of ``attributes``."""
+    for name, value in attributes.items():
+        if name not in _ATTRIBUTES:
+            raise ProtocolError(
+                "INVALID_PARAMETER", f"attribute {name!r} is unknown; known are {', '.join(_ATTRIBUTES)}"
+            )
+        served = _ATTRIBUTES[name]
+        if served is None:
+            try:
+                int(value)
+            except ValueError:
+                raise ProtocolError("INVALID_PARAMETER", f"attribute {name}={value!r} must be an integer") from None
+        elif value not in served:
+            raise ProtocolError(
+                "INVALID_PARAMETER", f"attribute {name}={value!r}: this node serves {', '.join(sorted(served))}"
+            )
+
+
+def check_combination(attributes: Mapping[str, str]) -> None:
+    """ProtocolError INVALID_PARAMETER for attributes that exclude each other."""
+    if attributes.get(STORAGE_TYPE) == STORAGE_MEMORY:
+        for name, kept in _KEPT_IN_MEMORY.items():
+            if attributes.get(name, kept[0]) not in kept:
+                raise ProtocolError("INVALID_PARAMETER", f"a memory topic cannot have {name}={attributes[name]}")
+
+
+def check_fixed(topic: str, had: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """ProtocolError INVALID_PARAMETER when ``wanted`` changes an attribute that cannot change."""
+    for key, default in FIXED_ATTRIBUTES.items():
+        if wanted.get(key, default) != had.get(key, default):
+            raise ProtocolError(
+                "INVALID_PARAMETER",
+                f"attribute {key} of topic {topic} is {had.get(key, default)} and cannot change;"
+                " delete the topic and make it again",
+            )
+
 
 @dataclass(slots=True)
-class Ending:
+class TopicDeletion:
     """A decided deletion. ``version``: the TOPICS_VERSION with which other processes learn of it; 0 before that."""
 
     incarnation: int
@@ -110,13 +147,54 @@ class Ending:
 
 
 class Deletions:
-    """The files of the module's text. Every writing method raises StoreError, and can then be called again."""
+    """Deletes topics: a topic ends at one physical offset, agreed with the writer, and no part of it comes back.
+
+    A deletion takes more than one file and more than one process. The steps, each durable before the next begins:
+
+    1. The *ending*, ``{name: incarnation}`` in ``commitmq/deleting_topics.json``. From the moment the file has it the topic
+       is deleted: every later failure is repaired by doing the rest again, never by restoring the topic. No topic of the
+       name can be created. This holds also while the file is not yet durable, because its folder's sync failed: a process
+       may have read it already, and have forgotten the topic's queue offsets. The file is written again before step 3.
+    2. The other processes learn of the ending with the next TOPICS_VERSION. The processes that take sends (the writer, the
+       process of memory topics) then take no more for this incarnation, forget its queue offsets, and store that version in
+       their word of the control block. Only then the coordinator reads the log's end: this is where the topic ends. All its
+       records lie below, because the appending processes have stopped. The records of a later incarnation will lie at or
+       above, because none exists before step 6.
+    3. The *tombstone*, ``{name: log's end}`` in ``commitmq/deleted_topics.json``.
+    4. The topic is dropped through the topics journal (:mod:`commitmq.store.metadata.topic_files`).
+    5. The groups' offsets of the topic are dropped through the offsets journal.
+    6. The ending is removed. The other processes learn of the tombstone with the next TOPICS_VERSION, and the request is
+       answered.
+
+    After the death of a process:
+
+    * The coordinator, before step 1: the topic is unchanged. Between any later two steps: its successor finds the ending,
+      announces it with a version of its own, and does steps 2 to 6 again before the name can be used. All steps can be done
+      twice: the tombstone only grows, while there is no newer topic that it could cover, and removing a removed topic
+      changes nothing. Between step 6 and the news: the successor's version makes all processes read the files again.
+      Without the ending a crash between 3 and 4 would leave a topic whose messages had vanished, and one between 4 and 5 a
+      topic whose next incarnation starts with its predecessor's group offsets.
+    * The writer, before it has confirmed: its successor reads the endings before it takes a send, counts none of these
+      topics among its queue offsets, and confirms. Records that the predecessor had stored without publishing count as
+      written by then, so they lie below the tombstone. The same holds after it has confirmed: a word that a dead process
+      stored is right, because no later process can miss the ending.
+    * The node, or the machine: as if all processes died. A power cut may take back records that a tombstone counts; then
+      recovery lowers the tombstone to the log's new end (:mod:`commitmq.store.metadata.topic_files`).
+
+    A writer that does not run delays step 2. The request is refused after ``topics.delete_timeout_ms``, with that reason.
+    The deletion continues by itself, and the same request again waits for the same deletion.
+
+    A tombstone can be dropped when the log holds nothing below it and the ConsumeQueue dispatcher has removed the old
+    incarnation's queue files. Until then a start would take those files for the next incarnation's.
+
+    The files of the module's text. Every writing method raises StoreError, and can then be called again.
+    """
 
     def __init__(self, layout: StoreLayout, tombstones: dict[str, int], endings: dict[str, int]) -> None:
         """Use :meth:`load`."""
         self._layout = layout
         self.tombstones = tombstones
-        self.endings = {name: Ending(incarnation) for name, incarnation in endings.items()}
+        self.endings = {name: TopicDeletion(incarnation) for name, incarnation in endings.items()}
         self.is_doubtful = False
         """Whether the endings file may differ from :attr:`endings`, or go with the power: a write of it failed."""
         self._untold = set(tombstones)
@@ -137,10 +215,8 @@ class Deletions:
         return len(self.tombstones) + sum(name not in self.tombstones for name in self.endings)
 
     def begin(self, name: str, incarnation: int) -> None:
-        """Step 1. After a StoreError the topic is not deleted.
-
-        A failure that left the ending where other processes may read it is none: the deletion is decided, and
-        :attr:`is_doubtful` until :meth:`settle` has made it durable.
+        """Step 1. After a StoreError the topic is not deleted. A failure that left the ending where other processes may
+        read it is none: the deletion is decided, and :attr:`is_doubtful` until :meth:`settle` has made it durable.
         """
         was_doubtful = self.is_doubtful
         try:
@@ -151,7 +227,7 @@ class Deletions:
                 raise
         if failpoints.ACTIVE:
             failpoints.hit("deletion.decided")
-        self.endings[name] = Ending(incarnation)
+        self.endings[name] = TopicDeletion(incarnation)
 
     def _may_be_read(self, name: str) -> bool:
         """Whether a process that reads the endings now may find one of ``name``."""
@@ -229,7 +305,12 @@ _log = get_log("coordinator")
 
 
 class TopicStorage:
-    """Both files of one table. A change is durable when :meth:`append` returns."""
+    """The topic table on disk: a journal of changes, and ``config/topics.json``, which follows at intervals.
+
+    At 100,000 topics ``topics.json`` is 25 MB. See :mod:`commitmq.store.metadata.topic_files`.
+
+    Both files of one table. A change is durable when :meth:`append` returns.
+    """
 
     def __init__(
         self, layout: StoreLayout, table: TopicTable, journal: TopicsJournal, *, snapshot_interval_ms: int
@@ -244,9 +325,8 @@ class TopicStorage:
 
     @classmethod
     def load(cls, layout: StoreLayout, *, snapshot_interval_ms: int) -> TopicStorage:
-        """Load a store's topics. Raises StoreError for files that cannot be read in either generation.
-
-        A full disk is no error here: topics are served, and changes are refused until :meth:`recover` succeeds.
+        """Load a store's topics. Raises StoreError for files that cannot be read in either generation. A full disk is
+        no error here: topics are served, and changes are refused until :meth:`recover` succeeds.
         """
         table, base = load_snapshot(layout)
         path = journal_path(layout)
@@ -294,9 +374,8 @@ class TopicStorage:
         return self._pace.next_ms if self._is_dirty and not self.failed else None
 
     def snapshot(self, now_ms: int, *, at_once: bool = False) -> None:
-        """Write ``topics.json`` if something changed and it is time, and begin a new journal. Raises StoreError.
-
-        Call it with nothing staged: the file's content must survive a crash.
+        """Write ``topics.json`` if something changed and it is time, and begin a new journal. Raises StoreError. Call
+        it with nothing staged: the file's content must survive a crash.
         """
         # After a start all texts have to be encoded, which would take a second at 100,000 topics: each call encodes
         # some, and the first file waits for the last of them.
@@ -307,9 +386,7 @@ class TopicStorage:
             self.recover()
 
     def recover(self) -> None:
-        """Write both files again from the acknowledged state. Raises StoreError. After a failure topics can be changed
-        again once it has succeeded.
-        """
+        """Write both files again from the acknowledged state; then topics can be changed again. Raises StoreError."""
         with self._pace:
             data = json_config.encode(self.table.dumps())
             self.journal.begin_anew(json_config.name_of(data), lambda: json_config.replace_bytes(self._path, data))
@@ -340,7 +417,7 @@ def describe(topic: TopicConfig) -> dict[str, Any]:
     }
 
 
-class Topics:
+class TopicManager:
     """All topics. Changes are in memory at once and on disk after :meth:`write`."""
 
     def __init__(
@@ -387,11 +464,9 @@ class Topics:
         max_deleted: int = 100_000,
         lmq: bool = False,
         snapshot_interval_ms: int = 1_000,
-    ) -> Topics:
-        """Load a store's topics as :meth:`TopicStorage.load` does. Raises StoreError.
-
-        With ``lmq`` every light message queue (``%LMQ%…``) is served as a readable topic of one queue, without being in
-        the table.
+    ) -> TopicManager:
+        """Load a store's topics as :meth:`TopicStorage.load` does. Raises StoreError. With ``lmq`` every light message
+        queue (``%LMQ%…``) is served as a readable topic of one queue, without being in the table.
         """
         storage = TopicStorage.load(layout, snapshot_interval_ms=snapshot_interval_ms)
         topics = cls(
@@ -427,7 +502,6 @@ class Topics:
         return self._lmq and name.startswith(LMQ_PREFIX)
 
     def names(self) -> list[str]:
-        """All names, sorted."""
         return sorted(self.table.topics)
 
     def readable_queues(self, name: str) -> range:
@@ -455,11 +529,10 @@ class Topics:
         """Raise FENCED unless the topic is the one of ``incarnation``; None means any."""
         topic = self._find(name)
         if incarnation is not None and (topic is None or topic.incarnation != incarnation):
-            now = "is deleted" if topic is None else f"was made anew (incarnation {topic.incarnation})"
+            now = "is deleted" if topic is None else f"was recreated (incarnation {topic.incarnation})"
             raise ProtocolError("FENCED", f"topic {name} of incarnation {incarnation} {now}")
 
     def incarnations(self, names: Iterable[str]) -> dict[str, int]:
-        """The incarnations of those topics that exist."""
         found = {name: self._find(name) for name in names}
         return {name: topic.incarnation for name, topic in found.items() if topic is not None}
 
@@ -467,7 +540,6 @@ class Topics:
 
     def route(self, name: str, *, create: bool) -> TopicConfig:
         """The topic for a send or a pull; ``create`` creates an unknown one, if ``topics.auto_create`` is on.
-
         ProtocolError INVALID_PARAMETER (bad name), TOPIC_NOT_EXIST, NO_PERMISSION (a system topic), LIMIT_EXCEEDED.
         """
         topic = self.table.topics.get(name)

@@ -24,8 +24,7 @@ from typing import Final
 
 from commitmq import failpoints
 from commitmq.files import disk
-from commitmq.files.aside import set_aside
-from commitmq.files.write_all import write_all
+from commitmq.files.disk import set_aside, write_all
 
 SUFFIX: Final = ".new"
 

@@ -1,4 +1,4 @@
-"""The one place where the store asks the kernel for names, descriptors, mappings, space and durability.
+"""The one place where the store asks the kernel for names, descriptors, mappings, writes, space and durability.
 
 Each call has a failpoint on both sides, ``disk.OPERATION.WHAT:before`` and ``:after``. WHAT is the kind of file
 (``segment``, ``checkpoint``, ``queue``, …), so that a test can go through all of them: die before or after the call, or
@@ -21,9 +21,12 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
 from typing import Final, TypeAlias
 
 from commitmq import failpoints
+from commitmq.errors import StoreError
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 
@@ -64,9 +67,8 @@ def opened(path: AnyPath, flags: int, what: str, mode: int = FILE_MODE) -> Itera
 
 
 def sync(fd: int, what: str, *, metadata: bool = False) -> None:
-    """Make the content of ``fd`` durable (fdatasync), with ``metadata`` its times too (fsync).
-
-    After an error the kernel marks the pages clean that it could not write, so a second call proves nothing.
+    """Make the content of ``fd`` durable (fdatasync), with ``metadata`` its times too (fsync). After an error the
+    kernel marks the pages clean that it could not write, so a second call proves nothing.
     """
     if not failpoints.ACTIVE:
         (os.fsync if metadata else os.fdatasync)(fd)
@@ -179,3 +181,83 @@ def _rename_to_free(source: AnyPath, target: AnyPath) -> None:
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(source), None, os.fspath(target))
     os.rename(source, target)
+
+
+def write_all(fd: int, data: failpoints.Buffer, position: int, place: str = "") -> None:
+    """Write ``data`` at byte ``position`` of ``fd``; ``place`` is the failpoint of each system call.
+
+    Raises OSError, with a part of the data written.
+
+    A system call that writes may take fewer bytes than it was given: this is how a disk about to be full shows itself, and
+    only the next call returns the error. A caller that does not check leaves half of a header or of a number behind.
+    """
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(fd, failpoints.clip(place, rest) if failpoints.ACTIVE else rest, position)
+        if not written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        position += written
+        rest = rest[written:]
+
+
+def overwrite(path: Path, data: failpoints.Buffer, what: str, *, place: str, before_sync: str) -> None:
+    """Write ``data`` over the beginning of ``path``, durably; the file is made if it is missing. A crash leaves the old bytes
+    or the new ones, no mix, if they share one sector. ``place`` and ``before_sync`` are failpoints.
+
+    Raises OSError.
+    """
+    made = not path.exists()
+    fd = open_file(path, os.O_RDWR | os.O_CREAT, what)
+    try:
+        write_all(fd, data, 0, place)
+        if failpoints.ACTIVE:
+            failpoints.hit(before_sync)
+        sync(fd, what)
+    finally:
+        os.close(fd)
+    if made:
+        sync_folder(path.parent, what)
+
+
+_WRITE: Final = 2  # SYNC_FILE_RANGE_WRITE
+
+
+@functools.cache
+def _call() -> Callable[..., int] | None:
+    try:
+        function: Callable[..., int] = ctypes.CDLL(None).sync_file_range
+    except (OSError, AttributeError):
+        return None
+    return function
+
+
+def start_writeback(fd: int) -> None:
+    """Hand the dirty pages of ``fd`` to the device. Errors are left to the sync that must follow.
+
+    ``sync_file_range``, which Python's ``os`` lacks, promises nothing and does not replace a sync. It makes many syncs in a
+    row cheap: the device works on all files at once, and the first fdatasync commits the block allocations of them all
+    (10,000 files with new blocks: 0.6 s, not 2 s).
+    """
+    function = _call()
+    if function is not None:
+        function(fd, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(_WRITE))
+
+
+class DamagedFileError(StoreError):
+    """The content of the file ``path`` cannot be what a process wrote. (One that cannot be read now is another error.)"""
+
+    def __init__(self, message: str, *, path: Path) -> None:
+        super().__init__(message, path=path)
+        self.damaged = path
+
+
+def set_aside(path: Path) -> Path:
+    """Rename ``path`` to ``<name>.damaged``, or to the first of ``.damaged-1``, ``.damaged-2``, … that is free. Returns
+    the new path. Raises OSError.
+    """
+    for number in count():
+        aside = path.with_name(f"{path.name}.damaged{f'-{number}' if number else ''}")
+        with contextlib.suppress(FileExistsError):
+            rename(path, aside, "aside")
+            return aside
+    raise AssertionError  # (count has no end)

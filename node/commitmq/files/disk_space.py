@@ -1,18 +1,29 @@
-"""How full the disk is; space that deleted segments still occupy counts as free.
+"""How full the disk is, and what a process does without space: :class:`DiskWatch` and :class:`DiskRoom`.
 
-An unlinked file keeps its space while a process has it mapped or open: a consumer on this machine that holds a batch, a
-backup that copies it. If that space counted as used, one slow holder would make retention delete segment after segment
-without gaining a byte. So this module looks in ``/proc`` for deleted segments that a process still holds (which also
-finds segments that a former cleanup deleted). A recent deletion whose space has not come back counts as free for
-PATIENCE_MS: its holder may be a process that cannot be seen, and some file systems free space a little later.
+Space that deleted segments still occupy counts as free. An unlinked file keeps its space while a process has it mapped
+or open: a consumer on this machine that holds a batch, a backup that copies it. If that space counted as used, one slow
+holder would make retention delete segment after segment without gaining a byte. So this module looks in ``/proc`` for
+deleted segments that a process still holds (which also finds segments that an earlier cleanup deleted). A recent
+deletion whose space has not come back counts as free for PATIENCE_MS: its holder may be a process that cannot be seen,
+and some file systems free space a little later.
+
+A full disk ends no process and loses nothing: whoever writes to the store does it by :class:`DiskRoom`, which leaves out a
+write that found no room, says so in ``status`` and once in the log, and does it again later. The errors for a lack of
+space are known here alone; they pass when space is freed.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+from commitmq.errors import DiskFullError, StoreError
+from commitmq.log import Log
 
 PATIENCE_MS = 30_000
 RETURN_MS = 2_000
@@ -45,9 +56,7 @@ class _Deleted:
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """Use of the disk. ``ratio``: share in use without held space (-1: unknown); ``raw_ratio``: with it. Sizes in
-    bytes.
-    """
+    """Use of the disk in bytes. ``ratio``: share in use without held space (-1: unknown); ``raw_ratio``: with it."""
 
     ratio: float
     raw_ratio: float
@@ -72,16 +81,12 @@ class DiskWatch:
         return found.f_bfree * found.f_frsize
 
     def deleted(self, file: FileId, disk_bytes: int, free_before: int, now_ms: int) -> None:
-        """Record that a segment of ``disk_bytes`` was deleted, when ``free_before`` bytes were free (``now_ms``: any
-        steady clock).
-        """
+        """A segment of ``disk_bytes`` was deleted, when ``free_before`` bytes were free (``now_ms``: steady)."""
         if self.free_bytes() - free_before < disk_bytes // 2:
             self._unreturned[file] = _Deleted(disk_bytes, now_ms)
 
     def look(self, now_ms: int, worry_above: float) -> DiskUse:
-        """The use of the disk now. Holders are searched for only when the use is above ``worry_above``, because that
-        costs.
-        """
+        """The use of the disk now. Holders are searched for only above ``worry_above``, because that costs."""
         try:
             used, disk_bytes = _use(self._segments)
             device = self._segments.stat().st_dev
@@ -122,9 +127,7 @@ def _use(folder: Path) -> tuple[int, int]:
 
 
 def find_holders(segments: Path) -> tuple[Holder, ...]:
-    """Processes that have deleted files of the folder ``segments`` mapped or open; only those that this account may
-    inspect.
-    """
+    """Processes that have deleted files of ``segments`` mapped or open, of those that this account may inspect."""
     prefix = f"{segments.resolve()}/"
     found = []
     for name in os.listdir("/proc"):
@@ -163,7 +166,7 @@ def _open(pid: str, prefix: str) -> set[FileId]:
                     status = os.stat(path)
                     files.add((status.st_dev, status.st_ino))
             except OSError:
-                continue  # closed meanwhile
+                continue  # closed in the meantime
     except OSError:
         return set()
     return files
@@ -174,3 +177,131 @@ def _process_name(pid: str) -> str:
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return "?"
+
+
+NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+"""The device is full, or the account's quota is used up: deleting files helps."""
+
+
+def is_no_space(error: BaseException | None) -> bool:
+    """Whether ``error`` says that there is no space: an error of the system, or a StoreError made of one."""
+    if isinstance(error, StoreError):
+        return isinstance(error, DiskFullError) or is_no_space(error.__cause__)
+    return isinstance(error, OSError) and error.errno in NO_SPACE
+
+
+def kind_of(error: OSError) -> type[StoreError]:
+    """The class for an error of a file of the store: DiskFullError when it cannot grow, else StoreError. That is
+    without space, and for a file at its limit (RLIMIT_FSIZE, or the file system's).
+    """
+    return DiskFullError if is_no_space(error) or error.errno == errno.EFBIG else StoreError
+
+
+def tells_of_no_space(sentence: str) -> bool:
+    """Whether a sentence that another process wrote says that there is no space."""
+    return any(os.strerror(number) in sentence for number in NO_SPACE)
+
+
+AGAIN_MS: Final = 500
+_R = TypeVar("_R")
+
+
+class StoppedWithoutRoom(Exception):
+    """The process shall stop, and the disk still has no room: what was not written is found again by the next start."""
+
+
+class StatusReport(Protocol):
+    """Reports to the supervisor."""
+
+    def __call__(self, **info: Any) -> None: ...
+
+
+class DiskRoom:
+    """``waiting``: why each kind of file (``timer log``) cannot be written at present."""
+
+    def __init__(self, log: Log, tell: StatusReport, pause: Callable[[int], bool]) -> None:
+        """``pause``: wait for this many milliseconds; False when the process shall stop."""
+        self._log, self._report, self._pause = log, tell, pause
+        self.waiting: dict[str, str] = {}
+
+    @classmethod
+    def of_nobody(cls, log: Log) -> DiskRoom:
+        """Outside of a worker: no status shows it, and nothing is waited for."""
+        return cls(log, lambda **_: None, lambda _ms: False)
+
+    def try_to(self, what: str, write: Callable[[], object]) -> bool:
+        """Call ``write``, which writes ``what``. False when there was no room: then it is to be called again later.
+        Raises the other errors of ``write``.
+        """
+        try:
+            write()
+        except (OSError, StoreError) as error:
+            if not self.lacked(what, error):
+                raise
+            return False
+        self.found(what)
+        return True
+
+    def wait(self, what: str, write: Callable[[], _R]) -> _R:
+        """Call ``write`` again and again until there is room; returns what it returns. Raises its other errors, and
+        StoppedWithoutRoom.
+        """
+        results: list[_R] = []
+        while not self.try_to(what, lambda: results.append(write())):
+            if not self._pause(AGAIN_MS):
+                raise StoppedWithoutRoom(self.waiting[what])
+        return results[0]
+
+    def lacked(self, what: str, error: Exception) -> bool:
+        """Note that ``what`` could not be written, when ``error`` says that there was no room; False for another error."""
+        if is_no_space(error) and what not in self.waiting:
+            self.waiting[what] = str(error)
+            self._log.error("waits for room on the disk", file=what, why=str(error))
+            self._tell()
+        return is_no_space(error)
+
+    def found(self, what: str) -> None:
+        """``what`` was written."""
+        if what in self.waiting:
+            del self.waiting[what]
+            self._log.info("has room on the disk again", file=what)
+            self._tell()
+
+    def _tell(self) -> None:
+        self._report(no_room=dict(self.waiting))
+
+
+COPY_ON_WRITE: Final = ("bcachefs", "btrfs", "zfs")
+"""On these file systems fallocate reserves space for the first write of a block at best; each later write takes a new
+block.
+"""
+
+
+def file_system_of(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """The file system's type, as ``mount`` shows it; empty where it cannot be found out."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+        target = os.path.realpath(folder)
+    except OSError:
+        return ""
+    best, found = -1, ""
+    for line in lines:
+        before, _, behind = line.partition(" - ")
+        fields, kind = before.split(), behind.split()
+        if len(fields) < 5 or not kind:
+            continue
+        point = fields[4].replace("\\040", " ")
+        inside = target == point or target.startswith(point.rstrip("/") + "/")
+        # A later mount hides an earlier one at the same place.
+        if inside and len(point) >= best:
+            best, found = len(point), kind[0]
+    return found
+
+
+def is_private(folder: Path) -> bool:
+    """Whether ``folder`` is one that only this account may enter."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077

@@ -14,7 +14,6 @@ _OTHER_FILES: Final = 256  # sockets, segments of the log, libraries
 
 def affordable_files(wanted: int) -> int:
     """``wanted`` open files, or as many as this process may have: raises its soft limit as far as the system allows.
-
     The usual soft limit of 1,024 is for programs that use ``select``; CommitMQ does not.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -46,9 +45,8 @@ class FdCache:
         return len(self._fds)
 
     def read_fd(self, path: str) -> int:
-        """A descriptor that can read ``path``. Raises OSError (FileNotFoundError when the file does not exist).
-
-        A file that was deleted since (and perhaps recreated by its owner, another process) is opened again.
+        """A descriptor that can read ``path``. Raises OSError (FileNotFoundError when the file does not exist). A file
+        that was deleted since (and perhaps recreated by its owner, another process) is opened again.
         """
         found = self._fds.get(path)
         if found is not None:
@@ -84,7 +82,6 @@ class FdCache:
         self.close()
 
     def close(self) -> None:
-        """Close all."""
         while self._fds:
             os.close(self._fds.popitem()[1][0])
 

@@ -33,9 +33,8 @@ class MappedFile:
     __slots__ = ("_map", "base_offset", "path", "size", "writable")
 
     def __init__(self, path: Path, base_offset: int, size: int, *, writable: bool = False) -> None:
-        """Map ``path``. A writable map needs allocated blocks: a write into a hole on a full disk is SIGBUS.
-
-        Raises SegmentSizeError when the file's size is not ``size``, StoreError when it cannot be opened.
+        """Map ``path``. A writable map needs allocated blocks: a write into a hole on a full disk is SIGBUS. Raises
+        SegmentSizeError when the file's size is not ``size``, StoreError when it cannot be opened.
         """
         self.path = path
         self.base_offset = base_offset
@@ -61,9 +60,8 @@ class MappedFile:
         return self.base_offset + self.size
 
     def view(self, position: int = 0, size: int | None = None) -> memoryview:
-        """``size`` bytes (default: the rest) from ``position`` within the segment, without a copy.
-
-        The segment stays mapped while the view, or anything made from it, lives.
+        """``size`` bytes (default: the rest) from ``position`` within the segment, without a copy. The segment stays
+        mapped while the view, or anything made from it, lives.
         """
         end = self.size if size is None else position + size
         if not 0 <= position <= end <= self.size:
@@ -86,9 +84,8 @@ class MappedFile:
 
 
 class MappedFileQueue:
-    """The segments of one folder. Not thread-safe; every process has its own.
-
-    ``max_mapped`` bounds the maps kept for later use; maps in use at the moment come on top and cannot be given up.
+    """The segments of one folder. Not thread-safe; every process has its own. ``max_mapped`` bounds the maps kept for
+    later use; maps in use at the moment come on top and cannot be given up.
     """
 
     def __init__(self, folder: Path, file_bytes: int, *, max_mapped: int = 64, writable: bool = False) -> None:
@@ -168,9 +165,8 @@ class MappedFileQueue:
         return found
 
     def release_below(self, offset: int) -> int:
-        """Unmap and forget every segment that ends at or below ``offset``: these are going to be deleted.
-
-        Returns ``offset``, or the base offset of the first such segment that is still in use; then call it again.
+        """Unmap and forget every segment that ends at or below ``offset``: these are going to be deleted. Returns
+        ``offset``, or the base offset of the first such segment that is still in use; then call it again.
         """
         self._floor = max(self._floor, offset)
         self._bases = [base for base in self._bases if base + self.file_bytes > offset]
@@ -218,9 +214,8 @@ class MappedFileQueue:
 
 
 def list_segments(folder: Path, file_bytes: int) -> list[int]:
-    """Base offsets of the segments in ``folder``, ascending; sub-folders and other names are skipped.
-
-    Raises SegmentSizeError and StoreError as :meth:`MappedFileQueue.refresh` says.
+    """Base offsets of the segments in ``folder``, ascending; sub-folders and other names are skipped. Raises
+    SegmentSizeError and StoreError as :meth:`MappedFileQueue.refresh` says.
     """
     sizes = list_sizes(folder, file_bytes)
     if sizes and sizes[-1][1] == 0:
@@ -244,9 +239,9 @@ def list_sizes(folder: Path | str, file_bytes: int) -> list[tuple[int, int]]:
     """``(base offset, size)`` of each file in ``folder`` that is named like a segment, ascending; empty without the
     folder.
 
-    Other processes make and delete files meanwhile, and a folder listing is no atomic snapshot: it may contain a file
-    and lack one that was made before it. So a file missing between two others is looked for by name. If it does not
-    exist, perhaps the oldest files were being deleted, and the folder is listed again.
+    Other processes make and delete files in the meantime, and a folder listing is no atomic snapshot: it may contain a
+    file and lack one that was made before it. So a file missing between two others is looked for by name. If it does
+    not exist, perhaps the oldest files were being deleted, and the folder is listed again.
     """
     sizes: list[tuple[int, int]] = []
     for _ in range(_LOOKS):

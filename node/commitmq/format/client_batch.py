@@ -20,9 +20,7 @@ _SHORT: Final = struct.Struct(">h")
 
 @dataclass(frozen=True, slots=True)
 class BatchElement:
-    """One message of a client batch; ``properties`` stay encoded, because they are stored exactly as the client sent
-    them.
-    """
+    """One message of a client batch; ``properties`` stay encoded: they are stored as the client sent them."""
 
     body: bytes
     properties: bytes = b""
@@ -49,9 +47,8 @@ def encode_client_batch(elements: Iterable[BatchElement]) -> bytes:
 
 
 def decode_client_batch(data: bytes | memoryview) -> list[BatchElement]:
-    """The elements of a batch body. Magic and CRC are ignored, as RocketMQ does.
-
-    Raises CorruptRecordError with the position within ``data`` when the lengths do not add up.
+    """The elements of a batch body. Magic and CRC are ignored, as RocketMQ does. Raises CorruptRecordError with the
+    position within ``data`` when the lengths do not add up.
     """
     view = memoryview(data)
     elements = []

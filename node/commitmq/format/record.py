@@ -19,7 +19,8 @@
     …             topicLength i1 (v1) or i2 (v2), topic
     …             propertiesLength i2, properties; the last 20 bytes may be the CRC of all before them (spec 2.9)
 
-This module is plain struct code, because a client that sends single messages must not load numpy for it.
+CRC-32 is that of the IEEE polynomial, masked to 31 bits (spec 0.1, 2.4, 2.9). This module is plain struct code, because a
+client that sends single messages must not load numpy for it.
 """
 
 from __future__ import annotations
@@ -42,12 +43,33 @@ from commitmq.format.constants import (
     Property,
     SysFlag,
 )
-from commitmq.format.crc import body_crc, crc_digits, parse_crc_digits
 from commitmq.format.java import utf16_units
 from commitmq.format.message_id import offset_message_id, pack_host, unpack_host
 from commitmq.format.properties import BROKER_BUCKETS, decode_properties, encode_properties
 
-__all__ = ["Host", "Record", "decode_record", "encode_filler", "encode_record", "peek", "record_size"]
+try:
+    from isal.isal_zlib import crc32 as crc32
+except ModuleNotFoundError:  # a client without the extra `node`: zlib gives the same numbers, somewhat slower
+    from zlib import crc32 as crc32
+
+
+_MASK = 0x7FFFFFFF
+
+
+def body_crc(data: bytes | bytearray | memoryview) -> int:
+    """CRC of ``data`` with the sign bit cleared; 0 for no data. isal is 2–4 times as fast as zlib at 1 KiB."""
+    return crc32(data) & _MASK
+
+
+def crc_digits(value: int) -> bytes:
+    """The ten digits of the ``__CRC32#`` property: least significant first, padded with zeros (1234 → 4321000000)."""
+    return (b"%010d" % value)[::-1]
+
+
+def parse_crc_digits(digits: bytes) -> int | None:
+    """Inverse of :func:`crc_digits`; None unless ``digits`` are ten ASCII digits."""
+    return int(digits[::-1]) if len(digits) == 10 and digits.isdigit() else None
+
 
 _HEAD = struct.Struct(">iiiiiqqiq")  # totalSize … bornTimestamp: the first 48 bytes
 _LONG = struct.Struct(">q")

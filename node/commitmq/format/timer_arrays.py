@@ -1,5 +1,5 @@
-"""Many slots of the timer wheel and units of the timer log at once; the fields are in :mod:`commitmq.format.timer_wheel`
-and :mod:`commitmq.format.timer_log`, which need no numpy.
+"""Many slots of the timer wheel and units of the timer log at once; the fields are in :mod:`commitmq.format.timer`
+and :mod:`commitmq.format.timer`, which need no numpy.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from commitmq.format import timer_log, timer_wheel
+from commitmq.format import timer
 
 SLOT: Final = np.dtype([("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("messages", ">i4"), ("magic", ">i4")])
 UNIT: Final = np.dtype(
@@ -24,4 +24,4 @@ UNIT: Final = np.dtype(
         ("reserved", ">i8"),
     ]
 )
-assert (SLOT.itemsize, UNIT.itemsize) == (timer_wheel.SLOT_BYTES, timer_log.UNIT_BYTES)
+assert (SLOT.itemsize, UNIT.itemsize) == (timer.SLOT_BYTES, timer.UNIT_BYTES)

@@ -7,7 +7,7 @@ A ConsumeQueue's unit:
     8        size i4                of the record, so one read gets all of it; PREBLANK_SIZE: no record
     12       tags code i8           a filter by tag need not read the log
 
-A BatchCQ queue's unit begins with the same fields and goes on:
+A BatchCQ queue's unit begins with the same fields and continues:
 
     20       store timestamp i8     ms; a look-up by time need not read the log
     28       base offset i8         queue offset of the record's first message

@@ -1,4 +1,4 @@
-"""One connection that libzmq has accepted, with the byte counts of the kernel and of the process.
+"""One connection that libzmq has accepted, with the byte counts of the kernel and of the process, and how it is ended.
 
 The kernel counts the bytes that libzmq has read from a connection: for TCP in ``TCP_INFO``, for a Unix socket by
 ``SO_PEEK_OFF``, which every byte read moves back by one (socket(7)). The offset is set again once per gigabyte and not
@@ -25,8 +25,10 @@ import socket
 import struct
 import sys
 import time
-from collections import deque
-from typing import Final
+from collections import Counter, deque
+from typing import Final, NamedTuple
+
+from commitmq.log import Log
 
 UNKNOWN_ACCOUNT: Final = -1
 """Nobody has asked yet."""
@@ -85,7 +87,7 @@ SEALED_FRAME_BYTES: Final = 33
 """CURVE's command name, nonce, tag and flags around each frame."""
 
 
-class Connection:
+class PeerConnection:
     """The counts of one connection. The receiving thread sets ``handled``, ``identity``, ``sends_long``, ``ending``,
     ``hurried``, ``last_fault_s`` and ``user``, the gate sets the rest.
 
@@ -265,7 +267,7 @@ class Connection:
             left = self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF)
             self.grown = self._left - left
             if self.grown >= _PEEK_SPAN:
-                # So many bytes do not come between two looks: a reader has undone the renewal.
+                # This many bytes do not come between two looks: a reader has undone the renewal.
                 self.grown = max(0, self._left_before_renewal - left)
             self.received += self.grown
             self._left = left
@@ -277,9 +279,7 @@ class Connection:
             self.grown, self.received = received - self.received, received
 
     def _renew(self, left: int) -> None:
-        """Set SO_PEEK_OFF again before it reaches 0. Bytes read between the two calls, some microseconds, are not
-        counted.
-        """
+        """Set SO_PEEK_OFF again before it reaches 0. Bytes read between the two calls (microseconds) do not count."""
         assert self._socket is not None
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, _PEEK_BASE)
         if self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) > left:
@@ -361,9 +361,7 @@ class Connection:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def refuse(self) -> None:
-        """Shut it down over libzmq's descriptor, when :meth:`open` got none. Allowed only while the gate handles its
-        arrival.
-        """
+        """Shut it down over libzmq's descriptor, when :meth:`open` got none; only while its arrival is handled."""
         self.ended = True
         with contextlib.suppress(OSError):
             theirs = socket.socket(fileno=self.descriptor)
@@ -371,3 +369,133 @@ class Connection:
                 theirs.shutdown(socket.SHUT_RDWR)
             finally:
                 theirs.detach()
+
+
+_ANSWER_S: Final = 0.1  # within this time the I/O thread sends an answer
+_DOUBT_S: Final = 1.0
+_GOES_ON_S: Final = 0.5  # requests of a peer that has gone are read within this time
+_LOG_INTERVAL_S: Final = 1.0
+_LONGEST_LOG_INTERVAL_S: Final = 60.0
+
+
+class Disconnect(NamedTuple):
+    """Which connection is to be ended, the bound that it broke, and a sentence that says how."""
+
+    connection: PeerConnection
+    bound: str
+    why: str
+
+
+class DueDisconnect(NamedTuple):
+    """An end that is due at ``at_s``, for the peer with the id ``identity``. ``is_doubt``: its peer has no right to its id."""
+
+    at_s: float
+    identity: bytes | None
+    ending: Disconnect
+    is_doubt: bool = False
+
+
+class Disconnects:
+    """The ends that the receiving thread asks for, and the record of all ended connections.
+
+    A connection that breaks a rule is ended a moment after its answer, so that the peer can read it. Requests that come
+    in the meantime are dropped: the peer waits for no answer, so it is ended at once, before it sends still more.
+
+    A request may wait until its connection has gone, and until another peer has the descriptor. So an end is for a
+    routing id, and the gate does not end a connection that has another one by then. A connection that is new has a
+    second to show that. A request under an id that its peer must not have says even less: whoever has the descriptor is
+    ended after a second in which no other request came, and one that had asked for something before, only when the
+    forbidden requests continue.
+
+    ``wake``: an eventfd that the gate's thread waits for. ``ended``: the number of ended connections by bound.
+    """
+
+    def __init__(self, log: Log, wake: int) -> None:
+        self.ended: Counter[str] = Counter()
+        self._log = log
+        self._wake = wake
+        self._asked: deque[DueDisconnect] = deque()
+        self._doubtful: deque[DueDisconnect] = deque()
+        self._hurried: deque[DueDisconnect] = deque()
+        self._lines: dict[str, tuple[float, float]] = {}  # by bound: when the next may come, and the pause before that
+
+    def __len__(self) -> int:
+        """Ends that were asked for and are not due."""
+        return len(self._asked) + len(self._doubtful)
+
+    # ------------------------------------------------------------ the receiving thread's side
+
+    def ask(self, connection: PeerConnection, bound: str, why: str) -> None:
+        """See :meth:`commitmq.network.gate.Gate.end`."""
+        if connection.ending:
+            return
+        connection.ending = True
+        ending, now = Disconnect(connection, bound, why), time.monotonic()
+        if connection.accepted_s > now - _DOUBT_S:
+            self._doubtful.append(DueDisconnect(now + _DOUBT_S, connection.identity, ending))
+        else:
+            self._asked.append(DueDisconnect(now + _ANSWER_S, connection.identity, ending))
+        self._ring()
+
+    def doubt(self, connection: PeerConnection, bound: str, why: str) -> None:
+        """A request came under an id that its peer must not have: end ``connection`` if that continues."""
+        connection.last_fault_s = now = time.monotonic()
+        if not connection.doubted:
+            connection.doubted = True
+            asked = DueDisconnect(
+                now + _DOUBT_S, connection.identity, Disconnect(connection, bound, why), is_doubt=True
+            )
+            self._doubtful.append(asked)
+            self._ring()
+
+    def drop(self, connection: PeerConnection) -> None:
+        """A request of an ``ending`` connection was dropped."""
+        if connection.hurried or connection.accepted_s > time.monotonic() - _DOUBT_S:
+            return
+        connection.hurried = True
+        ending = Disconnect(connection, "ending", "it sent more requests after the one that ends it")
+        self._hurried.append(DueDisconnect(0.0, connection.identity, ending))
+        self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    # ------------------------------------------------------------ the gate's thread
+
+    def hurried(self) -> DueDisconnect | None:
+        """The next one that must not wait until it is due."""
+        return self._hurried.popleft() if self._hurried else None
+
+    def due(self, now_s: float) -> DueDisconnect | None:
+        for waiting in (self._asked, self._doubtful):
+            if waiting and waiting[0].at_s <= now_s:
+                return waiting.popleft()
+        return None
+
+    def holds(self, asked: DueDisconnect) -> bool:
+        """Whether an end that is due now still is for this connection."""
+        one = asked.ending.connection
+        if asked.is_doubt:
+            one.doubted = False
+            goes_on = one.last_fault_s > asked.at_s - _DOUBT_S + _GOES_ON_S
+            return one.identity is None or (one.identity == asked.identity and goes_on)
+        return one.identity == asked.identity
+
+    def put_off(self, asked: DueDisconnect, now_s: float) -> None:
+        """The gate has not heard of the connection yet."""
+        self._asked.append(asked._replace(at_s=now_s + _ANSWER_S))
+
+    def tell(self, ending: Disconnect) -> None:
+        """Count a connection that was ended, and write it to the log."""
+        self.ended[ending.bound] += 1
+        now = time.monotonic()
+        next_s, pause_s = self._lines.get(ending.bound, (0.0, 0.0))
+        if now >= next_s:
+            # A line for each bound, and ever fewer while it continues: a client that breaks one a thousand times, or
+            # continues for days, must not fill the log.
+            is_new = now > next_s + _LONGEST_LOG_INTERVAL_S
+            pause_s = _LOG_INTERVAL_S if is_new else min(2 * pause_s, _LONGEST_LOG_INTERVAL_S)
+            self._lines[ending.bound] = now + pause_s, pause_s
+            client, in_all = ending.connection.client, self.ended.total()
+            self._log.warning("connection ended", bound=ending.bound, why=ending.why, client=client, in_all=in_all)

@@ -23,7 +23,7 @@ sockets that break one of these bounds:
   received for them. Only this bound catches a request of millions of empty frames, which take thirty times as much.
 
 The threads: the I/O thread only reads and writes. The receiving thread publishes what it handled
-(``Connection.handled``, ``looks``, how often it found nothing left, and ``is_empty``, whether it found nothing the last
+(``PeerConnection.handled``, ``looks``, how often it found nothing left, and ``is_empty``, whether it found nothing the last
 time). The gate's thread does the rest. It sleeps while nothing comes, and looks every 25 ms while bytes come, at the
 connections to which bytes came since the last look (``EPOLLET``), whose count grew in it, or which hold bytes. A connection
 that libzmq has closed is looked at once more. (After 60 ms a request of empty frames has taken 400 MB.)
@@ -75,8 +75,7 @@ import zmq
 
 from commitmq.config import NetworkConfig
 from commitmq.log import Log
-from commitmq.network.connection import FRAME_HEAD_BYTES, Connection
-from commitmq.network.endings import Asked, Ending, Endings
+from commitmq.network.connection import FRAME_HEAD_BYTES, Disconnect, Disconnects, DueDisconnect, PeerConnection
 from commitmq.network.guard import UserBounds
 
 LEAST_CHOSEN_BYTES: Final = 16
@@ -173,7 +172,6 @@ class Growth:
         self._low = self._private_bytes()
 
     def measure(self) -> int:
-        """The growth of the process, in bytes."""
         private = self._private_bytes()
         self._low = min(self._low, private)
         return private - self._low
@@ -250,11 +248,11 @@ class Gate:
         first_number: int,
         head_bytes: int = FRAME_HEAD_BYTES,
     ) -> None:
-        """``head_bytes``: see :class:`Connection`."""
+        """``head_bytes``: see :class:`PeerConnection`."""
         self._config = config
         self._log = log
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.endings = Endings(log, self._wake)
+        self.endings = Disconnects(log, self._wake)
         self._max_request_bytes = max_request_bytes
         # With every configuration one connection must be able to send the longest request.
         self._max_pending_bytes = max(config.max_pending_bytes, 2 * max_request_bytes)
@@ -263,24 +261,25 @@ class Gate:
         self._most_turned_away = min(_MOST_TURNED_AWAY, self.max_connections)
         # Set by the receiving thread: connections with a request, by routing id; how often it found nothing left, and
         # whether it did the last time.
-        self.peers: dict[bytes, Connection] = {}
+        self.peers: dict[bytes, PeerConnection] = {}
         self.looks, self.is_empty = 0, True
         self._wait_limit_s = 0.0
         self.users: UserBounds | None = None  # set before the first request, where users are known
         self.departed: deque[bytes] = deque(maxlen=_UNHEARD)  # ids of ended connections; the process may empty it
-        self._connections: dict[int, Connection] = {}
-        self._watched: dict[int, Connection] = {}
+        self._connections: dict[int, PeerConnection] = {}
+        self._watched: dict[int, PeerConnection] = {}
         # Closed and not fully handled: connections by id, bytes by client.
-        self._leaving: dict[bytes, Connection] = {}
+        self._leaving: dict[bytes, PeerConnection] = {}
         self._left: Counter[str] = Counter()
         # Connections with a request before the gate learnt of them, by descriptor; both threads write it, so it has a lock.
-        self._unheard: dict[int, Connection] = {}
+        self._unheard: dict[int, PeerConnection] = {}
         self._meeting = threading.Lock()
-        self._held: set[Connection] = set()
-        self._grew: set[Connection] = set()  # in the last look: libzmq may have read more since
+        self._held: set[PeerConnection] = set()
+        self._grew: set[PeerConnection] = set()  # in the last look: libzmq may have read more since
         self._of_client: Counter[str] = Counter()
-        self._silent: deque[Connection] = deque()
-        self._turned_away: dict[Connection, float] = {}  # and when each is ended, the first one first
+        self._silent: deque[PeerConnection] = deque()
+        self._silent_again_s, self._silent_looks = 0.0, -1  # the receiving thread was behind: when to see again
+        self._turned_away: dict[PeerConnection, float] = {}  # and when each is ended, the first one first
         self._accepted, self._seen_looks, self._counting_s, self._looked_s = 0, -1, 0.0, 0.0
         self._growth = Growth()
         self._settle_at = 0.0
@@ -302,10 +301,8 @@ class Gate:
 
     # ------------------------------------------------------------ the receiving thread's side
 
-    def meet(self, identity: bytes, frame: zmq.Frame) -> tuple[Connection, str | None]:
-        """The connection of ``frame``, the first of an unknown peer; and why the peer must not have its id, or None. Raises
-        UnknownSourceError.
-        """
+    def meet(self, identity: bytes, frame: zmq.Frame) -> tuple[PeerConnection, str | None]:
+        """The connection of ``frame``, and why the peer must not have its id, or None. Raises UnknownSourceError."""
         try:
             descriptor = int(frame.get(zmq.SRCFD))
         except zmq.ZMQError as error:
@@ -324,7 +321,7 @@ class Gate:
                 # the peer for one without a request, and the handled bytes for a request without an end.
                 found = self._unheard.get(descriptor)
                 if found is None or found.identity not in (identity, None):
-                    found = self._unheard[descriptor] = Connection(descriptor, self._head_bytes)
+                    found = self._unheard[descriptor] = PeerConnection(descriptor, self._head_bytes)
             if fault is None:
                 # The last connection is right: a peer's requests may come after its descriptor belongs to another one.
                 if found.identity is not None and found.identity != identity:
@@ -345,7 +342,7 @@ class Gate:
         self.looks += 1
         self.is_empty = True
 
-    def peer(self, identity: bytes) -> Connection | None:
+    def peer(self, identity: bytes) -> PeerConnection | None:
         """The connection of ``identity``. A peer's first request may be faster than the event of its connection; then that is
         waited for, a tenth of a second at most. So this is for what is rare.
         """
@@ -362,13 +359,13 @@ class Gate:
         found = self.peers.get(identity)
         return identity in self._leaving if found is None else found.gone
 
-    def end(self, connection: Connection, bound: str, why: str) -> None:
+    def end(self, connection: PeerConnection, bound: str, why: str) -> None:
         """Let the gate end ``connection`` a moment later, after the peer got its answer. Its further requests must be
         dropped, and reported to ``endings.drop``.
         """
         self.endings.ask(connection, bound, why)
 
-    def doubt(self, connection: Connection, why: str) -> None:
+    def doubt(self, connection: PeerConnection, why: str) -> None:
         """A request came under an id that its peer must not have. ``connection`` had its descriptor at that time."""
         self.endings.doubt(connection, "routing id", why)
 
@@ -473,7 +470,7 @@ class Gate:
         with self._meeting:
             connection = self._unheard.pop(descriptor, None)
             if connection is None or connection.accepted_s < time.monotonic() - _NEWCOMER_S:
-                connection = Connection(
+                connection = PeerConnection(
                     descriptor, self._head_bytes
                 )  # an old object would belong to a peer that came and went
             # Open before anybody sees it: a connection without a descriptor of its own is one that could not be opened.
@@ -491,13 +488,13 @@ class Gate:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 connection.refuse()
-                self._tell_end(Ending(connection, "max_connections", "no descriptor is left to guard it"))
+                self._tell_end(Disconnect(connection, "max_connections", "no descriptor is left to guard it"))
             return
         self._watched[own] = connection
         self._of_client[connection.client] += 1
         left = self._left[connection.client] if self._left else 0
         if left > self._max_pending_bytes // _LEFT_OF_CLIENT:
-            why = f"{left} bytes that former connections of this client sent wait to be handled"
+            why = f"{left} bytes that previous connections of this client sent wait to be handled"
             self._end(connection, "max_pending_bytes", why)
         elif self._of_client[connection.client] > self._config.max_client_connections:
             most = self._config.max_client_connections
@@ -508,11 +505,11 @@ class Gate:
         if connection not in self._turned_away:
             self._silent.append(connection)
 
-    def _lets_in(self, connection: Connection) -> bool:
+    def _lets_in(self, connection: PeerConnection) -> bool:
         """Whether it comes from a process of the node, and descriptors that are kept for bursts are left for it."""
         return len(self._connections) <= self.max_connections + 2 * self._most_turned_away and connection.is_own()
 
-    def _make_room(self, newest: Connection) -> None:
+    def _make_room(self, newest: PeerConnection) -> None:
         """End the oldest connection without a request, or else turn the newest away."""
         before = time.monotonic() - _NEWCOMER_S
         most = self.max_connections
@@ -531,7 +528,7 @@ class Gate:
                 return
         self._turn_away(newest, "max_connections", why)
 
-    def _turn_away(self, connection: Connection, bound: str, why: str) -> None:
+    def _turn_away(self, connection: PeerConnection, bound: str, why: str) -> None:
         """End a connection for which there is no place, a moment later where there is room for it until then."""
         if len(self._turned_away) >= self._most_turned_away:
             self._end(connection, bound, why)
@@ -539,10 +536,10 @@ class Gate:
         connection.ending, connection.turned_away = True, why
         self._turned_away[connection] = time.monotonic() + _TURNED_AWAY_S
         self._uncount(connection)
-        self._tell_end(Ending(connection, bound, why))
+        self._tell_end(Disconnect(connection, bound, why))
 
     def _end_turned_away(self, now: float) -> float | None:
-        """End those whose time is over. Returns when the next one's is."""
+        """End those that timed out. Returns when the next one's is."""
         due_s = None
         for connection, due_s in self._turned_away.items():
             if due_s > now:
@@ -551,7 +548,7 @@ class Gate:
                 connection.end()
         return None
 
-    def _uncount(self, connection: Connection) -> None:
+    def _uncount(self, connection: PeerConnection) -> None:
         self._of_client[connection.client] -= 1
         if not self._of_client[connection.client]:
             del self._of_client[connection.client]
@@ -584,13 +581,13 @@ class Gate:
         if self._turned_away.pop(connection, None) is None and connection.client:
             self._uncount(connection)
 
-    def _end(self, connection: Connection, bound: str, why: str) -> None:
+    def _end(self, connection: PeerConnection, bound: str, why: str) -> None:
         if connection.ended:
             return
         connection.end()
-        self._tell_end(Ending(connection, bound, why))
+        self._tell_end(Disconnect(connection, bound, why))
 
-    def _end_asked(self, asked: Asked, now: float) -> None:
+    def _end_asked(self, asked: DueDisconnect, now: float) -> None:
         one = asked.ending.connection
         if self._unheard.get(one.descriptor) is one:
             if one.accepted_s > now - _NEWCOMER_S:
@@ -598,23 +595,33 @@ class Gate:
         elif one.own is not None and self.endings.holds(asked):
             self._end(*asked.ending)
 
-    def _tell_end(self, ending: Ending) -> None:
+    def _tell_end(self, ending: Disconnect) -> None:
         self._growth.trim_soon(time.monotonic())
         self.endings.tell(ending)
 
     # ------------------------------------------------------------ connections without a request
 
     def _silent_due_s(self) -> float | None:
-        return self._silent[0].accepted_s + self._config.first_request_timeout_ms / 1000 if self._silent else None
+        if not self._silent:
+            return None
+        return max(self._silent[0].accepted_s + self._config.first_request_timeout_ms / 1000, self._silent_again_s)
 
     def _end_silent(self, now: float) -> None:
+        """A request that waits is not silence: nobody is ended before the receiving thread has taken all there was."""
         silent = self._silent
         timeout_s = self._config.first_request_timeout_ms / 1000
+        if now < self._silent_again_s:
+            return
+        looks, self._silent_looks = self._silent_looks, -1
         while silent and (silent[0].ended or silent[0].accepted_s + timeout_s <= now):
-            one = silent.popleft()
+            one = silent[0]
             # The node's own processes connect to each other before they have a request to send.
             if one.identity is None and not one.ended and not one.is_local:
+                if looks in (-1, self.looks) and (not self.is_empty or self._signals.poll(0)):
+                    self._silent_looks, self._silent_again_s = self.looks, now + _BEHIND_S
+                    return
                 self._end(one, "first_request_timeout_ms", f"nothing was asked for {timeout_s:g} s")
+            silent.popleft()
 
     # ------------------------------------------------------------ received bytes
 

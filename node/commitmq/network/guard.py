@@ -1,13 +1,11 @@
-"""May they: the users of the native protocol, decided for each request before its process sees it.
+"""Who may connect, and what they may: the users of the native protocol, decided for each request before its process sees it.
 
 Only a node with keys has a guard (:mod:`commitmq.security.node_keys`). Who sends a request is in the request itself
-(:mod:`.zap`), and never remembered by routing id: a client may choose the id of a peer that has just left. A key that was
-removed, or whose user was disabled, is refused within :data:`commitmq.security.access_file.LOOK_MS`, connected or not.
+(:class:`ZapHandler`), and never remembered by routing id: a client may choose the id of a peer that has just left. A key that
+was removed, or whose user was disabled, is refused within :data:`commitmq.security.access_file.LOOK_MS`, connected or not.
 
 The accounts of the node and of root are super users over the local sockets. Others are the users that
 ``security.access_file`` names.
-
-The audit log of a process, from its settings; and who sent a request.
 """
 
 from __future__ import annotations
@@ -22,19 +20,135 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import zmq
+from zmq.utils import z85
 
 from commitmq.config import NodeConfig
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.log import Log
-from commitmq.network.connection import Connection
-from commitmq.network.endings import Ending
-from commitmq.network.zap import DOMAIN, LOCAL, ZapHandler, uid_of
+from commitmq.network.connection import Disconnect, PeerConnection
 from commitmq.protocol import wire
 from commitmq.security.access_file import AccessFile, AccessTable, LiveAccess, UserQuotas, parse_local_users
 from commitmq.security.audit import Actor, AuditLimits, AuditLog, Event
 from commitmq.security.native_rights import CHANGES, PUB, Actions, needs_of, topic_need
 from commitmq.security.node_keys import KeyPair, load_node_keys, node_key_path
 from commitmq.store.access import shares_with_group
+
+ENDPOINT: Final = "inproc://zeromq.zap.01"
+DOMAIN: Final = b"commitmq"
+LOCAL: Final = "local"
+_UID: Final = "uid="
+_MOST_TOLD: Final = 10
+"""Refusals that the log has, of each second."""
+_FAILED: Final = 70
+_CONNECT: Final = "connect"
+PROTOCOL: Final = "native"
+_VERSION: Final = b"1.0"
+
+
+def uid_of(who: str) -> int | None:
+    """The account in the first word of a user id; None for a key."""
+    return int(who.removeprefix(_UID)) if who.startswith(_UID) else None
+
+
+class ZapHandler:
+    """The ZAP handler of one ZeroMQ context (rfc.zeromq.org/spec/27), a thread that answers handshakes.
+
+    tcp is CURVE: the client's public key must be a user's. ipc has no keys: the kernel says which account the peer has.
+    Either way libzmq writes the answer's user id into each message of the connection, where no peer can change it:
+
+        <public key> <address>     tcp
+        uid=<number> local         ipc
+
+    A router enforces its domain, so without this thread nobody gets in. If the thread fails, the process ends.
+
+    Answers for all sockets of ``context`` with :data:`DOMAIN`. Make it before they are bound, close it after them.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        live: LiveAccess,
+        log: Log,
+        audit: AuditLog | None = None,
+    ) -> None:
+        self._live, self._log, self._audit = live, log, audit
+        self.refused = 0
+        self._second = self._told = 0
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._socket: zmq.Socket[bytes] = context.socket(zmq.REP)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(ENDPOINT)
+        self._thread = threading.Thread(target=self._run, name="zap", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        os.eventfd_write(self._stop, 1)
+        self._thread.join()
+        self._socket.close(0)
+        os.close(self._stop)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._stop, zmq.POLLIN)
+        try:
+            while True:
+                ready = dict(poller.poll())
+                if self._stop in ready:
+                    return
+                self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+        except zmq.ContextTerminated:
+            return
+        except BaseException as error:
+            # Nobody could connect any more; another process of this role can do it.
+            self._log.exception("the ZAP handler failed, so this process ends", error=repr(error))
+            os._exit(_FAILED)
+
+    def _answer(self, request: list[bytes]) -> list[bytes]:
+        version, number, domain, address, _, mechanism, *credentials = [*request, *([b""] * (6 - len(request)))]
+        found = ""
+        if version == _VERSION and domain == DOMAIN:
+            found = self._user_id(mechanism, address.decode(errors="replace"), credentials)
+        if not found:
+            self._tell(mechanism, address, credentials)
+            return [_VERSION, number, b"400", b"unknown key", b"", b""]
+        return [_VERSION, number, b"200", b"OK", found.encode(), b""]
+
+    def _user_id(self, mechanism: bytes, address: str, credentials: list[bytes]) -> str:
+        """The user id of a peer that may connect; empty for one that may not."""
+        if mechanism == b"NULL":
+            # libzmq writes the peer's account behind the address of a Unix socket: ``localhost:uid:gid:pid``.
+            parts = address.split(":")
+            is_account = len(parts) == 4 and all(one.isdecimal() for one in parts[1:])
+            return f"{_UID}{parts[1]} {LOCAL}" if is_account else ""
+        if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
+            return ""
+        key = z85.encode(credentials[0]).decode()
+        # A user that was added this moment gets in.
+        user = self._live.table().owner_of(key) or self._live.newest().owner_of(key)
+        if user is None or not user.is_enabled:
+            return ""
+        address = address.removeprefix("::ffff:")
+        if self._audit is not None and self._audit.is_first_connection(user.name, key, address):
+            self._audit.used(Event(Actor(user.name, PROTOCOL, address, key), _CONNECT))
+        return f"{key} {address}"
+
+    def _tell(self, mechanism: bytes, address: bytes, credentials: list[bytes]) -> None:
+        self.refused += 1
+        key = z85.encode(credentials[0]).decode() if len(credentials) == 1 and len(credentials[0]) == 32 else ""
+        where = address.decode(errors="replace")[:100]
+        owner = self._live.table().owner_of(key)
+        reason = "no user has this key" if owner is None else "the user is disabled"
+        if self._audit is not None:
+            self._audit.refused(
+                Actor("" if owner is None else owner.name, PROTOCOL, where, key), _CONNECT, reason=reason
+            )
+        second = time.monotonic_ns() // 1_000_000_000
+        if second != self._second:
+            self._second, self._told = second, 0
+        if self._told < _MOST_TOLD:
+            self._told += 1
+            self._log.warning("a connection was refused", reason=reason, address=where, key=key, in_all=self.refused)
 
 
 def audit_log(
@@ -51,7 +165,7 @@ CONNECTIONS: Final = "user_connections"
 PENDING: Final = "user_pending_bytes"
 
 
-class Refused(NamedTuple):
+class LimitRefusal(NamedTuple):
     """``bound``: CONNECTIONS, which ends the connection too, or PENDING."""
 
     bound: str
@@ -71,7 +185,7 @@ class UserBounds:
 
     Both quotas hold for each process of the node by itself. Without any the receiving thread asks nothing.
 
-    ``quotas`` is looked at anew each time; ``refused`` is called for each refusal.
+    ``quotas`` is looked at again each time; ``refused`` is called for each refusal.
     """
 
     def __init__(self, quotas: UserQuotas, refused: Callable[[], object]) -> None:
@@ -82,7 +196,7 @@ class UserBounds:
 
     # ------------------------------------------------------------ the receiving thread
 
-    def refusal(self, connection: Connection, user: str) -> Refused | None:
+    def refusal(self, connection: PeerConnection, user: str) -> LimitRefusal | None:
         """Why a request of ``user`` over ``connection`` is refused; None when it is not."""
         found = None
         if connection.user != user:
@@ -90,12 +204,12 @@ class UserBounds:
         if found is None and user in self._over:
             most = self.quotas.of(user).pending_bytes
             sentence = f"more than {most} bytes of user {user} wait to be handled ([flow] {PENDING})"
-            found = Refused(PENDING, sentence, _RETRY_PENDING_MS)
+            found = LimitRefusal(PENDING, sentence, _RETRY_PENDING_MS)
         if found is not None:
             self._refused()
         return found
 
-    def _meet(self, connection: Connection, user: str) -> Refused | None:
+    def _meet(self, connection: PeerConnection, user: str) -> LimitRefusal | None:
         most = self.quotas.of(user).connections
         with self._counting:
             if connection.closed:
@@ -104,13 +218,13 @@ class UserBounds:
                 sentence = (
                     f"user {user} has {self._connections[user]} connections here, the most ([flow] {CONNECTIONS})"
                 )
-                return Refused(CONNECTIONS, sentence, _RETRY_CONNECT_MS)
+                return LimitRefusal(CONNECTIONS, sentence, _RETRY_CONNECT_MS)
             self._leave(connection)
             connection.user = user
             self._connections[user] += 1
         return None
 
-    def _leave(self, connection: Connection) -> None:
+    def _leave(self, connection: PeerConnection) -> None:
         user = connection.user
         if user:
             self._connections[user] -= 1
@@ -119,14 +233,12 @@ class UserBounds:
 
     # ------------------------------------------------------------ the gate's thread
 
-    def forget(self, connection: Connection) -> None:
-        """``connection`` is closed, and whatever user it had: the receiving thread may just be about to tell. Its bytes are
-        still the user's.
-        """
+    def forget(self, connection: PeerConnection) -> None:
+        """``connection`` is closed, whatever user it had: one may just be named. Its bytes are still the user's."""
         with self._counting:
             self._leave(connection)
 
-    def look(self, held: Collection[Connection]) -> Ending | None:
+    def look(self, held: Collection[PeerConnection]) -> Disconnect | None:
         """Count what ``held``, all connections with bytes that wait, hold for each user. Returns the connection to end."""
         sizes: Counter[str] = Counter()
         for one in held:
@@ -144,12 +256,10 @@ class UserBounds:
         why = (
             f"{sizes[one.user]} bytes of user {one.user} wait to be handled, twice the quota is {2 * bounds[one.user]}"
         )
-        return Ending(one, PENDING, why)
+        return Disconnect(one, PENDING, why)
 
 
-PROTOCOL: Final = "native"
 _MOST_CALLERS: Final = 10_000
-_MOST_TOLD: Final = 10
 _USER_ID: Final = "User-Id"
 _SENDS: Final = frozenset(("send", "append", "batch", "send_back", "recall"))
 _SUPER_UIDS: Final = frozenset((0, os.geteuid()))
@@ -245,9 +355,7 @@ class Guard:
         return "" if found is None else found.user
 
     def may_send(self, user: str, address: str | None, topic: str) -> bool:
-        """Whether ``user`` may send to ``topic`` now; with no ``address`` whether it may from any. The node's own account may,
-        whose user is empty.
-        """
+        """Whether ``user`` may send to ``topic`` now (without ``address``: from any). The node's own account may."""
         if not user:
             return True
         table, need = self._live.table(), topic_need(topic, PUB)
@@ -260,7 +368,6 @@ class Guard:
 
     def lacks(self, header: dict[str, Any], topics: Iterable[str], actions: Actions) -> str | None:
         """Why the sender of the last :meth:`refusal` may do none of ``actions`` on one of ``topics``; None when it may.
-
         For messages that a request, ``header``, names by their place: only the look-up tells their topics.
         """
         caller = self._last
@@ -375,10 +482,8 @@ def make_guard(
     node_key: str,
     audit: AuditLog | None = None,
 ) -> Guard | None:
-    """The guard of a process; None where the node has started without keys.
-
-    ``node_key``: the public key that the node has started with, or none, so that a file that came, went or was replaced since
-    changes nothing. Raises StoreError.
+    """The guard of a process; None where the node has started without keys. ``node_key``: the public key that the node
+    has started with, or none, so that a file that came, went or was replaced since changes nothing. Raises StoreError.
     """
     if not node_key:
         return None

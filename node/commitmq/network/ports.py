@@ -43,13 +43,13 @@ _PATIENCE_S: Final = 0.5
 _PATIENCE_WITH_SERVERS_S: Final = 5.0
 
 
-class _Place(NamedTuple):
+class _ListenPort(NamedTuple):
     host: str
     port: int
     setting: str
     needs: str
 
-    def meets(self, other: _Place) -> bool:
+    def meets(self, other: _ListenPort) -> bool:
         """Whether both cannot be listened on, as far as the names of their hosts are known."""
         if self.port != other.port:
             return False
@@ -58,9 +58,8 @@ class _Place(NamedTuple):
 
 
 def configured_port(role: str, config: NodeConfig, slot: int = 0) -> int:
-    """The tcp port that the configuration gives ``role``; 0 for a free one, or for a role without a socket.
-
-    ``slot`` is a dispatcher's slot in the control block.
+    """The tcp port that the configuration gives ``role``; 0 for a free one, or for a role without a socket. ``slot`` is
+    a dispatcher's slot in the control block.
     """
     base = config.network.port
     if base == 0:
@@ -74,14 +73,13 @@ def configured_port(role: str, config: NodeConfig, slot: int = 0) -> int:
 
 
 def port_of(role: str, config: NodeConfig, remembered: Mapping[str, int], slot: int = 0) -> int:
-    """The tcp port for ``role``: the configured one, else its former free one, else 0."""
+    """The tcp port for ``role``: the configured one, else its previous free one, else 0."""
     return configured_port(role, config, slot) or remembered.get(role, 0)
 
 
 def candidates() -> list[int]:
-    """Ports to try, in this order, when the configuration names none; empty: the kernel may choose.
-
-    Each call draws them anew, so that nodes that start together do not try the same ones.
+    """Ports to try, in this order, when the configuration names none; empty: the kernel may choose. Each call draws
+    them again, so that nodes that start together do not try the same ones.
     """
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
@@ -129,9 +127,7 @@ def in_use(port: int, role: str, config: NodeConfig) -> str:
 
 def first_in_use(wanted: Iterable[tuple[str, int]], config: NodeConfig) -> str:
     """The sentence for the lowest port of ``wanted`` (roles and their slots) that another program has; "" when all are
-    free.
-
-    A node that is just ending is waited for.
+    free. A node that is just ending is waited for.
     """
     for port, role in sorted((configured_port(name, config, slot), name) for name, slot in wanted):
         deadline = time.monotonic() + _PATIENCE_S
@@ -146,17 +142,17 @@ def clash(listeners: Iterable[Listener], wanted: Iterable[tuple[str, int]], conf
     """The sentence for the first port that two settings assign: to a server of ``listeners``, and to a process of the node
     (``wanted``: roles and their slots) or to another server; "" when there is none.
     """
-    base, taken = config.network.port, list[_Place]()
+    base, taken = config.network.port, list[_ListenPort]()
     for name, slot in wanted:
         if port := configured_port(name, config, slot):
             needs = "the admin socket" if name == "admin" else name
             setting = f"network.port={base}" if port == base else f"network.port={base} (+{port - base})"
-            taken.append(_Place(config.network.host, port, setting, needs))
+            taken.append(_ListenPort(config.network.host, port, setting, needs))
     for listener in listeners:
         main = next(iter(listener.ports), 0)
         for port in filter(None, listener.ports):
             setting = f"{listener.setting}={main}" + (f" ({port - main:+d})" if port != main else "")
-            place = _Place(listener.host, port, setting, listener.name)
+            place = _ListenPort(listener.host, port, setting, listener.name)
             for other in taken:
                 if other.meets(place):
                     return (

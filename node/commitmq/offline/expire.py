@@ -20,10 +20,10 @@ from typing import Final
 
 from commitmq.errors import StoreError
 from commitmq.files.disk import sync_folder
+from commitmq.files.disk_space import is_no_space
 from commitmq.files.fd_cache import FdCache
-from commitmq.files.no_space import is_no_space
 from commitmq.format.file_names import segment_name
-from commitmq.format.index_header import HEADER_BYTES, header_of, list_index_files
+from commitmq.format.index import HEADER_BYTES, header_of, list_index_files
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_damage import refuse_missing_beginning
 from commitmq.store.checkpoint import Checkpoint
@@ -114,9 +114,8 @@ class Expired:
 def expire(
     layout: StoreLayout, segments: Sequence[Segment], until: int, log_end: int, *, dry_run: bool = False
 ) -> Expired:
-    """Delete the segments that end at or below ``until``, and the files that only point below them.
-
-    The segment with the log's end stays, with any ``until``. The caller holds the store's lock. Raises StoreError.
+    """Delete the segments that end at or below ``until``, and the files that only point below them. The segment with
+    the log's end stays, with any ``until``. The caller holds the store's lock. Raises StoreError.
     """
     last = log_end - 1 if log_end else 0
     gone = [one for one in segments if one.end <= until and one.end <= last]
@@ -134,8 +133,8 @@ def expire(
     fds = FdCache()
     try:
         followers = {
-            "consumequeue": _expire_queues(layout, minimum, fds),
-            "batchconsumequeue": _expire_batch_queues(layout, minimum, fds),
+            "consumequeue": _expire_queues(ConsumeQueue, layout.consume_queue, minimum, fds),
+            "batchconsumequeue": _expire_queues(BatchConsumeQueue, layout.batch_consume_queue, minimum, fds),
             "consumequeue_ext": _expire_extensions(layout, fds),
             "index": _expire_index(layout, minimum),
         }
@@ -198,22 +197,11 @@ def _make_minimum(layout: StoreLayout, gone: list[Segment]) -> list[Segment]:
     return gone
 
 
-def _expire_queues(layout: StoreLayout, minimum: int, fds: FdCache) -> int:
+def _expire_queues(kind: type[ConsumeQueue] | type[BatchConsumeQueue], root: Path, minimum: int, fds: FdCache) -> int:
     deleted = 0
-    for _, _, folder in list_queues(layout.consume_queue):
+    for _, _, folder in list_queues(root):
         if size := _file_size(folder):
-            queue = ConsumeQueue(folder, size, fds)
-            queue.refresh()
-            deleted += queue.delete_expired(minimum)
-            queue.flush()
-    return deleted
-
-
-def _expire_batch_queues(layout: StoreLayout, minimum: int, fds: FdCache) -> int:
-    deleted = 0
-    for _, _, folder in list_queues(layout.batch_consume_queue):
-        if size := _file_size(folder):
-            queue = BatchConsumeQueue(folder, size, fds)
+            queue = kind(folder, size, fds)
             queue.refresh()
             deleted += queue.delete_expired(minimum)
             queue.flush()

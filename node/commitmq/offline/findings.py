@@ -2,7 +2,7 @@
 
 Each part reports :class:`Fault` s, and adjacent faults of neighbouring parts belong together: a hundred missing units
 are one fault, even if a part of the log ends among them. So runs (of units, of index items) are reported as such, and
-become a :class:`Finding` with its sentence only when all parts are done. Findings have one order, whichever part found
+become a :class:`StoreFinding` with its sentence only when all parts are done. Findings have one order, whichever part found
 them when: small files, the log, queues, index, the timer; within each by place.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, Self
 
 from commitmq.format.constants import BATCH_UNIT_BYTES, UNIT_BYTES
 from commitmq.format.file_names import segment_name
-from commitmq.format.index_header import ITEM_BYTES
+from commitmq.format.index import ITEM_BYTES
 
 MAX_FINDINGS: Final = 10_000
 _SHOWN: Final = 50
@@ -26,7 +26,7 @@ SMALL_FILES, LOG, QUEUES, INDEX, CHAINS, TIMER = range(6)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StoreFinding:
     """One fault of the store. ``offset`` and ``extent`` are bytes of ``file`` (relative to the store)."""
 
     kind: str
@@ -49,12 +49,11 @@ class Report:
     index_files: int = 0
     index_items: int = 0
     seconds: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[StoreFinding] = field(default_factory=list)
     untold: int = 0
 
     @property
     def is_sound(self) -> bool:
-        """True when all findings are notes."""
         return not self.untold and all(one.is_note for one in self.findings)
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +76,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VerifyTotals:
     """Values that only all parts together give, for the sentences: sizes of queue files, whether the store was left
     open, the end of the log's last whole record, and the index files with the number of items before each, the sum
     last.
@@ -102,7 +101,7 @@ class Fault(Protocol):
         """This fault and the ``following`` one (in order) as one; None when they are not adjacent."""
         ...
 
-    def to_finding(self, outcome: Outcome) -> Finding: ...
+    def to_finding(self, outcome: VerifyTotals) -> StoreFinding: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +109,19 @@ class Single:
     """A fault that is never joined with others."""
 
     order: Order
-    finding: Finding
+    finding: StoreFinding
 
     def joined(self, following: Any) -> None:
         return None
 
-    def to_finding(self, outcome: Outcome) -> Finding:
+    def to_finding(self, outcome: VerifyTotals) -> StoreFinding:
         return self.finding
 
 
 @dataclass(frozen=True, slots=True)
 class UnitRun:
-    """``count`` units of a queue, from number ``number`` on, that are missing or wrong (``kind``).
-
-    ``expected`` and ``found`` describe the first unit, ``physical_offset`` is that of its record.
+    """``count`` units of a queue, from number ``number`` on, that are missing or wrong (``kind``). ``expected`` and
+    ``found`` describe the first unit, ``physical_offset`` is that of its record.
     """
 
     kind: str
@@ -155,7 +153,7 @@ class UnitRun:
             return replace(self, count=self.count + following.count)
         return None
 
-    def to_finding(self, outcome: Outcome) -> Finding:
+    def to_finding(self, outcome: VerifyTotals) -> StoreFinding:
         at = self.number * self._unit_bytes
         base = at - at % (outcome.batch_file_bytes if self.is_batch else outcome.file_bytes)
         folder = "batchconsumequeue" if self.is_batch else "consumequeue"
@@ -170,7 +168,7 @@ class UnitRun:
             is_note = outcome.was_open
         else:
             detail = f"{what}: the first is {self.found}, its record is {self.expected}"
-        return Finding(self.kind, file, at - base, self.count * self._unit_bytes, detail, is_note)
+        return StoreFinding(self.kind, file, at - base, self.count * self._unit_bytes, detail, is_note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +196,7 @@ class ItemRun:
                 return replace(self, count=self.count + following.count, last_offset=following.last_offset)
         return None
 
-    def to_finding(self, outcome: Outcome) -> Finding:
+    def to_finding(self, outcome: VerifyTotals) -> StoreFinding:
         is_behind = self.at >= outcome.index_starts[-1]
         number = len(outcome.index_names) - 1
         if not is_behind:
@@ -208,9 +206,9 @@ class ItemRun:
         first = self.physical_offset
         if self.kind == "index.missing":
             detail = f"{self.count} key(s) have no item, the first belongs to the record at {first}"
-            return Finding(self.kind, file, position, 0, detail, is_behind and outcome.was_open)
+            return StoreFinding(self.kind, file, position, 0, detail, is_behind and outcome.was_open)
         detail = f"{self.count} item(s) stand for no key of a record; the first is for the offset {first}"
-        return Finding(
+        return StoreFinding(
             self.kind, file, position, ITEM_BYTES * self.count, detail, outcome.was_open and first >= outcome.log_end
         )
 
@@ -252,7 +250,6 @@ class Faults:
         self.untold += len(joined[MAX_FINDINGS:])
         self.faults = joined[:MAX_FINDINGS]
 
-    def findings(self, outcome: Outcome) -> list[Finding]:
-        """All faults as findings, in order."""
+    def findings(self, outcome: VerifyTotals) -> list[StoreFinding]:
         self._settle()
         return [fault.to_finding(outcome) for fault in self.faults]

@@ -29,16 +29,14 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.queue_ends import QueueEnds, lost_beginning
 from commitmq.store.recovery import abort_file
 from commitmq.store.recovery.cut_record import judge, look_behind
-from commitmq.store.recovery.recovery_start import Begin, where_to_begin
+from commitmq.store.recovery.recovery_start import RecoveryStart, where_to_begin
 from commitmq.store.recovery.scan import scan_to_end
 from commitmq.store.recovery.sidecar import Sidecar
 
 
 def explained(error: CorruptRecordError, layout: StoreLayout, segment_bytes: int) -> CorruptRecordError:
-    """``error`` with the extent of the damage in its segment, and the commands that show and repair it.
-
-    Reads that segment; changes nothing. Returns ``error`` itself when it names no place, or when nothing is damaged
-    there.
+    """``error`` with the extent of the damage in its segment, and the commands that show and repair it. Reads that
+    segment; changes nothing. Returns ``error`` itself when it names no place, or when nothing is damaged there.
     """
     if error.path is None or error.offset is None or not error.path.name.isdecimal():
         return error
@@ -163,7 +161,7 @@ def missing_end(store: HeldStore, log: CommitLog) -> list[Extent]:
     return []
 
 
-def begin_of(store: HeldStore, log: CommitLog) -> Begin:
+def begin_of(store: HeldStore, log: CommitLog) -> RecoveryStart:
     """Where a recovery of the store would begin, and what it would have to find."""
     layout, config = store.layout, store.config.consume_queue
     return where_to_begin(
@@ -178,7 +176,6 @@ def begin_of(store: HeldStore, log: CommitLog) -> Begin:
 
 
 def short_segments(store: HeldStore) -> list[Path]:
-    """The segment files that were cut short."""
     folder, size = store.layout.commit_log, store.config.commit_log.segment_bytes
     return [folder / segment_name(base) for base, found in list_sizes(folder, size) if found < size]
 

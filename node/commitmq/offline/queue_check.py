@@ -21,12 +21,12 @@ import numpy as np
 
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
-from commitmq.format.constants import UNIT_BYTES
+from commitmq.format.constants import LMQ_PREFIX, UNIT_BYTES
 from commitmq.format.units import UNIT
 from commitmq.offline.extents import BATCH, Queue
-from commitmq.offline.queue_units import locate
+from commitmq.offline.held_store import StoreView
 from commitmq.offline.rebuild_pieces import units_of
-from commitmq.offline.store_view import StoreView
+from commitmq.offline.verify_queues import locate
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue
@@ -60,7 +60,7 @@ def find_losses(view: StoreView, ends: QueueEnds | None, limit: int, progress: P
     ``limit``: every record that begins below it has its unit; records behind it are dispatched again. ``ends``: the
     record, if no other program is known to have used the store since. Raises StoreError when the log cannot be read.
     """
-    check = _Check(view, limit, progress)
+    check = _QueueComparison(view, limit, progress)
     try:
         known = {} if ends is None else {(end.kind, end.topic, end.queue_id): end for end in ends.queues}
         losses = check.recorded(known, ends) if ends is not None else []
@@ -72,7 +72,7 @@ def find_losses(view: StoreView, ends: QueueEnds | None, limit: int, progress: P
     return list({(loss.folder): loss for loss in reversed(losses)}.values())[::-1]
 
 
-class _Check:
+class _QueueComparison:
     def __init__(self, view: StoreView, limit: int, progress: Progress) -> None:
         self._view = view
         self._limit = limit
@@ -184,8 +184,8 @@ class _Check:
         while position < end:
             batch = walker.walk(position, end)
             for queue, kind, number, units in units_of(self._view, batch):
-                if queue[0] not in self._view.batch_topics:
-                    continue  # RocketMQ deleted it, or it is a light queue, which RocketMQ may be told not to fill
+                if queue[0] not in self._view.batch_topics and not queue[0].startswith(LMQ_PREFIX):
+                    continue  # RocketMQ deleted it
                 places = (np.frombuffer(units, UNIT) if kind != BATCH else units)["physical_offset"]
                 first.setdefault((queue, kind), (number, int(places[0])))
                 last[queue, kind] = (number + len(places) - 1, int(places[-1]))
@@ -203,6 +203,8 @@ class _Check:
             found = self._opened(queue_ends.BATCH if kind == BATCH else queue_ends.PLAIN, *queue, self._limit)
         except StoreError:
             return None  # :meth:`unrecorded` reports it
+        if not found.has_files and queue[0] not in self._view.batch_topics:
+            return None  # a light queue, which RocketMQ may be told not to fill
         is_behind = found.max_physical_offset <= physical_offset
         if kind == BATCH:
             is_before = found.first_byte > 0 and locate(self._roots[queue_ends.BATCH], queue, physical_offset) < 0

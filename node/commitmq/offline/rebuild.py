@@ -31,13 +31,12 @@ from commitmq.plugin.hookspecs import Dispatcher, DispatcherView
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
-from commitmq.store.metadata.deleted_topics import load_tombstones
+from commitmq.store.metadata.topic_files import load_tombstones
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue, make_units
 from commitmq.store.queues.consume_queue import ConsumeQueue
-from commitmq.store.queues.queue_bytes import close_shared_files
 from commitmq.store.queues.queue_ends import QueueEnds
-from commitmq.store.queues.queue_files import list_queues
+from commitmq.store.queues.queue_files import close_shared_files, list_queues
 from commitmq.store.recovery.scan import scan_to_end
 
 KINDS: Final = ("queues", "index")
@@ -51,7 +50,7 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
     """Result of a rebuild: ``start`` and ``end`` in bytes of the log, ``records``, seconds, the folder of the old
-    files, and ``left``, the faults that remain (see :mod:`commitmq.offline.rebuild_check`).
+    files, and ``left``, the faults that remain (see :mod:`commitmq.offline.rebuild_parallel`).
     """
 
     start: int
@@ -183,7 +182,7 @@ def _keep_ends(old: Path, new: Path, unit_bytes: int, log_start: int, deleted: M
     """Copy the last file of every queue that has no record in the log any more: only this file tells the next offset.
 
     Both kinds of units begin with physical offset i8 and size i4. A queue whose last unit is not below the log's
-    beginning is left out, because that unit points at nothing. So is a queue whose topic was ``deleted``: the next
+    beginning is omitted, because that unit points at nothing. So is a queue whose topic was ``deleted``: the next
     topic of the name counts from 0.
     """
     for topic, queue_id, folder in list_queues(old):

@@ -1,9 +1,13 @@
-"""A rebuild in tasks that a :class:`~commitmq.offline.runner.Runner` may run in parallel; the files are ``store rebuild``'s.
+"""A rebuild in tasks that a :class:`~commitmq.offline.held_store.Runner` may run in parallel; the files are ``store
+rebuild``'s.
 
 First, a survey of all pieces of the log (:mod:`commitmq.offline.rebuild_pieces`) finds the log's end as a recovery
 does, and counts. Then each piece writes its units, and each index file is made, all at their own places in a folder of
 this job. When the result is durable, it replaces the old files as in :mod:`commitmq.offline.rebuild`, or goes to a
 given empty folder. If tasks or this process die earlier, that folder stays, and the next job removes it.
+
+The store is verified afterwards, because a rebuild that reports nothing must have left a sound store. A log may hold records
+that no queue can show: two records of one queue with the same queue offset, or damage between records.
 """
 
 from __future__ import annotations
@@ -15,15 +19,19 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from commitmq.errors import StoreError
 from commitmq.files.disk import sync_folder
-from commitmq.offline.extents import BATCH, Queue
-from commitmq.offline.held_store import HeldStore
+from commitmq.format.index import IndexHeader, IndexShape
+from commitmq.kernels import codes, compiled
+from commitmq.offline.extents import BATCH, PIECE_BYTES, Job, Queue, pieces_of, prove
+from commitmq.offline.held_store import HeldStore, Progress, Runner, StoreView, run_here, silent
 from commitmq.offline.log_damage import refuse_damage, trusted_ends
 from commitmq.offline.rebuild import (
     KINDS,
@@ -33,7 +41,6 @@ from commitmq.offline.rebuild import (
     refuse_without_index,
     staged_folders,
 )
-from commitmq.offline.rebuild_index import IndexTask, make_index_file
 from commitmq.offline.rebuild_pieces import (
     LOCK_NAME,
     FillTask,
@@ -43,16 +50,87 @@ from commitmq.offline.rebuild_pieces import (
     fill,
     make_irregular,
     survey,
+    writing,
 )
-from commitmq.offline.runner import Progress, Runner, run_here, silent
-from commitmq.offline.store_view import StoreView
-from commitmq.store.index.index_file import file_name
+from commitmq.offline.verify import verify
+from commitmq.store.index.index_file import create, file_name, new_state
 from commitmq.store.index.index_files import SavedState
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.log.log_split import PIECE_BYTES, Job, pieces_of, prove
+from commitmq.store.log.dispatch_batch import Rows
 from commitmq.store.queues.consume_queue import MAX_GAP_UNITS
 from commitmq.store.recovery.scan import scan_to_end
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTask:
+    """The task of a parallel rebuild that makes one index file; its items are known once the items of the log are counted.
+
+    The items of all files are numbered from 0 in the log's order, and a file has as many as fit (spec 4.2): so the numbers
+    of items in the pieces of the log tell where each file begins. The node's own code makes the file, from a record before
+    it on, because the first item's seconds count from that record's time.
+
+    Make file ``name``, whose items begin with number ``first_item``, from the log up to ``end``.
+
+    ``start`` is the position of a record with ``items_before`` items before it; the last item of the file before,
+    number ``first_item - 1``, belongs to a record at or behind it.
+    """
+
+    staging: Path
+    name: str
+    first_item: int
+    start: int
+    items_before: int
+    end: int
+
+
+def make_index_file(view: StoreView, task: IndexTask) -> int:
+    """See :class:`IndexTask`; returns the physical offset at which the file ends. Raises StoreError, DiskFullError."""
+    shape = IndexShape(view.config.index.hash_slots, view.config.index.max_items)
+    log = view.open_log()
+    walker = view.walker(log)
+    seen, position = task.items_before, task.start
+    file = None
+    state = new_state()
+    with writing(task.staging):
+        own = task.staging / f"index-{uuid.uuid4().hex}"
+        own.mkdir()
+        while position < task.end:
+            base = position - position % view.segment_bytes
+            batch = walker.walk(position, task.end)
+            segment = np.frombuffer(log.read(base, view.segment_bytes), np.uint8)
+            rows: Rows = np.require(batch.rows, requirements=["C", "ALIGNED"])
+            position = batch.end
+            if file is None:
+                counts = np.zeros(len(rows), np.int64)
+                compiled.count_items(segment, base, rows, counts)
+                sums = seen + np.cumsum(counts)
+                if not len(rows) or (task.first_item and int(sums[-1]) < task.first_item):
+                    seen = int(sums[-1]) if len(rows) else seen
+                    continue
+                before = None
+                if task.first_item:
+                    row = int(np.searchsorted(sums, task.first_item))
+                    stamp, offset = int(rows["store_timestamp"][row]), int(rows["physical_offset"][row])
+                    before = IndexHeader(stamp, stamp, offset, offset, 0, 1)
+                    state[codes.STATE_LAST_OFFSET] = offset
+                    state[codes.STATE_LAST_ITEMS] = task.first_item - int(sums[row] - counts[row])
+                    rows = rows[row:]
+                file = create(own / task.name, own / "new", shape, before)
+                file.load(state)
+            state[codes.STATE_ROW] = 0
+            if not file.insert(segment, base, rows, state):
+                break
+        if file is None:
+            raise StoreError("the log has changed since its items were counted", path=view.root)
+        end = file.header.end_offset
+        file.sync()
+        file.close()
+        walker.release()
+        (own / task.name).rename(StoreLayout(task.staging).index / task.name)
+        own.rmdir()
+    return end
+
 
 _PIECES_AT_ONCE: Final = 512
 _STAGING: Final = "rebuild-"
@@ -69,9 +147,8 @@ def rebuild_parallel(
     into: Path | None = None,
     piece_bytes: int = PIECE_BYTES,
 ) -> Rebuilt:
-    """Rebuild ``kinds`` (of :data:`KINDS`): in place, or ``into`` an empty folder, with the store unchanged.
-
-    Raises StoreError; CorruptRecordError when the log itself is damaged.
+    """Rebuild ``kinds`` (of :data:`KINDS`): in place, or ``into`` an empty folder, with the store unchanged. Raises
+    StoreError; CorruptRecordError when the log itself is damaged.
     """
     begun = time.perf_counter()
     refuse_without_index(store, kinds)
@@ -79,7 +156,7 @@ def rebuild_parallel(
     bases = tuple(log.segments())
     view = StoreView.of(store, bases)
     with _staging(into if into is not None else store.layout.own, is_new=into is not None) as beside:
-        plan = _Plan(view, beside.root, kinds)
+        plan = _RebuildPlan(view, beside.root, kinds)
         _survey(plan, log, progress, runner, piece_bytes)
         refuse_damage(store, log)
         plan.settle()
@@ -178,7 +255,7 @@ class _PlannedPiece:
     places: dict[Queue, int] = field(default_factory=dict)
 
 
-class _Plan:
+class _RebuildPlan:
     """Derives the tasks from the surveys, taken in the log's order. Memory: a few numbers for each queue and piece."""
 
     def __init__(self, view: StoreView, staging: Path, kinds: tuple[str, ...]) -> None:
@@ -272,7 +349,7 @@ class _Plan:
         state.save(beside.own / "dispatchers" / "index" / "files.json")
 
 
-def _survey(plan: _Plan, log: CommitLog, progress: Progress, runner: Runner, piece_bytes: int) -> None:
+def _survey(plan: _RebuildPlan, log: CommitLog, progress: Progress, runner: Runner, piece_bytes: int) -> None:
     """Survey the log's pieces up to its end. Raises CorruptRecordError for damage before the end."""
     view = plan.view
     segment_bytes = view.segment_bytes
@@ -300,7 +377,7 @@ def _counting(
 
 
 def _surveys(
-    plan: _Plan, bases: Sequence[int], piece_bytes: int, runner: Runner, finished: Callable[[int], None]
+    plan: _RebuildPlan, bases: Sequence[int], piece_bytes: int, runner: Runner, finished: Callable[[int], None]
 ) -> list[Survey]:
     pieces = pieces_of(bases, plan.view.segment_bytes, piece_bytes)
 
@@ -309,3 +386,22 @@ def _surveys(
         return runner(survey, plan.view, tasks, finished if len(tasks) == len(pieces) else silent)
 
     return prove(pieces, run)
+
+
+_PREFIXES = {"queues": "queue.", "index": "index."}
+
+
+def checked(
+    store: HeldStore,
+    done: Rebuilt,
+    kinds: tuple[str, ...] = KINDS,
+    progress: Progress = silent,
+    *,
+    runner: Runner = run_here,
+) -> Rebuilt:
+    """``done`` with the findings of ``store verify`` for the log and the rebuilt ``kinds``. Raises StoreError."""
+    report = verify(store, progress, runner=runner)
+    others = tuple(prefix for kind, prefix in _PREFIXES.items() if kind not in kinds)
+    left = [one for one in report.findings if not one.is_note and not (others and one.kind.startswith(others))]
+    lines = [f"{one.kind}: {one.file} at {one.offset}: {one.detail}" for one in left]
+    return replace(done, left=(*lines, *([f"and {report.untold} more"] if report.untold else [])))

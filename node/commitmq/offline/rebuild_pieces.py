@@ -28,21 +28,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.errors import StoreError
+from commitmq.files.disk import write_all
+from commitmq.files.disk_space import kind_of
 from commitmq.files.fd_cache import FdCache, affordable_files
-from commitmq.files.no_space import kind_of
-from commitmq.files.write_all import write_all
 from commitmq.format.constants import BATCH_UNIT_BYTES, PREBLANK_SIZE, UNIT_BYTES
 from commitmq.format.file_names import segment_name
 from commitmq.format.units import UNIT
 from commitmq.kernels.codes import WALK_BAD, WALK_LIMIT
 from commitmq.kernels.compiled import count_items, scan_until
-from commitmq.offline.extents import BATCH, LIGHT, PLAIN, Queue
-from commitmq.offline.store_view import StoreView
+from commitmq.offline.extents import BATCH, LIGHT, PLAIN, LogRange, Queue, find_part
+from commitmq.offline.held_store import StoreView
 from commitmq.offline.verify_queues import narrow
 from commitmq.store.layout import StoreLayout
-from commitmq.store.log import multi_dispatch
+from commitmq.store.log import dispatch_batch
 from commitmq.store.log.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
-from commitmq.store.log.log_split import NO_START, Piece, find_start, find_stop
 from commitmq.store.queues.batch_consume_queue import make_units
 from commitmq.store.queues.consume_queue import MAX_GAP_UNITS, ConsumeQueue
 
@@ -60,7 +59,7 @@ Units = tuple[Queue, int, int, Any]
 class SurveyTask:
     """A piece, and where to begin (with :data:`NO_START` the task must search for it)."""
 
-    piece: Piece
+    piece: LogRange
     start: int
     with_queues: bool
     with_index: bool
@@ -101,8 +100,7 @@ def survey(view: StoreView, task: SurveyTask) -> Survey:
     log = view.open_log()
     base = task.piece.base
     segment = np.frombuffer(log.read(base, view.segment_bytes), np.uint8)
-    start = find_start(segment, task.piece) if task.start == NO_START else task.start
-    stop = NO_START if start == NO_START else find_stop(segment, task.piece)
+    start, stop = find_part(segment, task.piece, task.start)
     if start >= stop:
         return Survey(start, start)
     out = np.zeros(5, np.int64)
@@ -161,7 +159,7 @@ def units_of(view: StoreView, batch: DispatchBatch) -> Iterator[Units]:
     if in_batches.any():
         yield from _batch_units(view, batch, rows[in_batches])
     if plain["multi_size"].any():
-        for queue, number, units in multi_dispatch.runs(batch, plain):
+        for queue, number, units in dispatch_batch.runs(batch, plain):
             yield queue, LIGHT, number, units
 
 

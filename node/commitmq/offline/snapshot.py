@@ -1,25 +1,29 @@
-"""``store snapshot``: a copy of the store of a running node, on which a node can be started. Nothing is asked of the node.
+"""``store snapshot``: a copy of the store of a running node, on which a node can be started. Nothing is asked of the
+node.
 
 The copy is a state that the store really had, up to an offset E of the log:
 
 1. Positions first: offsets of groups, the progress of movers, idempotent producers. They speak of messages below E.
-2. E is a flushed position, at or behind everything that was written when step 1 was done. So it covers every message that
+2. E is a flushed position, at or behind everything that was written when step 1 was done. So it covers every message
+that
    was acknowledged as flushed before the snapshot began, and every message that the positions speak of.
-3. The log below E. A segment that ends below E never changes any more: it is linked (copied where the file system cannot
+3. The log below E. A segment that ends below E never changes any more: it is linked (copied where the file system
+cannot
    link). The segment of E is copied up to E. Segments are taken from the newest to the oldest: expiry deletes the
    oldest, so what was taken has no gap.
 4. Topics and groups, which are at least as new as the log.
 
 A file that its process replaces whole is copied from one descriptor. Files that belong together are read as one state:
-when one of a pair was replaced meanwhile, or expiry or the deletion of a topic came between the steps, all is read again.
-A journal is appended to, so the part that was read is an earlier state of it.
+when one of a pair was replaced in the meantime, or expiry or the deletion of a topic came between the steps, all is
+read again. A journal is appended to, so the part that was read is an earlier state of it.
 
-ConsumeQueues and index are derived: they are made from the copied log (:mod:`commitmq.offline.rebuild`) and compared with it,
-which checks each record. The wheel of the timer is made again by the node (``is_whole`` is false). Dispatchers of plugins
-begin anew.
+ConsumeQueues and index are derived: they are made from the copied log (:mod:`commitmq.offline.rebuild`) and compared
+with it, which checks each record. The wheel of the timer is rebuilt by the node (``is_whole`` is false). Dispatchers of
+plugins start over.
 
-Everything is made in ``.NAME.partial`` beside the folder that is asked for, synced, and renamed. So a death at any point, an
-error or a full disk leaves no folder of the final name; the next snapshot to that name clears the partial one first.
+Everything is made in ``.NAME.partial`` beside the folder that is asked for, synced, and renamed. So a death at any
+point, an error or a full disk leaves no folder of the final name; the next snapshot to that name clears the partial one
+first.
 
 Copies one state of a running node's store: positions, log and topics; see :mod:`commitmq.offline.snapshot`.
 """
@@ -43,19 +47,18 @@ from commitmq.control import ControlBlock, Word
 from commitmq.errors import CommitMQError, DiskFullError, StoreError
 from commitmq.files import atomic_file
 from commitmq.files.disk import open_folder, sync_folder
-from commitmq.files.no_space import is_no_space
+from commitmq.files.disk_space import is_no_space
 from commitmq.format.file_names import segment_name
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import KINDS, rebuild
-from commitmq.offline.rebuild_check import checked
+from commitmq.offline.rebuild_parallel import checked
 from commitmq.security.access_file import AccessFile
 from commitmq.security.node_keys import load_node_keys
-from commitmq.store.access import require_store, umask_of
+from commitmq.store.access import lock_holder, require_store, umask_of
 from commitmq.store.geometry import SEGMENT, look
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.expiry import list_bases
 from commitmq.store.queues.queue_ends import QueueEnds
-from commitmq.store.store_lock import lock_holder
 
 _FLUSH_S: Final = 60.0
 _TRIES: Final = 50
@@ -98,7 +101,6 @@ class ChangedMeanwhile(Exception):
 
 
 def hit(place: str) -> None:
-    """Reach a failpoint."""
     if failpoints.ACTIVE:
         failpoints.hit(place)
 
@@ -189,7 +191,7 @@ def _flushed_end(layout: StoreLayout, control: ControlBlock) -> int:
     while (flushed := control.get(Word.FLUSHED)) < wanted:
         if control.get(Word.FLUSH_ERRNO):
             raise StoreError(
-                "a sync of the log failed, so its end is not durable: start the node anew", path=layout.root
+                "a sync of the log failed, so its end is not durable: start the node again", path=layout.root
             )
         if time.monotonic() >= deadline or not lock_holder(layout.lock):
             raise StoreError(
@@ -278,8 +280,7 @@ def _timer_to_be_made(data: bytes) -> bytes:
 
 def _copy_rest(layout: StoreLayout, partial: Path) -> None:
     """The other files of ``config`` (users, RocketMQ's), and those of plugins' workers. Each is replaced whole.
-
-    Positions that came only now are left out, and RocketMQ's backups of them: they are newer than the log.
+    Positions that came only now are omitted, and RocketMQ's backups of them: they are newer than the log.
     """
     positions = tuple(str(layout.root / name) for names in _POSITIONS for name in names)
     for folder in (layout.config, layout.own / "workers"):
@@ -306,8 +307,8 @@ def snapshot(
 ) -> Snapshot:
     """Make ``target`` a snapshot of the node's store; see the module. ``target`` must not exist, or be an empty folder.
 
-    Raises StoreError: no node runs, the target cannot be, the node ended meanwhile, the device failed, the copy is not
-    sound. DiskFullError when there is no space. Nothing is left under the target's name then.
+    Raises StoreError: no node runs, the target cannot be, the node ended in the meantime, the device failed, the copy
+    is not sound. DiskFullError when there is no space. Nothing is left under the target's name then.
     """
     began = time.monotonic()
     layout, target = StoreLayout(store.absolute()), target.absolute()

@@ -1,7 +1,7 @@
 """``store verify``: reads a whole store and compares the log with itself, and its ConsumeQueues, index, timer wheel and
 timer log with the log.
 
-Nothing is changed. The result is a list of :class:`Finding` s: the kind, the file, place and extent, and a sentence.
+Nothing is changed. The result is a list of :class:`StoreFinding` s: the kind, the file, place and extent, and a sentence.
 
     log.segment      a segment is missing, or has another size
     log.record       bytes that are not a record where one must be, up to the next record
@@ -17,9 +17,9 @@ Nothing is changed. The result is a list of :class:`Finding` s: the kind, the fi
 A store that was not closed orderly (``abort`` exists) may lack units and items of its last records, and may have a torn
 end: a recovery handles these. They are reported as notes, not as damage.
 
-The log is cut into pieces (:mod:`commitmq.store.log.log_split`). Each is a task that reads its part of the log once and
+The log is cut into pieces (:mod:`commitmq.offline.extents`). Each is a task that reads its part of the log once and
 compares the records with their units and items; further tasks check the remaining units and files, for some queues or
-an index file each. So a :class:`~commitmq.offline.runner.Runner` may run them in parallel, with the same report.
+an index file each. So a :class:`~commitmq.offline.held_store.Runner` may run them in parallel, with the same report.
 Memory: two numbers for each queue, and the results of the running pieces.
 
 Compares the timer wheel and the timer log with each other, and with the queue of the timer topic.
@@ -49,37 +49,40 @@ from commitmq.errors import CommitMQError, CorruptRecordError, OffsetOutOfRangeE
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import MAGIC_FILLER, PREBLANK_SIZE, Property
 from commitmq.format.file_names import segment_name
-from commitmq.format.index_header import IndexShape
+from commitmq.format.index import IndexShape
 from commitmq.format.record import decode_record
+from commitmq.format.timer import (
+    FILLER_BYTES,
+    MAGIC_DEFAULT,
+    NO_POSITION,
+    SLOT_BYTES,
+    SLOTS,
+    UNIT_BYTES,
+    WHEEL_BYTES,
+    decode_check,
+)
 from commitmq.format.timer_arrays import SLOT, UNIT
-from commitmq.format.timer_check import decode_check
-from commitmq.format.timer_log import FILLER_BYTES, MAGIC_DEFAULT, UNIT_BYTES
-from commitmq.format.timer_wheel import NO_POSITION, SLOT_BYTES, SLOTS, WHEEL_BYTES
 from commitmq.format.units import UNIT as QUEUE_UNIT
 from commitmq.offline import verify_index
-from commitmq.offline.extents import Queue
-from commitmq.offline.findings import LOG, SMALL_FILES, TIMER, Faults, Finding, Outcome, Report, Single
-from commitmq.offline.held_store import HeldStore
+from commitmq.offline.extents import PIECE_BYTES, Job, LogRange, Queue, pieces_of, prove, runs
+from commitmq.offline.findings import LOG, SMALL_FILES, TIMER, Faults, Report, Single, StoreFinding, VerifyTotals
+from commitmq.offline.held_store import HeldStore, Progress, Runner, StoreView, run_here, silent
 from commitmq.offline.log_damage import missing_beginning, missing_end, open_whole
-from commitmq.offline.queue_units import QueueOrder, Rest, check_rest, runs
-from commitmq.offline.runner import Progress, Runner, run_here, silent
-from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_index import IndexList
-from commitmq.offline.verify_queues import PieceReport, PieceTask, check_piece
+from commitmq.offline.verify_queues import PieceReport, PieceTask, QueueOrder, QueueTail, check_piece, check_rest
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.log.append import longs
-from commitmq.store.log.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
 from commitmq.store.log.readdressing import find
-from commitmq.store.metadata import group_config, json_config, orders_journal, topic_files
-from commitmq.store.metadata.epoch import read_epoch
-from commitmq.store.metadata.offsets_journal import OffsetsJournal
+from commitmq.store.metadata import group_config, journal, json_config, topic_files
+from commitmq.store.metadata.journal import OffsetsJournal
 from commitmq.store.producers import ProducerSnapshot
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.queue_ends import QueueEnds
 from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.store.recovery.store_recovery import refuse_orphaned_queues
+from commitmq.store.store_file import read_epoch
 
 _PRECISION_MS: Final = 1_000
 _MOST: Final = 100
@@ -99,7 +102,7 @@ class _Positions:
 
 def check_timer(view: StoreView, log_end: int) -> Faults:
     """What is wrong; ``log_end`` is the end of the last whole record."""
-    check = _Check(view, log_end)
+    check = _TimerVerifier(view, log_end)
     try:
         check.run()
     except (CommitMQError, OSError) as error:
@@ -107,7 +110,7 @@ def check_timer(view: StoreView, log_end: int) -> Faults:
     return check.faults
 
 
-class _Check:
+class _TimerVerifier:
     def __init__(self, view: StoreView, log_end: int) -> None:
         self._view = view
         self._layout = view.layout
@@ -121,7 +124,7 @@ class _Check:
     def tell(self, kind: str, file: str, offset: int, extent: int, detail: str, *, is_note: bool = False) -> None:
         """The store may have been left open: then the timer's next start makes both again."""
         note = is_note or self._view.was_open
-        self.faults.add(Single((TIMER, kind, file, offset), Finding(kind, file, offset, extent, detail, note)))
+        self.faults.add(Single((TIMER, kind, file, offset), StoreFinding(kind, file, offset, extent, detail, note)))
 
     def run(self) -> None:
         if not any((self._layout.root / name).exists() for name in ("timerwheel", "timerlog")):
@@ -142,7 +145,8 @@ class _Check:
         try:
             check = decode_check((self._layout.config / "timercheck").read_bytes())
             ours: Any = json_config.load_table(self._layout.own / "timer.json") or {}
-            if [check.state_version, check.timestamp, check.counter] not in ours["versions"] or not ours["is_whole"]:
+            version = json_config.DataVersion(check.counter, check.state_version, check.timestamp)
+            if list(version.to_json().values()) not in ours["versions"] or not ours["is_whole"]:
                 return None
             begin = max((int(one[0]) for one in ours.get("set_backs", ())), default=0)
             return _Positions(int(ours["read_ms"]), int(ours["queue_offset"]), int(ours["log_end"]), begin)
@@ -303,7 +307,7 @@ class _Check:
 _NAMES: Final = (Property.TIMER_OUT_MS, Property.TIMER_ROLL_TIMES, Property.UNIQUE_KEY, Property.REAL_TOPIC)
 
 
-__all__ = ["Finding", "Progress", "Report", "verify"]
+__all__ = ["Progress", "Report", "StoreFinding", "verify"]
 
 _BESIDE_A_JOURNAL: Final = {
     "consumerOffset.json": group_config.load_snapshot,
@@ -344,7 +348,7 @@ class _Verifier:
         bases, is_whole = self._segments()
         view = StoreView.of(self._store, tuple(bases))
         config = view.config
-        outcome = Outcome(config.consume_queue.file_bytes, config.consume_queue.batch_file_bytes, view.was_open)
+        outcome = VerifyTotals(config.consume_queue.file_bytes, config.consume_queue.batch_file_bytes, view.was_open)
         if bases and is_whole:  # without all of the log nothing else can be verified
             report.segments, report.log_bytes = len(bases), len(bases) * self._segment_bytes
             index = self._index(view)
@@ -375,16 +379,16 @@ class _Verifier:
             size, base = path.stat().st_size, int(path.name)
             if size != self._segment_bytes:
                 why = f"it has {size} bytes, the others {self._segment_bytes}"
-                self._tell(LOG, base, Finding("log.segment", f"commitlog/{path.name}", 0, size, why))
+                self._tell(LOG, base, StoreFinding("log.segment", f"commitlog/{path.name}", 0, size, why))
                 return bases, False
             if bases and base != bases[-1] + self._segment_bytes:
                 missing = (base - bases[-1]) // self._segment_bytes - 1
                 why = f"{missing} segment(s) before this one are missing"
-                self._tell(LOG, base, Finding("log.segment", f"commitlog/{path.name}", 0, 0, why))
+                self._tell(LOG, base, StoreFinding("log.segment", f"commitlog/{path.name}", 0, 0, why))
                 return bases, False
             bases.append(base)
         if lost := missing_beginning(self._store, bases):
-            self._tell(LOG, bases[0], Finding("log.segment", f"commitlog/{segment_name(bases[0])}", 0, 0, lost))
+            self._tell(LOG, bases[0], StoreFinding("log.segment", f"commitlog/{segment_name(bases[0])}", 0, 0, lost))
         return bases, True
 
     def _log(self, view: StoreView, index: IndexList | None, queues: QueueOrder) -> int:
@@ -421,10 +425,10 @@ class _Verifier:
             for one in missing_end(self._store, log):
                 base = one.start - one.start % self._segment_bytes
                 file = f"commitlog/{segment_name(base)}"
-                finding = Finding("log.end", file, one.start - base, one.end - one.start, str(one.damage))
+                finding = StoreFinding("log.end", file, one.start - base, one.end - one.start, str(one.damage))
                 self._tell(LOG, one.start, finding)
         except StoreError as error:
-            self._tell(LOG, 0, Finding("log.end", "commitlog", 0, 0, str(error)))
+            self._tell(LOG, 0, StoreFinding("log.end", "commitlog", 0, 0, str(error)))
         finally:
             log.close()
 
@@ -445,7 +449,7 @@ class _Verifier:
             # Repeated work is no progress.
             return self._runner(check_piece, view, tasks, finished if len(tasks) == len(pieces) else silent)
 
-        pieces: list[Piece] = pieces_of(bases, self._segment_bytes, self._piece_bytes)
+        pieces: list[LogRange] = pieces_of(bases, self._segment_bytes, self._piece_bytes)
         reports = prove(pieces, run)
         wrong: Mapping[int, Mapping[Queue, int]] = queues.misplaced(report.bounds for report in reports)
         again = [PieceTask(pieces[number], reports[number].start, index, places) for number, places in wrong.items()]
@@ -474,7 +478,7 @@ class _Verifier:
     def _rest(self, view: StoreView, queues: QueueOrder) -> None:
         """Search for units without a record."""
         rests = [
-            Rest(topic, queue_id, is_batch, ends.get((topic, queue_id), -1))
+            QueueTail(topic, queue_id, is_batch, ends.get((topic, queue_id), -1))
             for is_batch, root, ends in (
                 (True, self._layout.batch_consume_queue, queues.batch_ends),
                 (False, self._layout.consume_queue, queues.ends),
@@ -487,7 +491,7 @@ class _Verifier:
 
     # ------------------------------------------------------------ other files
 
-    def _tell(self, group: int, place: int | str, finding: Finding) -> None:
+    def _tell(self, group: int, place: int | str, finding: StoreFinding) -> None:
         self._faults.add(Single((group, place, 0), finding))
 
     def _small_files(self) -> None:
@@ -503,8 +507,8 @@ class _Verifier:
             checks.append((self._layout.epoch, read_epoch))
             checks.append((group_config.journal_path(self._layout), OffsetsJournal.read))
             checks.append((topic_files.journal_path(self._layout), topic_files.TopicsJournal.read))
-            checks.append((orders_journal.journal_path(self._layout), orders_journal.OrdersJournal.read))
-        # A start makes these anew from the log.
+            checks.append((journal.journal_path(self._layout), journal.OrdersJournal.read))
+        # A start makes these again from the log.
         remade: list[tuple[Path, Callable[[Path], object]]] = [(self._layout.producers, ProducerSnapshot.load)]
         if self._layout.queue_ends.exists():
             remade.append((self._layout.queue_ends, _load_queue_ends))
@@ -514,7 +518,7 @@ class _Verifier:
             except (CommitMQError, ValueError, OSError) as error:
                 file = path.relative_to(self._layout.root).as_posix()
                 is_note = (path, load) in remade
-                self._tell(SMALL_FILES, file, Finding("file.unreadable", file, 0, 0, str(error), is_note))
+                self._tell(SMALL_FILES, file, StoreFinding("file.unreadable", file, 0, 0, str(error), is_note))
 
     def _load_config(self, path: Path) -> object:
         """Load it as a start does, so that the reported remedy is the same."""
@@ -532,12 +536,10 @@ def _load_queue_ends(path: Path) -> None:
 
 
 def _load_own(path: Path) -> object:
-    """Some of them are written as RocketMQ's files are, whose dialect includes standard JSON. A start says no remedy for
-    most, so none is given here.
-    """
+    """Some are in RocketMQ's dialect of JSON. A start says no remedy for most, so none is given here."""
     return json_config.loads(path.read_text())
 
 
-def _some(rests: Sequence[Rest], count: int) -> Iterator[tuple[Rest, ...]]:
+def _some(rests: Sequence[QueueTail], count: int) -> Iterator[tuple[QueueTail, ...]]:
     for start in range(0, len(rests), count):
         yield tuple(rests[start : start + count])

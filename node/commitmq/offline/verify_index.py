@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.errors import CommitMQError
-from commitmq.format.index_header import HEADER_BYTES, ITEM_BYTES, SLOT_BYTES, IndexShape, list_index_files
-from commitmq.format.index_item import ITEM_FIELDS
+from commitmq.format.index import HEADER_BYTES, ITEM_BYTES, ITEM_FIELDS, SLOT_BYTES, IndexShape, list_index_files
 from commitmq.kernels import codes, compiled
 from commitmq.kernels.compiled import check_chains, find_strays
-from commitmq.offline.findings import CHAINS, Faults, Finding, ItemRun, Single
-from commitmq.offline.queue_units import runs
-from commitmq.offline.store_view import StoreView
+from commitmq.offline.extents import runs
+from commitmq.offline.findings import CHAINS, Faults, ItemRun, Single, StoreFinding
+from commitmq.offline.held_store import StoreView
 from commitmq.store.index.index_reader import MappedIndex
 from commitmq.store.log.dispatch_batch import DispatchBatch
 
@@ -58,7 +57,6 @@ class FileReport:
 @dataclass(frozen=True, slots=True)
 class IndexList:
     """The readable files of an index, oldest first; ``starts`` number the items of all of them from 0, the sum last.
-
     ``strays`` are such numbers, in order.
     """
 
@@ -89,9 +87,8 @@ class FileTask:
 
 
 def second_looks(files: Sequence[FileReport], end: int) -> dict[int, FileTask]:
-    """The files that must be examined again, by number: the order must also be right from file to file.
-
-    Where it is not, items at one file's edge are strays, which the middles of its neighbours reveal.
+    """The files that must be examined again, by number: the order must also be right from file to file. Where it is
+    not, items at one file's edge are strays, which the middles of its neighbours reveal.
     """
     known = [number for number, one in enumerate(files) if one.count > len(one.strays)]
     tasks = {}
@@ -140,12 +137,12 @@ def check_file(view: StoreView, task: FileTask) -> FileReport:
 
 
 def _unreadable(name: str, why: str) -> Faults:
-    return Faults([Single((CHAINS, name, "", 0), Finding("file.unreadable", f"index/{name}", 0, 0, why))])
+    return Faults([Single((CHAINS, name, "", 0), StoreFinding("file.unreadable", f"index/{name}", 0, 0, why))])
 
 
 def _check_chains(mapped: MappedIndex, shape: IndexShape, name: str, count: int, faults: Faults) -> None:
     def tell(kind: str, offset: int, extent: int, detail: str) -> None:
-        faults.add(Single((CHAINS, name, kind, offset), Finding(kind, f"index/{name}", offset, extent, detail)))
+        faults.add(Single((CHAINS, name, kind, offset), StoreFinding(kind, f"index/{name}", offset, extent, detail)))
 
     wrong_items, wrong_slots = (np.zeros((_MOST_CHAIN_FAULTS, 3), np.int64) for _ in range(2))
     out = np.zeros(3, np.int64)
@@ -167,7 +164,7 @@ def _check_chains(mapped: MappedIndex, shape: IndexShape, name: str, count: int,
 
 
 class Items:
-    """The items of all files as one sequence. Raises StoreError or OSError when a file was deleted or changed meanwhile."""
+    """The items of all files as one sequence. Raises StoreError or OSError when a file changed or has gone."""
 
     def __init__(self, view: StoreView, files: IndexList) -> None:
         self._folder = view.layout.index
@@ -194,9 +191,8 @@ class Items:
         return int(self._of_file(file)["offset"][at - self._files.starts[file]])
 
     def place(self, physical_offset: int) -> int:
-        """Number of the first non-stray item at or behind ``physical_offset``; the sum if there is none.
-
-        Greater offsets never give a smaller number.
+        """Number of the first non-stray item at or behind ``physical_offset``; the sum if there is none. Greater
+        offsets never give a smaller number.
         """
         low, high = 0, self._files.total - len(self._files.strays)
         most = high

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from commitmq import failpoints
     from commitmq.config import NodeConfig, setting
-    from commitmq.counting.families import Family, Kind
+    from commitmq.counting import Family, Kind
     from commitmq.errors import CommitMQError, ConfigError, FilterError
     from commitmq.format.compression import decompress
     from commitmq.format.record import decode_record
@@ -83,10 +83,10 @@ _HOMES = {
     "ConfigError": "commitmq.errors",
     "DispatchBatch": "commitmq.store.log.dispatch_batch",
     "Event": "commitmq.security.audit",
-    "Family": "commitmq.counting.families",
+    "Family": "commitmq.counting",
     "FilterBatch": "commitmq.store.queues.message_filter",
     "FilterError": "commitmq.errors",
-    "Kind": "commitmq.counting.families",
+    "Kind": "commitmq.counting",
     "Listener": "commitmq.security.start_rule",
     "Log": "commitmq.log",
     "NodeConfig": "commitmq.config",

@@ -3,7 +3,7 @@
 Every hook's docstring says when it fires, in which process, whether it can fire twice, and the effect of an exception.
 Hooks grow by optional arguments (a plugin names only the ones it wants). ``HOOK_API_VERSION`` changes when a hook is
 removed or changes its meaning. A plugin may declare the version it was written for with ``COMMITMQ_HOOK_API = 1`` at
-its top level; a plugin that names another version is left out with a sentence, instead of failing later.
+its top level; a plugin that names another version is omitted with a sentence, instead of failing later.
 
 A plugin is a module (or any object) that the entry-point group ``commitmq`` names. It is imported in a process of its
 own when a node starts, and in the command line. Its dispatchers, workers and filters are named as ``module:attribute``
@@ -50,7 +50,7 @@ class DispatcherView:
     """The part of the node that a dispatcher may use.
 
     ``position`` is the suggested resume offset (bytes of the log): behind the last durable record of the dispatcher's
-    former life, the log's first byte for a new one. ``settings`` is the plugin's own section of the configuration (see
+    previous run, the log's first byte for a new one. ``settings`` is the plugin's own section of the configuration (see
     :func:`commitmq_config`), None without one. ``folder`` is a place for its files that no other part uses; the
     dispatcher creates it at first use.
 
@@ -63,8 +63,8 @@ class DispatcherView:
     ``topic_attributes(topic)``: attributes of a topic (``queue.type`` and so on) in the present topic table; None when
     the table has no such topic, because it was deleted since the record was stored.
 
-    ``durable`` is the last return value of the former process's ``flush``. Data between it and ``position`` may be only
-    in the page cache, so it must be synced before a flush may return more.
+    ``durable`` is the last return value of the previous process's ``flush``. Data between it and ``position`` may be
+    only in the page cache, so it must be synced before a flush may return more.
 
     ``progress(phase, done, total, unit)``: a slow ``open`` should call it now and then, from its own thread. ``status``
     shows it, and the node knows that this process does not hang.
@@ -116,7 +116,8 @@ class Dispatcher(Protocol):
     def dispatch(self, batch: DispatchBatch) -> None:
         """Take the records of ``batch``, which starts where the last one ended. On return they are readable.
 
-        A batch may be empty, and records that a person skipped are missing from it. ``batch.end`` is the new position.
+        A batch may be empty, and records that an operator skipped are missing from it. ``batch.end`` is the new
+        position.
         """
 
     def flush(self, *, thorough: bool) -> tuple[int, int]:
@@ -128,15 +129,15 @@ class Dispatcher(Protocol):
         Not ``thorough``: the dispatcher may leave small amounts for later. The call is thorough once a minute and at
         the end. For a dispatcher with a true attribute ``spreads_flush`` it is thorough only at the end; such a
         dispatcher ensures by itself that nothing stays unsynced for long. A dispatcher that syncs in a thread, so that
-        dispatching continues meanwhile, returns the durable offset so far; while its attribute ``is_flushing`` is true
-        it is called again within a moment.
+        dispatching continues in the meantime, returns the durable offset so far; while its attribute ``is_flushing`` is
+        true it is called again within a moment.
         """
 
     def truncate(self, offset: int) -> None:
         """Drop everything at or behind ``offset``; the next batch begins there.
 
-        Raise NotImplementedError if that is impossible: a reset to an earlier offset is then refused, and what a person
-        cuts from the log stays in this dispatcher's files.
+        Raise NotImplementedError if that is impossible: a reset to an earlier offset is then refused, and what an
+        operator cuts from the log stays in this dispatcher's files.
         """
 
     def expire(self, min_offset: int) -> None:
@@ -153,8 +154,8 @@ class TopicStoreView:
     """The part of the node that a topic store may use. Sizes in bytes.
 
     ``folder`` is the place of its files, outside ``store`` (the root of the node's store). ``life`` names this life of
-    the node: messages that a former process stored in the same life are taken over, all others are gone. ``store_host``
-    is the store host of its records: 4 or 16 address bytes and the port.
+    the node: messages that an earlier process stored in the same life are taken over, all others are gone.
+    ``store_host`` is the store host of its records: 4 or 16 address bytes and the port.
     """
 
     folder: Path
@@ -179,7 +180,7 @@ class TopicStore(Protocol):
     """A dispatcher that keeps topics itself: messages sent to them never come to the CommitLog.
 
     The node checks the sends, routes them by topic, answers and wakes readers. The store keeps the records, gives them
-    queue offsets, and lays them out as commitmq.store.memory.memory_files says, where readers find them.
+    queue offsets, and lays them out as commitmq.store.memory_files says, where readers find them.
     ``incarnation`` differs between a topic and a later one of the same name. One process calls these methods, one at a
     time. An exception other than the named errors ends the process; it is started again.
     """
@@ -286,7 +287,7 @@ def commitmq_register_commands(cli: click.Group) -> None:
 
     Fires in the command line's process, at most once, when the verb asked for is not one of the node's own, and for
     ``commitmq --help``. A verb that exists already is refused. Raising leaves this plugin's commands out, with one line
-    on standard error; the command line goes on.
+    on standard error; the command line continues.
     """
 
 
@@ -352,7 +353,7 @@ def commitmq_filters(config: NodeConfig) -> list[FilterSpec]:  # type: ignore[em
     supervisor itself is restarted, and in ``commitmq plugins``. Must not touch the store. A type that exists already,
     or ``TAG``, is refused. Raising leaves this plugin's filters out, named in ``status`` and ``commitmq plugins``; the
     node runs on. The filters run in the readers. A filter that cannot be imported, or raises while it compiles or
-    matches, fails that request with FILTER_FAILED, naming the plugin and the reason, and the reader goes on. Only a
+    matches, fails that request with FILTER_FAILED, naming the plugin and the reason, and the reader continues. Only a
     failure that no process survives (a crash in native code, a loop without end) costs the reader, which is then
     started again.
     """

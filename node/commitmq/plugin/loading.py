@@ -4,7 +4,7 @@ Built-in plugins are found by module name, third parties' by the entry-point gro
 development that are not installed by the variable ``COMMITMQ_PLUGINS="name=module,…"``.
 
 Each plugin is loaded by itself. A plugin that cannot be imported, does not fit the hooks or raises in one is reported
-with its distribution and traceback and left out (a hook that raises leaves out only that hook's part); the rest goes
+with its distribution and traceback and omitted (a hook that raises leaves out only that hook's part); the rest goes
 on. This module cannot survive an import that hangs or ends the process; :mod:`commitmq.supervision.discovery` handles
 that.
 """
@@ -48,10 +48,8 @@ _MAX_TRACEBACK_CHARS = 8_000
 
 @dataclass(slots=True)
 class PluginReport:
-    """The result of loading one plugin.
-
-    ``failure`` is None, or the traceback (or sentence) of the first failure, and ``failed_in`` is then ``import``,
-    ``registration`` or the hook's name.
+    """The result of loading one plugin. ``failure`` is None, or the traceback (or sentence) of the first failure, and
+    ``failed_in`` is then ``import``, ``registration`` or the hook's name.
     """
 
     name: str
@@ -82,19 +80,16 @@ class PluginReport:
 
 
 @dataclass(slots=True)
-class Plugins:
-    """The loaded plugins, with a report on every plugin that was found. ``before`` gets the plugin whose hook is called
-    next.
-    """
+class LoadedPlugins:
+    """The loaded plugins, and a report on each that was found. ``before`` gets the plugin whose hook is next."""
 
     manager: pluggy.PluginManager
     reports: list[PluginReport]
     before: Callable[[str], None] = lambda _name: None
 
     def call(self, hook: str, *, only: str = "", **arguments: Any) -> Iterator[tuple[PluginReport, list[Any]]]:
-        """``(plugin, the result of its implementation of hook, as a list)`` for each plugin that has one.
-
-        ``only`` names one plugin to ask. A plugin that raises, or returns no list, is reported and skipped.
+        """``(plugin, the result of its implementation of hook, as a list)`` for each plugin that has one. ``only``
+        names one plugin to ask. A plugin that raises, or returns no list, is reported and skipped.
         """
         for implementation in getattr(self.manager.hook, hook).get_hookimpls():
             report = next(one for one in self.reports if one.name == implementation.plugin_name)
@@ -116,7 +111,6 @@ class Plugins:
         return found
 
     def workers(self, config: NodeConfig) -> list[tuple[PluginReport, WorkerSpec]]:
-        """All worker processes of plugins."""
         return self._named("commitmq_workers", WorkerSpec, config)
 
     def _named(self, hook: str, kind: type[Any], config: NodeConfig) -> list[Any]:
@@ -215,7 +209,7 @@ def is_name(name: object) -> bool:
 
 
 @lru_cache(maxsize=1)
-def load() -> Plugins:
+def load() -> LoadedPlugins:
     """Import and register every plugin, each on its own. Cached for the life of the process."""
     return load_each(candidates())
 
@@ -231,9 +225,8 @@ class Candidate:
 
 
 def candidates() -> list[Candidate]:
-    """The built-in plugins, those of ``COMMITMQ_PLUGINS`` and every entry point of the group, without importing any.
-
-    A plugin of the variable replaces an installed one of the same name: a developer means the newer code.
+    """The built-in plugins, those of ``COMMITMQ_PLUGINS`` and every entry point of the group, without importing any. A
+    plugin of the variable replaces an installed one of the same name: a developer means the newer code.
     """
     own = _own_version()
     found = [Candidate(name, OWN_DISTRIBUTION, own, partial(importlib.import_module, name)) for name in BUILT_IN]
@@ -267,7 +260,7 @@ def load_each(
     *,
     before: Callable[[Candidate], None] = lambda _candidate: None,
     leave_out: Mapping[str, str] | None = None,
-) -> Plugins:
+) -> LoadedPlugins:
     """Load ``found``, calling ``before`` with each; those in ``leave_out`` (name: why) are reported and not touched."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
@@ -288,7 +281,7 @@ def load_each(
             report.fail("import", traceback.format_exc())
             continue
         _register(manager, report, plugin)
-    return Plugins(manager, reports)
+    return LoadedPlugins(manager, reports)
 
 
 def _register(manager: pluggy.PluginManager, report: PluginReport, plugin: object) -> None:
@@ -321,9 +314,8 @@ def _forget(manager: pluggy.PluginManager, plugin: object) -> None:
 
 
 def settings(config: NodeConfig, plugin: str) -> Any:
-    """The validated section of the plugin called ``plugin`` as its own dataclass; None when it declares none.
-
-    Imports that plugin only. Raises ConfigError when the values do not fit.
+    """The validated section of the plugin called ``plugin`` as its own dataclass; None when it declares none. Imports
+    that plugin only. Raises ConfigError when the values do not fit.
     """
     loaded = load_each([one for one in candidates() if one.name == plugin])
     for _, section in loaded.sections():

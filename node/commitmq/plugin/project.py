@@ -43,9 +43,8 @@ def check_name(name: str, verbs: set[str]) -> str:
 
 
 def write(name: str, parent: Path, verbs: set[str]) -> Path:
-    """Write the project ``name`` into a new folder of that name in ``parent``. Returns the folder.
-
-    Raises PluginProjectError for an unusable name and for a folder that exists.
+    """Write the project ``name`` into a new folder of that name in ``parent``. Returns the folder. Raises
+    PluginProjectError for an unusable name and for a folder that exists.
     """
     module = check_name(name, verbs)
     dashed = module.replace("_", "-")

@@ -1,12 +1,13 @@
 """A dispatcher whose state is a SQLite database, written in one transaction with the position that it reaches.
 
 Records come again after a crash. The position is committed together with the changes of its records. So records that
-were taken before are known by their offset and left out: nothing counts twice, and nothing is missing.
+were taken before are known by their offset and omitted: nothing counts twice, and nothing is missing.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ CREATE TABLE IF NOT EXISTS commitmq_progress (
 """
 
 
-class SqliteDispatcher:
+class SqliteDispatcher(ABC):
     """A base class: give it a ``schema``, and let :meth:`take` write the data of a batch. See
     :class:`.hookspecs.Dispatcher`.
 
@@ -40,11 +41,11 @@ class SqliteDispatcher:
     view: DispatcherView
     database: sqlite3.Connection
 
+    @abstractmethod
     def take(self, batch: DispatchBatch) -> None:
         """Write the data of ``batch``. It is not empty, and has no record that was taken before."""
-        raise NotImplementedError
 
-    def drop_topic(self, topic: str) -> None:
+    def drop_topic(self, topic: str) -> None:  # noqa: B027
         """Drop the data of a deleted topic; nothing by default. Its records may come once more in a replay:
         ``self.view.topics_deleted()`` says below which physical offset.
         """
@@ -60,7 +61,6 @@ class SqliteDispatcher:
 
     @classmethod
     def path(cls, view: DispatcherView) -> Path:
-        """The database's file."""
         return Path(view.folder) / cls.file_name
 
     # ------------------------------------------------------------ called by the node
@@ -100,7 +100,7 @@ class SqliteDispatcher:
         with self._transaction(offset, offset, 0):
             self.clear()
 
-    def expire(self, min_offset: int) -> None:
+    def expire(self, min_offset: int) -> None:  # noqa: B027
         """Keep the data of expired messages, by default."""
 
     def forget(self, topic: str) -> None:

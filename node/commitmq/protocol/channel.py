@@ -2,19 +2,14 @@
 
 A socket never holds a request back unseen: it is connected with ``IMMEDIATE``, so a request is accepted only while the
 connection stands, and it is closed with ``LINGER`` 0 as soon as an answer is overdue or the connection is lost. So "the
-socket did not take it" means *not sent*, and "taken, no answer" means *unknown*.
+socket did not take it" means *not sent*, and "taken, no answer" means *unknown*; also of the writer's Unix socket on the same
+host (:class:`LocalSocket`).
 
 ZeroMQ's monitor reports lost connections. It is read only when an answer takes longer than one wait slice, or when the
 socket was idle that long before a request, so it costs a fast request nothing.
 
-The addresses behind the host name of an endpoint: a client tries one after the other until one takes its connection.
-
-ZeroMQ itself takes the first address of a name, and IPv4 alone unless it is told otherwise. So ``localhost`` would never lead
-to a node that listens on ``::1``, nor any name to a host of which one address is out of reach.
-
-The ZeroMQ context of a process: one I/O thread for all its clients, ended when the last of them is closed.
-
-It belongs to the process that made it: a forked child makes its own, and :func:`check_fork` refuses a client of the parent.
+The ZeroMQ context of a process has one I/O thread for all its clients, and ends when the last of them is closed. It belongs to
+the process that made it: a forked child makes its own, and :func:`check_fork` refuses a client of the parent.
 """
 
 from __future__ import annotations
@@ -24,6 +19,7 @@ import errno
 import math
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -47,7 +43,13 @@ _first: dict[str, str] = {}
 
 
 class NameAddresses:
-    """Of one connection. Not thread-safe. A name is looked up again after each round: its host may be elsewhere by then."""
+    """The addresses behind the host name of an endpoint: a client tries one after the other until one takes its connection.
+
+    ZeroMQ itself takes the first address of a name, and IPv4 alone unless it is told otherwise. So ``localhost`` would never
+    lead to a node that listens on ``::1``, nor any name to a host of which one address is out of reach.
+
+    Of one connection. Not thread-safe. A name is looked up again after each round: its host may be elsewhere by then.
+    """
 
     __slots__ = ("_addresses", "_at", "_has_stood", "_is_reached", "_is_refused", "_rounds", "_since_s", "endpoint")
 
@@ -127,9 +129,7 @@ _context_pid = 0
 
 
 def _forget_context() -> None:
-    """In a forked child: the context belongs to the parent, and the lock may be held by a thread that does not exist
-    here.
-    """
+    """In a forked child: the context is the parent's, and a thread that is not here may hold the lock."""
     global _context_lock, _context
     _context_lock = threading.Lock()
     _context = None
@@ -193,7 +193,7 @@ Frames = Sequence[bytes | memoryview]
 
 
 class ConnectionLost(NodeUnavailableError):
-    """The connection ended, or the time was over, after the request was handed over: its fate is unknown."""
+    """The connection ended, or the time was over, after the request was passed on: its fate is unknown."""
 
 
 def new_routing_id() -> bytes:
@@ -370,9 +370,8 @@ class Channel:
         return self._lost or (idle > WAIT_SLICE_S and self.lost())
 
     def put(self, frames: Frames, deadline: float) -> None:
-        """Hand over one request. ``deadline`` is in ``time.monotonic()`` seconds.
-
-        Raises NodeUnavailableError when the connection does not take it in time: then it was not sent.
+        """Hand over one request. ``deadline`` is in ``time.monotonic()`` seconds. Raises NodeUnavailableError when the
+        connection does not take it in time: then it was not sent.
         """
         sock = self.socket
         while True:
@@ -461,3 +460,91 @@ class Channel:
             if not answer["ok"]:
                 raise wire.refusal(answer)
             return answer, frames
+
+
+MAX_PACKET_BYTES: Final = 65_536
+HEADER_LENGTH: Final = 4  # bytes, big-endian, before the header
+GREETING: Final = b'{"v":1,"id":null,"ok":true}'
+_GREETING_S: Final = 0.5
+_HEADER_ROOM: Final = 4_096
+_SLICE: Final = struct.pack("@ll", 0, WAIT_SLICE_MS * 1000)
+
+
+class LocalSocket:
+    """The client's end of the writer's Unix socket on the same host (see commitmq.workers.writer.local_sockets).
+
+    One request and its answer at a time; the owner serialises its use.
+
+    A connection to the local socket of one writer.
+    """
+
+    #: Larger headers and bodies do not fit into a packet.
+    MAX_HEADER_BYTES: Final = _HEADER_ROOM - HEADER_LENGTH
+    MAX_BODY_BYTES: Final = MAX_PACKET_BYTES - _HEADER_ROOM
+
+    __slots__ = ("_socket", "path", "receive", "send")
+
+    def __init__(self, path: str) -> None:
+        """Connect to the writer's socket. Raises OSError when no writer listens there, or it takes no more connections."""
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            # Time-outs in the kernel: Python's own cost one more system call each.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SLICE)
+            self._socket.connect(path)
+            # Wait for the greeting: without it the outcome of a request to a node that closes the connection at once
+            # would be unknown.
+            self._greeted(time.monotonic() + _GREETING_S)
+        except BaseException:
+            self._socket.close()
+            raise
+        self.send, self.receive = self._socket.sendmsg, self._socket.recv
+
+    def _greeted(self, deadline: float) -> None:
+        while True:
+            try:
+                if self._socket.recv(MAX_PACKET_BYTES) != GREETING:
+                    raise ConnectionRefusedError(f"{self.path} takes no more connections")
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+
+    def request(self, header: bytes, body: bytes, deadline: float) -> bytes:
+        """The answer to one request. ``deadline`` is in ``time.monotonic()`` seconds.
+
+        Raises NodeUnavailableError when it was not sent, ConnectionLost when it was sent and no answer came. After
+        either, and after an interruption, the connection is unusable.
+        """
+        packet = (len(header).to_bytes(HEADER_LENGTH, "big"), header, body)
+        taken = False
+        while True:
+            try:
+                if not taken:
+                    self.send(packet)
+                    taken = True
+                answer = self.receive(MAX_PACKET_BYTES)
+            except OSError as error:
+                if error.errno is None:
+                    raise  # not the socket's: a signal handler of the program raised it (TimeoutError is one)
+                if error.errno == errno.EAGAIN:
+                    if time.monotonic() < deadline:
+                        continue
+                    sentence = f"no answer from {self.path} in time" if taken else f"{self.path} takes no requests"
+                else:
+                    sentence = f"the connection to {self.path} ended: {error}"
+                raise (ConnectionLost if taken else NodeUnavailableError)(sentence) from None
+            if not answer:
+                raise ConnectionLost(f"the connection to {self.path} ended before its answer")
+            return answer
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def local_path(hello: dict[str, Any], endpoint: str) -> str:
+    """The local socket of the writer that answered ``hello`` at ``endpoint``; empty when it cannot be used from here."""
+    path = hello.get("local_socket")
+    usable = type(path) is str and endpoint.startswith("ipc://") and os.access(path, os.W_OK)
+    return str(path) if usable else ""

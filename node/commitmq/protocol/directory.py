@@ -42,9 +42,7 @@ class Metadata:
         return self.same_host and token_matches(self.store, str(self.raw["token"]))
 
     def endpoint(self, role: str, index: int = 0) -> str:
-        """The best endpoint of the ``index``-th process of ``role`` (modulo their number): ipc on the same host, else
-        tcp.
-        """
+        """The best endpoint of the ``index``-th process of ``role`` (modulo): ipc on the same host, else tcp."""
         choices = self.endpoints.get(role) or []
         if not choices:
             raise NodeUnavailableError(f"the node {self.node} has no {role} at the moment")
@@ -93,9 +91,8 @@ def _reachable(endpoint: str, address: str) -> str:
 
 
 def token_matches(store: Path, token: str) -> bool:
-    """True when the store's token file can be read here and equals the node's token: same host, same file system.
-
-    The token is random for each start of the node, so a copy of the store on another host does not match.
+    """True when the store's token file can be read here and equals the node's token: same host, same file system. The
+    token is random for each start of the node, so a copy of the store on another host does not match.
     """
     try:
         return bool(token) and (store / "run" / "token").read_text(encoding="ascii").strip() == token
@@ -110,10 +107,8 @@ _WORTH_A_RETRY: Final = ("SERVICE_NOT_AVAILABLE", "BAD_ANSWER")
 
 
 class _Silences(threading.local):
-    """For each address at which this thread got no answer: the first and the last time of that.
-
-    It is not part of a directory: a batch asks for its topic's queues over one directory and connects to the writer
-    over another, in turn.
+    """For each address at which this thread got no answer: the first and the last time of that. It is not part of a
+    directory: a batch asks for its topic's queues over one directory and connects to the writer over another, in turn.
     """
 
     def __init__(self) -> None:
@@ -173,7 +168,7 @@ class Directory:
     def metadata(self, *, timeout_s: float, refresh: bool = False) -> Metadata:
         """The node's metadata; asks the node unless it is known and ``refresh`` is false.
 
-        The call waits for a starting node, also for one that dies meanwhile and is started again. Raises
+        The call waits for a starting node, also for one that dies in the meantime and is started again. Raises
         NodeUnavailableError or ProtocolError at the end of ``timeout_s``.
         """
         began = time.monotonic()

@@ -96,10 +96,8 @@ MAX_NODES: Final = 64
 
 
 def several_addresses(node: str | Iterable[str] | None) -> list[str] | None:
-    """The checked addresses that a comma-separated string or a list names; None for one address, as :func:`node_address`
-    takes it.
-
-    Raises NodeAddressError.
+    """The checked addresses that a comma-separated string or a list names; None for one address, as
+    :func:`node_address` takes it. Raises NodeAddressError.
     """
     if node is None or isinstance(node, str):
         text = node or os.environ.get("COMMITMQ_NODE") or ""
@@ -161,9 +159,8 @@ def with_profile(node: str | None, profile: str | None) -> str | None:
 
 
 def endpoint_of(address: str) -> tuple[str, Profile | None]:
-    """The ZeroMQ endpoint of an address that :func:`node_address` made, and the keys to connect with.
-
-    Raises ConfigError for a profile that cannot be used, NodeAddressError for a store on which no node runs.
+    """The ZeroMQ endpoint of an address that :func:`node_address` made, and the keys to connect with. Raises
+    ConfigError for a profile that cannot be used, NodeAddressError for a store on which no node runs.
     """
     scheme, _, rest = address.partition("://")
     if scheme == SECURE:

@@ -39,9 +39,8 @@ def pack(header: dict[str, Any]) -> bytes:
 
 
 def parse_request(frame: bytes) -> dict[str, Any]:
-    """The request header in ``frame``, with ``op`` (str) and ``id`` (int) present.
-
-    Raises ProtocolError with BAD_HEADER or UNSUPPORTED_VERSION; the caller answers with it and goes on.
+    """The request header in ``frame``, with ``op`` (str) and ``id`` (int) present. Raises ProtocolError with BAD_HEADER
+    or UNSUPPORTED_VERSION; the caller answers with it and continues.
     """
     if len(frame) > MAX_HEADER_BYTES:
         raise ProtocolError("BAD_HEADER", too_long(len(frame)))
@@ -79,9 +78,8 @@ def too_long(size_bytes: int) -> str:
 
 
 def request_id(frame: bytes) -> int | None:
-    """The ``id`` of a header that :func:`parse_request` refused, if it has one: the error answer repeats it.
-
-    A header that is too long is not parsed: parsing 60 MiB takes 2 GB and seconds.
+    """The ``id`` of a header that :func:`parse_request` refused, if it has one: the error answer repeats it. A header
+    that is too long is not parsed: parsing 60 MiB takes 2 GB and seconds.
     """
     if len(frame) > MAX_HEADER_BYTES:
         return None
@@ -94,9 +92,7 @@ def request_id(frame: bytes) -> int | None:
 
 
 def escaped(value: Any) -> Any:
-    """``value`` with each text as UTF-8 can carry it. A path whose name is not UTF-8 has surrogates, which are shown as in
-    ``/tmp/\\udce9``.
-    """
+    r"""``value`` with texts as UTF-8 can carry them: a path that is no UTF-8 is shown as ``/tmp/\udce9``."""
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
@@ -130,14 +126,18 @@ def answer_again(answer: bytes, first: int, identity: int) -> bytes:
 
 
 def error(identity: int | None, code: str, sentence: str, **fields: Any) -> bytes:
-    """A refusal: a stable ``code``, a sentence for people, and further help (``outcome``, ``retry_after_ms``).
-
-    A sentence may repeat the client's input; beyond MAX_SENTENCE_CHARACTERS its middle is left out.
+    """A refusal: a stable ``code``, a sentence for people, and further help (``outcome``, ``retry_after_ms``). A
+    sentence may repeat the client's input; beyond MAX_SENTENCE_CHARACTERS its middle is omitted.
     """
     if len(sentence) > MAX_SENTENCE_CHARACTERS:
         half = MAX_SENTENCE_CHARACTERS // 2
         sentence = f"{sentence[:half]} … {sentence[-half:]}"
     return dumps({"v": PROTOCOL_VERSION, "id": identity, "ok": False, "code": code, "error": sentence, **fields})
+
+
+def refused(identity: int | None, why: ProtocolError) -> bytes:
+    """The answer to a request that an operation refused."""
+    return error(identity, why.code, why.message, **why.more)
 
 
 def parse_answer(frame: bytes | memoryview) -> dict[str, Any]:

@@ -33,11 +33,20 @@ import orjson
 
 from commitmq.errors import ConfigError, StoreError
 from commitmq.files import atomic_file, disk
-from commitmq.files.no_space import kind_of
+from commitmq.files.disk_space import kind_of
 from commitmq.log import Log, get_log
 from commitmq.security.audit import SUMMARY, Actor, AuditLimits, AuditLog, Event
-from commitmq.security.policy import Action, Decision, Policies, Resource, decide, parse_address
-from commitmq.security.user import Quota, User, check_name
+from commitmq.security.policy import (
+    Action,
+    Decision,
+    Policies,
+    Quota,
+    Resource,
+    User,
+    check_name,
+    decide,
+    parse_address,
+)
 
 _EXAMPLE: Final = "1001=shop;reports=reader"
 
@@ -70,9 +79,8 @@ _NONE: Final = Policies()
 
 @dataclass(slots=True)
 class AccessTable:
-    """One state of the file of users. It does not change once it is asked; a change makes another table.
-
-    ``version`` grows by one with each change.
+    """One state of the file of users. It does not change once it is asked; a change makes another table. ``version``
+    grows by one with each change.
     """
 
     users: dict[str, User] = field(default_factory=dict)
@@ -113,7 +121,6 @@ class AccessTable:
         )
 
     def owner_of(self, key: str) -> User | None:
-        """The user with that public key."""
         if self._owners is None:
             self._owners = {one: user.name for user in self.users.values() for one in user.keys}
         name = self._owners.get(key)
@@ -133,13 +140,13 @@ class AccessTable:
                 raise ValueError(f"version must be a whole number, not {version!r:.100}")
             table = cls(version=version)
             for name, one in users.items():
-                with _place(f"user {name!r:.200}"):
+                with place_of(f"user {name!r:.200}"):
                     table.users[name] = User.from_json(name, one)
             keys = [one for user in table.users.values() for one in user.keys]
             if len(set(keys)) < len(keys):
                 raise ValueError("two users have the same key")
             for name, one in policies.items():
-                with _place(f"the policies of {name!r:.200}"):
+                with place_of(f"the policies of {name!r:.200}"):
                     if name not in table.users:
                         raise ValueError("there is no such user")
                     table.policies[name] = Policies.from_json(one)
@@ -155,11 +162,13 @@ class AccessTable:
         }
 
 
-class _place:
-    """Turns every error of a member into a ValueError that names the member; never shows its value's secrets."""
+class place_of:
+    """Turns every error of a member into a ValueError that names the member; never shows its value's secrets. ``shape``: whose
+    shape a value of another type has not.
+    """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, shape: str = "") -> None:
+        self._name, self._shape = name, shape
 
     def __enter__(self) -> None:
         pass
@@ -167,6 +176,8 @@ class _place:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, KeyError):
             raise ValueError(f"{self._name}: {error} is missing") from None
+        if self._shape and isinstance(error, TypeError | AttributeError):
+            raise ValueError(f"{self._name} has not the shape of {self._shape}") from None
         if isinstance(error, ValueError | TypeError | AttributeError):
             raise ValueError(f"{self._name}: {error}") from None
 
@@ -366,8 +377,8 @@ class AccessFile:
 class UserQuotas:
     """The quotas of all users as a running process knows them.
 
-    The supervisor sees that the file of users has changed, and tells every process as it tells changed settings; then this is
-    made anew. So a request looks at nothing but dictionaries, and only where a user has a quota of its kind.
+    The supervisor sees that the file of users has changed, and tells every process as it tells changed settings; then
+    this is recreated. So a request looks at nothing but dictionaries, and only where a user has a quota of its kind.
 
     ``bounds_sends``, ``bounds_pulls``: whether any user has a rate. ``bounds_connections``: whether any has
         a quota of connections or pending bytes, ``bounds_pending`` of these. ``bounds_names``: of topics or groups.

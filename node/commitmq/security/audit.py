@@ -1,7 +1,7 @@
 """The audit log of one process: who changed what, who was refused, and who used what for the first time in an hour.
 
-A line is written before its change is made, with one system call, so a process that dies leaves no change without its line; it
-may leave a line whose change never came. A thread syncs the file a second later. Lines are chained.
+A line is written before its change is made, with one system call, so a process that dies leaves no change without its
+line; it may leave a line whose change never came. A thread syncs the file a second later. Lines are chained.
 
 A node never waits for its audit log and never stops because of it. Where the file cannot be written, the log and
 ``status`` say so once; the thread tries again each second, and the next line that gets through tells how many are lost.
@@ -17,16 +17,17 @@ One line of the audit log: a JSON object in the chain of its file.
      "address":"10.1.2.3","op":"topic.create","resource":"Topic:orders","decision":"allowed","reason":"",
      "request":17,"before":null,"after":{...}}
 
-``n`` counts the lines of one process from 1. ``prev`` is the SHA-256 of the line before without its line end, empty for the
-first: a line that was changed, taken out or put in does not fit its neighbours. Members without a value are left out. ``key``
-is the beginning of the public key. ``torn``: how many bytes of an unfinished line stand before this one; ``lost``: how many
-lines could not be written since the line before, as on a full disk. Texts are cut, so a line has a bounded length.
+``n`` counts the lines of one process from 1. ``prev`` is the SHA-256 of the line before without its line end, empty for
+the first: a line that was changed, taken out or put in does not fit its neighbours. Members without a value are
+omitted. ``key`` is the beginning of the public key. ``torn``: how many bytes of an unfinished line stand before this
+one; ``lost``: how many lines could not be written since the line before, as on a full disk. Texts are cut, so a line
+has a bounded length.
 
 How much of the audit log each user may cause: nobody may fill it, and so roll others' lines out of it.
 
-A user causes at most so many lines in a second, and in the long run so many bytes in a second; what was not used in the last
-ten minutes may be used at once. Where nobody is asked who they are, a user is an address. Of what is not written one line for
-each user tells how much it was; that line's bytes count as the user's too.
+A user causes at most this many lines in a second, and in the long run this many bytes in a second; what was not used in
+the last ten minutes may be used at once. Where nobody is asked who they are, a user is an address. Of what is not
+written one line for each user tells how much it was; that line's bytes count as the user's too.
 
 Which first uses of this hour the audit log has, of all users: a use by a request of data costs a look here.
 
@@ -75,7 +76,7 @@ _MAX_VALUE_BYTES: Final = 2_000
 _KEY_CHARACTERS: Final = 12
 
 
-class Decision(StrEnum):
+class AuditOutcome(StrEnum):
     """What became of a request. ``ALLOWED`` is written before a change is made, ``FAILED`` when it then was not."""
 
     ALLOWED = "allowed"
@@ -85,9 +86,7 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who asks. ``name``: a user; ``uid N`` for an account of this machine; empty where nobody is asked. ``key``: the public
-    key.
-    """
+    """Who asks. ``name``: a user, ``uid N`` for an account, empty where nobody is asked. ``key``: public."""
 
     name: str = ""
     protocol: str = ""
@@ -106,7 +105,7 @@ class Event:
     actor: Actor
     operation: str
     resource: str = ""
-    decision: Decision = Decision.ALLOWED
+    decision: AuditOutcome = AuditOutcome.ALLOWED
     reason: str = ""
     request: int | None = None
     before: Any = None
@@ -170,12 +169,12 @@ def digest(line: bytes) -> str:
 
 
 SAVED_S: Final = 600
-"""A user may cause the bytes of so many seconds at once."""
+"""A user may cause the bytes of this many seconds at once."""
 _MOST_TOLD: Final = 10
 """Users with a summary of their own in a second: a client may claim any name when it is refused."""
 
 
-class Untold(NamedTuple):
+class UnwrittenEvents(NamedTuple):
     """What a user caused, that was not written, by operation; or ``users`` of them, who have no lines of their own."""
 
     actor: Actor
@@ -220,13 +219,13 @@ class LinesBound:
         return False
 
     def charge(self, actor: Actor, size_bytes: int, now_s: float) -> None:
-        """So many bytes were written for a user."""
+        """This many bytes were written for a user."""
         for one in (self._account(actor, now_s), self._all):
             one.left = max(one.left - size_bytes, -float(self._rate * SAVED_S))
 
-    def take(self, now_s: float) -> list[Untold]:
+    def take(self, now_s: float) -> list[UnwrittenEvents]:
         """Who caused lines that were not written. The next second begins."""
-        untold = [Untold(one.actor, one.untold) for one in self._accounts.values() if one.untold]
+        untold = [UnwrittenEvents(one.actor, one.untold) for one in self._accounts.values() if one.untold]
         kept = {}
         for key, one in self._accounts.items():
             if self._refilled(one, now_s, 1) < self._rate * SAVED_S:
@@ -238,7 +237,7 @@ class LinesBound:
             count: Counter[str] = Counter()
             for each in others:
                 count["others"] += each.operations.total()
-            own.append(Untold(Actor(), count, len(others)))
+            own.append(UnwrittenEvents(Actor(), count, len(others)))
         return own
 
     @property
@@ -277,9 +276,8 @@ class FirstUses:
         self._hour_ends = 0.0
 
     def is_first(self, user: str, operation: str, resource: str) -> bool:
-        """Whether this is the first such use in an hour, and is to be written.
-
-        What is cut in a line is cut here too: it is asked before a name is refused as too long, and nothing of that stays.
+        """Whether this is the first such use in an hour, and is to be written. What is cut in a line is cut here too:
+        it is asked before a name is refused as too long, and nothing of that stays.
         """
         now_s = time.monotonic()
         if now_s >= self._hour_ends:
@@ -306,7 +304,7 @@ _DIGITS: Final = 12
 _TAIL_BYTES: Final = 128 * 1024
 
 
-class Piece(NamedTuple):
+class RawLine(NamedTuple):
     """What stands between two line ends. ``members``: None for what is no line. ``is_whole``: a line end follows."""
 
     data: bytes
@@ -316,9 +314,7 @@ class Piece(NamedTuple):
 
 
 class LastLine(NamedTuple):
-    """Where a file's chain stands. ``end``: the byte behind its last whole line. ``ends_open``: no line end is at the end of
-    the file.
-    """
+    """Where a file's chain stands. ``end``: behind its last whole line. ``ends_open``: no line end is there."""
 
     number: int
     digest: str
@@ -362,13 +358,12 @@ def process_of(role: str) -> str:
     return role.removesuffix(REFUSALS)
 
 
-def pieces(data: bytes) -> Iterator[Piece]:
-    """The pieces of a file."""
+def pieces(data: bytes) -> Iterator[RawLine]:
     at = 0
     while at < len(data):
         end = data.find(b"\n", at)
         piece = data[at:] if end < 0 else data[at:end]
-        yield Piece(piece, at, parsed(piece), end >= 0)
+        yield RawLine(piece, at, parsed(piece), end >= 0)
         at = len(data) if end < 0 else end + 1
 
 
@@ -420,9 +415,8 @@ class _State(NamedTuple):
 
 
 class AuditChain:
-    """Nothing is opened before the first line. Its owner has a lock for all calls but :meth:`sync`.
-
-    ``say`` gets the kind of a fault with its sentence, and an empty one when it has passed.
+    """Nothing is opened before the first line. Its owner has a lock for all calls but :meth:`sync`. ``say`` gets the
+    kind of a fault with its sentence, and an empty one when it has passed.
     """
 
     def __init__(
@@ -616,7 +610,7 @@ class AuditChain:
         return 1 if former is None else former.number + 1
 
     def _turn_over(self) -> None:
-        """Begin the next file, if this one is full; where it cannot be renamed it goes on. Raises OSError if none is there."""
+        """Begin the next file if this one is full, or continue where it cannot be renamed. Raises OSError for none."""
         if self._size < self._max_file_bytes or self._junk or self._ends_open:
             return
         try:
@@ -624,7 +618,7 @@ class AuditChain:
         except OSError as error:
             if self._fd < 0:
                 raise
-            self._say("files", f"a full file of the audit log goes on, {self.path}: {error.strerror}")
+            self._say("files", f"a full file of the audit log continues, {self.path}: {error.strerror}")
         else:
             self._say("files", "")
 
@@ -648,7 +642,7 @@ class AuditChain:
 SUMMARY: Final = "audit.summary"
 _SYNC_S: Final = 1.0
 _SHARES: Final = 16
-"""Refusals of all users together may have the bytes of so many users: a refused client may claim any name."""
+"""Refusals of all users together may have the bytes of this many users: a refused client may claim any name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -665,9 +659,8 @@ class AuditLimits:
 
 
 class AuditLog:
-    """See the module. Nothing is opened before the first line. May be called by several threads.
-
-    ``told`` gets the sentence about a fault, and an empty one when it has passed; it may raise.
+    """The audit log of one process. Nothing is opened before the first line. May be called by several threads. ``told``
+    gets the sentence about a fault, and an empty one when it has passed; it may raise.
     """
 
     def __init__(
@@ -737,9 +730,7 @@ class AuditLog:
             self._main.take_back()
 
     def change(self, event: Event) -> None:
-        """Write a change, before it is made; or that it failed. Beyond what its user may cause only how
-        many there were is written. Never raises.
-        """
+        """Write a change before it is made, or its failure; only the number beyond a user's share. Never raises."""
         self._bounded(self._changes, event, f"{event.operation} {event.decision}")
 
     def used(self, event: Event) -> None:
@@ -758,7 +749,7 @@ class AuditLog:
 
     def failed(self, event: Event, reason: str) -> None:
         """Write that a change, which :meth:`change` was told of, was not made."""
-        self.change(replace(event, decision=Decision.FAILED, reason=reason, before=None, after=None))
+        self.change(replace(event, decision=AuditOutcome.FAILED, reason=reason, before=None, after=None))
 
     def refused(
         self, actor: Actor, operation: str, resource: str = "", reason: str = "", request: int | None = None
@@ -766,7 +757,7 @@ class AuditLog:
         """Write that a request was refused. Refusals have files of their own, and of those beyond what their user may cause,
         and beyond what all may cause together, only the number is written.
         """
-        self._bounded(self._refusals, Event(actor, operation, resource, Decision.REFUSED, reason, request))
+        self._bounded(self._refusals, Event(actor, operation, resource, AuditOutcome.REFUSED, reason, request))
 
     def _bounded(self, bound: LinesBound, event: Event, kind: str = "") -> None:
         if not self.limits.enable:
@@ -837,7 +828,7 @@ class AuditLog:
         for actor, untold, users in self._refusals.take(now_s):
             count, of_whom = untold.total(), "this user" if users == 1 else f"{users} users"
             reason = f"{count} more requests of {of_whom} were refused in a second"
-            event = Event(actor, SUMMARY, decision=Decision.REFUSED, reason=reason)
+            event = Event(actor, SUMMARY, decision=AuditOutcome.REFUSED, reason=reason)
             self._charged(self._refusals, actor, {**event.members(), "count": count}, now_s)
         for actor, untold, users in self._changes.take(now_s):
             count, of_whom = untold.total(), "this user" if users == 1 else f"{users} users"

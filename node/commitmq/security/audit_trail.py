@@ -1,11 +1,11 @@
 """Reads the audit log of a store: all its lines in order of time, and whether the chains are whole.
 
-A node may write meanwhile. A line that it writes at this moment may be there in part; that is no fault.
+A node may write in the meantime. A line that it writes at this moment may be there in part; that is no fault.
 
 The lines of the audit log from the newest on, read from the ends of the files: a look costs what it looks at.
 
-A node may write meanwhile, and give a full file its other name. A *place* names a file by the number of its first line, which
-stays with it, so a look goes on where the one before has ended.
+A node may write in the meantime, and give a full file its other name. A *place* names a file by the number of its first
+line, which stays with it, so a look continues where the one before has ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from commitmq.security.audit import (
     ENDING,
     MAX_LINE_BYTES,
     REMOVED,
-    Piece,
+    RawLine,
     digest,
     first_of,
     older_files,
@@ -36,7 +36,7 @@ _BLOCK_BYTES: Final = 64 * 1024
 _MOST_OPEN_BYTES: Final = 2 * MAX_LINE_BYTES
 
 
-class Place(NamedTuple):
+class TrailPosition(NamedTuple):
     """Before byte ``end`` of the file whose first line has the number ``first``."""
 
     first: int
@@ -44,12 +44,11 @@ class Place(NamedTuple):
 
 
 class Backwards:
-    """The lines of one process. ``place``: where a later look goes on, behind (in time before) the line that was given last.
-
-    ``path``: its newest file. Raises OSError, also while it is read. Close it.
+    """The lines of one process. ``place``: where a later look continues, behind (in time before) the line that was
+    given last. ``path``: its newest file. Raises OSError, also while it is read. Close it.
     """
 
-    def __init__(self, path: Path, before: Place | None = None) -> None:
+    def __init__(self, path: Path, before: TrailPosition | None = None) -> None:
         self._before = before
         # It is opened before the others are listed: one that gets its other name in between is among them, under its number.
         self._newest: BinaryIO | None = None
@@ -61,16 +60,15 @@ class Backwards:
             for one in older_files(path):
                 if (number := first_of(one)) is not None:
                     self._files[number] = one
-            self.place = before or Place(0, 0)
+            self.place = before or TrailPosition(0, 0)
             if first is not None and self._newest is not None:
                 self._files[first] = self._newest
-                self.place = before or Place(first, self._newest.seek(0, os.SEEK_END))
+                self.place = before or TrailPosition(first, self._newest.seek(0, os.SEEK_END))
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Ends the look."""
         if self._newest is not None:
             self._newest.close()
 
@@ -92,7 +90,7 @@ class Backwards:
         for line, begin in _lines(file, end if most is None else min(end, most)):
             members = parsed(line)
             if members is not None:
-                self.place = Place(first, begin)
+                self.place = TrailPosition(first, begin)
                 yield members
 
 
@@ -181,7 +179,7 @@ class AuditTrail:
             elif piece.members["time"] >= since:
                 yield {"role": process_of(role), **piece.members}
 
-    def _pieces(self, role: str) -> Iterator[tuple[str, Piece]]:
+    def _pieces(self, role: str) -> Iterator[tuple[str, RawLine]]:
         """The pieces of a process's files in their order, with the name of the file."""
         with contextlib.ExitStack() as stack:
             try:
@@ -192,14 +190,14 @@ class AuditTrail:
                     at = 0
                     for line in file:
                         data = line.removesuffix(b"\n")
-                        yield Path(file.name).name, Piece(data, at, parsed(data), len(data) < len(line))
+                        yield Path(file.name).name, RawLine(data, at, parsed(data), len(data) < len(line))
                         at += len(line)
             except OSError as error:
                 raise StoreError(f"cannot read the audit log: {error.strerror}", path=self.folder) from error
 
     @staticmethod
     def _open_all(path: Path) -> list[BinaryIO]:
-        """The files of a process; a node may give the newest another name meanwhile. Raises OSError."""
+        """The files of a process; a node may give the newest another name in the meantime. Raises OSError."""
         for _ in range(_TRIES):
             names = [*older_files(path), path]
             found: list[BinaryIO] = []

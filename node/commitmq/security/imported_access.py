@@ -35,9 +35,18 @@ from typing import Any, Final
 
 import orjson
 
-from commitmq.security.access_file import AccessTable
-from commitmq.security.policy import Entry, Policies, ResourcePattern, parse_actions, parse_network
-from commitmq.security.user import MAX_KEYS, Secret, User, check_name
+from commitmq.security.access_file import AccessTable, place_of
+from commitmq.security.policy import (
+    MAX_KEYS,
+    Policies,
+    PolicyEntry,
+    ResourcePattern,
+    Secret,
+    User,
+    check_name,
+    parse_actions,
+    parse_network,
+)
 
 _MEMBERS: Final = ("name", "type", "status", "keys", "quotas", "policies")
 
@@ -53,9 +62,7 @@ class UserChange:
 
 @dataclass(frozen=True, slots=True)
 class UserImport:
-    """``conflicts``: what can never be, a sentence each. ``keys_kept``: users whose keys differ from those of the document and
-    stay.
-    """
+    """``conflicts``: sentences on what can never be. ``keys_kept``: users whose other keys stay."""
 
     changes: list[UserChange]
     conflicts: list[str]
@@ -79,16 +86,10 @@ class ExportedUsers:
             raise ValueError("users must be a list")
         found = cls({}, {})
         for number, row in enumerate(rows):
-            try:
+            with place_of(f"users[{number}]", "a user that was exported"):
                 user, policies = _user(row)
                 if user.name in found.users:
                     raise ValueError(f"{user.name} is there twice; leave one out")
-            except KeyError as error:
-                raise ValueError(f"users[{number}]: {error} is missing") from None
-            except (TypeError, AttributeError):
-                raise ValueError(f"users[{number}] has not the shape of a user that was exported") from None
-            except ValueError as error:
-                raise ValueError(f"users[{number}]: {error}") from None
             found.users[user.name], found.policies[user.name] = user, policies
         return found
 
@@ -158,7 +159,6 @@ class AccessChange:
     policies: Policies
 
     def shown(self) -> dict[str, Any]:
-        """Without the secret."""
         return {**(self.user.shown() if self.user else {}), "policies": self.policies.to_json()}
 
 
@@ -253,14 +253,12 @@ _DECISIONS: Final = {"allow": True, "deny": False}
 
 
 def has_tables(text: str) -> bool:
-    """Whether the head of a table is in it."""
     return _HEAD.search(text) is not None
 
 
 def read_tables(text: str) -> ImportedAccess:
-    """What listUser and listAcl print, one or both. Lines before the first head are mqadmin's log.
-
-    Raises ValueError that names the line; it shows no secret.
+    """What listUser and listAcl print, one or both. Lines before the first head are mqadmin's log. Raises ValueError
+    that names the line; it shows no secret.
     """
     found, head = ImportedAccess(), ""
     for number, raw in enumerate(text.splitlines(), 1):
@@ -311,7 +309,7 @@ def read_json(text: str) -> ImportedAccess:
         raise ValueError(f"line {error.lineno}, column {error.colno}: no JSON") from None
     found = ImportedAccess()
     for number, row in enumerate(document if type(document) is list else [document]):
-        try:
+        with place_of(f"[{number}]", "RocketMQ's UserInfo or AclInfo"):
             if type(row) is not dict:
                 raise ValueError("it must be an object")
             if "username" in row:
@@ -319,12 +317,6 @@ def read_json(text: str) -> ImportedAccess:
                 found.add_user(_imported_user(*(row.get(one) for one in _USER_MEMBERS)))
             else:
                 _add_acl(found, row)
-        except KeyError as error:
-            raise ValueError(f"[{number}]: {error} is missing") from None
-        except (TypeError, AttributeError):
-            raise ValueError(f"[{number}] has not the shape of RocketMQ's UserInfo or AclInfo") from None
-        except ValueError as error:
-            raise ValueError(f"[{number}]: {error}") from None
     return found
 
 
@@ -366,8 +358,8 @@ def _subject(text: str) -> str:
     return check_name(name)
 
 
-def _entry(resource: str, actions: Iterable[str], networks: Iterable[str], decision: str) -> Entry:
-    return Entry(
+def _entry(resource: str, actions: Iterable[str], networks: Iterable[str], decision: str) -> PolicyEntry:
+    return PolicyEntry(
         ResourcePattern.parse(resource),
         parse_actions(actions),
         tuple(parse_network(one) for one in networks),
@@ -375,7 +367,7 @@ def _entry(resource: str, actions: Iterable[str], networks: Iterable[str], decis
     )
 
 
-def _policies(kind: str, entries: Iterable[Entry]) -> Policies:
+def _policies(kind: str, entries: Iterable[PolicyEntry]) -> Policies:
     if _one_of({"custom": True, "default": False}, kind):
         return Policies(custom=tuple(entries))
     return Policies(default=tuple(entries))

@@ -1,11 +1,12 @@
 """The node's own key pair, ``config/security/node.key``: with it the tcp ports of the native protocol speak CURVE only.
 
-The public key is for profiles: a client connects to no node with another one. `commitmq keys init` makes the file once. A node
-that has it asks everybody for a key. It is read at the start of a node, and again by each process that binds a port.
+The public key is for profiles: a client connects to no node with another one. `commitmq keys init` makes the file once.
+A node that has it asks everybody for a key. It is read at the start of a node, and again by each process that binds a
+port.
 
-Once it is there it must stay: ``node.key.configured`` beside it says that there were keys. It is made after the file, and by
-the node before its first port asks for a key, so no death in between leaves keys that clients know without it. Without the
-file nothing that needs it goes on, because a node without keys lets everybody in.
+Once it is there it must stay: ``node.key.configured`` beside it says that there were keys. It is made after the file,
+and by the node before its first port asks for a key, so no death in between leaves keys that clients know without it.
+Without the file nothing that needs it continues, because a node without keys lets everybody in.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Final
 
 from commitmq.errors import StoreError
 from commitmq.files import atomic_file, disk
-from commitmq.files.no_space import kind_of
-from commitmq.security.user import Secret, check_key
+from commitmq.files.disk_space import kind_of
+from commitmq.security.policy import Secret, check_key
 
 _MODE: Final = 0o600
 _MAX_FILE_BYTES: Final = 4_096
@@ -53,9 +54,8 @@ def _configured_path(root: Path) -> Path:
 
 
 def load_node_keys(root: Path) -> KeyPair | None:
-    """The keys of the store ``root``; None where there never were any.
-
-    Raises StoreError for a file that cannot be used, and for one that is gone.
+    """The keys of the store ``root``; None where there never were any. Raises StoreError for a file that cannot be
+    used, and for one that is gone.
     """
     path, configured = node_key_path(root), _configured_path(root)
     try:
@@ -84,7 +84,7 @@ def load_node_keys(root: Path) -> KeyPair | None:
 
 
 def keep_node_keys(root: Path) -> None:
-    """Note that the store ``root`` has keys, durably: without their file nothing goes on from now. Raises StoreError."""
+    """Note that the store ``root`` has keys, durably: without their file nothing continues from now. Raises StoreError."""
     path = _configured_path(root)
     try:
         if not path.exists():

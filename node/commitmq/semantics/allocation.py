@@ -69,9 +69,8 @@ def averagely_by_circle(me: str, queues: Sequence[MessageQueue], members: Sequen
 def consistent_hash(
     me: str, queues: Sequence[MessageQueue], members: Sequence[str], *, virtual_nodes: int = VIRTUAL_NODES
 ) -> list[MessageQueue]:
-    """CONSISTENT_HASH: few queues move when a member comes or goes.
-
-    Each member has ``virtual_nodes`` places on a ring of 32 bits, and a queue belongs to the first place from its own on.
+    """CONSISTENT_HASH: few queues move when a member comes or goes. Each member has ``virtual_nodes`` places on a ring
+    of 32 bits, and a queue belongs to the first place from its own on.
     """
     if not _may_share(me, queues, members):
         return []
@@ -117,9 +116,8 @@ def machine_room(rooms: Collection[str]) -> Strategy:
 def machine_room_nearby(
     inner: Strategy, room_of_queue: Callable[[MessageQueue], str], room_of_member: Callable[[str], str]
 ) -> Strategy:
-    """MACHINE_ROOM_NEARBY: ``inner`` shares a room's queues among the members of that room.
-
-    Queues of rooms without a member are shared among all. Raises InvalidMessageError when a room is unknown (empty).
+    """MACHINE_ROOM_NEARBY: ``inner`` shares a room's queues among the members of that room. Queues of rooms without a
+    member are shared among all. Raises InvalidMessageError when a room is unknown (empty).
     """
 
     def allocate(me: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
@@ -174,7 +172,7 @@ def _by_room(items: Sequence[_Item], room_of: Callable[[_Item], str]) -> dict[st
 
 
 Shares = Callable[[Sequence[MessageQueue], Sequence[str]], dict[str, list[MessageQueue]]]
-"""(all queues, all members in their order) to the queues of each member; a member without any may be left out."""
+"""(all queues, all members in their order) to the queues of each member; a member without any may be omitted."""
 
 AVERAGE: Final = "AVG"
 _ROOMS: Final = "MACHINE_ROOM:"

@@ -31,13 +31,12 @@ from typing import Any, Final, NamedTuple
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import RETRY_PREFIX, Host, Property
 from commitmq.format.record import Record
-from commitmq.semantics.derived import derived, fresh_order, made
-from commitmq.semantics.fitting import OPTIONAL, lighter
+from commitmq.semantics.derived import OPTIONAL, derived, fresh_order, lighter, made
 from commitmq.semantics.retry import is_retry_topic, pop_retry_topic, popped_topic
 
 REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
-"""The group whose offsets in the revive topic are the last processed ones; reading goes on behind them (spec 18)."""
+"""The group whose offsets in the revive topic are the last processed ones; reading continues behind them (spec 18)."""
 CHECK_POINT_TAG: Final = "ck"
 ACK_TAG: Final = "ack"
 BATCH_ACK_TAG: Final = "bAck"
@@ -73,7 +72,7 @@ class CheckPointKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckPoint:
-    """The messages of one queue that one pop handed out. Times are ms.
+    """The messages of one queue that one pop delivered. Times are ms.
 
     ``deltas`` are their offsets relative to ``start_offset``; without them they are ``count`` consecutive ones.
     ``rewrites`` counts failed revivals. ``bits`` marks acked ones by their index, and ``revive_offset`` is RocketMQ's
@@ -99,17 +98,14 @@ class CheckPoint:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The queue offsets of the messages."""
         deltas = self.deltas or range(self.count)
         return tuple(self.key.start_offset + delta for delta in deltas)
 
     @property
     def unique_key(self) -> str:
-        """UNIQ_KEY of the stored check point."""
         return _joined(self.key, self.key.start_offset, CHECK_POINT_TAG)
 
     def body(self) -> bytes:
-        """RocketMQ's JSON."""
         key = self.key
         values: dict[str, Any] = {
             "bm": self.bits,
@@ -204,12 +200,10 @@ class Ack:
 
     @property
     def tag(self) -> str:
-        """TAGS of the stored ack."""
         return ACK_TAG if self.offsets is None else BATCH_ACK_TAG
 
     @property
     def acked(self) -> tuple[int, ...]:
-        """The queue offsets that are acked."""
         return (self.offset,) if self.offsets is None else self.offsets
 
     @property
@@ -218,7 +212,6 @@ class Ack:
         return _joined(self.key, self.offset, ACK_TAG)
 
     def body(self) -> bytes:
-        """RocketMQ's JSON."""
         key = self.key
         values: dict[str, Any] = {
             "ao": self.offset,
@@ -309,7 +302,7 @@ def retried(record: Record, check_point: CheckPoint, host: Host, *, queue_id: in
 
 
 def retries(record: Record, check_point: CheckPoint, host: Host, *, v2: bool = False) -> Iterator[Record]:
-    """:func:`retried`, and what takes its place where it does not fit (:mod:`commitmq.semantics.fitting`).
+    """:func:`retried`, and what takes its place where it does not fit (:mod:`commitmq.semantics.derived`).
 
     It grows by 1ST_POP_TIME and ORIGIN_GROUP. ORIGIN_GROUP tells whose a message is where two groups could have one retry
     topic: it stays there, and a message that has no room for it becomes a dead letter.

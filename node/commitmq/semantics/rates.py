@@ -30,8 +30,7 @@ FORGET_MS: Final = 150_000
 
 
 def shortened(spent: int, *lists: Iterable[str]) -> tuple[list[list[str]], int]:
-    """Of each list, in the order of its names, what the limits leave room for, and how many names were left out.
-
+    """Of each list, in the order of its names, what the limits leave room for, and how many names were omitted.
     ``spent``: characters of the client's other texts.
     """
     kept: list[list[str]] = []
@@ -64,7 +63,7 @@ class _Bucket:
     bytes_per_s: int
 
 
-class Rates:
+class RateLimiter:
     """The buckets of one kind of name. A rate of 0 bounds nothing."""
 
     def __init__(
@@ -90,10 +89,9 @@ class Rates:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether there is a rate at all."""
         return bool(self._messages_per_s or self._bytes_per_s or self._rates_of)
 
-    def continue_from(self, before: Rates) -> None:
+    def continue_from(self, before: RateLimiter) -> None:
         """Begin with what the buckets of ``before`` hold, at most a burst. A rate that ``before`` did not have begins full."""
         for name, old in before._buckets.items():
             messages_per_s, bytes_per_s = self._of(name)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Property
 from commitmq.format.properties import encode_properties
-from commitmq.semantics.fitting import first_that_fits, without
+from commitmq.semantics.derived import first_that_fits, without
 
 REPLY_TOPIC_POSTFIX: Final = "_REPLY_TOPIC"
 REPLY_TYPE: Final = "reply"

@@ -2,18 +2,19 @@
 
 A message that a consumer cannot handle is *sent back*: a copy goes to ``%RETRY%group``, through a delay level, and to
 ``%DLQ%group`` after the last try. The members of the group read their retry topic beside their own topics.
+
+:func:`topics_of` says whose such a stored message is: a request that names it by its place needs the rights to these topics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX, Property
+from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX, WAITING_TOPICS, Property
 from commitmq.format.record import Record
-from commitmq.semantics.derived import broker_order, derived
-from commitmq.semantics.fitting import OPTIONAL, lighter
+from commitmq.semantics.derived import OPTIONAL, broker_order, derived, lighter
 from commitmq.semantics.timer import REQUESTS
 
 FIRST_RETRY_LEVEL: Final = 3
@@ -41,7 +42,7 @@ DEAD_LETTER_STATE: Final = frozenset(
         "DLQ_ORIGIN_MESSAGE_ID",
     )
 )
-"""Properties of a dead letter's way, beside the system's own, that a message sent anew must not carry."""
+"""Properties of a dead letter's way, beside the system's own, that a message sent again must not carry."""
 _OF_THE_WAY: Final = (
     *OPTIONAL[:-1],
     Property.DELAY,
@@ -58,12 +59,10 @@ _OF_THE_WAY: Final = (
 
 
 def retry_topic(group: str) -> str:
-    """The topic of the group's retries."""
     return RETRY_PREFIX + group
 
 
 def dead_letter_topic(group: str) -> str:
-    """The topic of the group's dead letters."""
     return DLQ_PREFIX + group
 
 
@@ -96,9 +95,8 @@ def popped_topic(topic: str, group: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SentBack:
-    """The record that a send-back stores, and whether it is a dead letter.
-
-    A record that is none has a DELAY, and the put rules store it in the delay topic first.
+    """The record that a send-back stores, and whether it is a dead letter. A record that is none has a DELAY, and the
+    put rules store it in the delay topic first.
     """
 
     record: Record
@@ -149,7 +147,7 @@ def copies(
     retries: int = 0,
 ) -> Iterator[SentBack]:
     """:func:`sent_back`, and what takes its place where it does not fit, the best first: a try without what is optional, then
-    a dead letter, with ever less of its way (:mod:`commitmq.semantics.fitting`).
+    a dead letter, with ever less of its way (:mod:`commitmq.semantics.derived`).
 
     A try keeps RETRY_TOPIC, without which its consumer takes the retry topic for the message's own, DELAY and the place where
     it is to come. The last dead letter has no property but the application's; ``dlq resend`` must be told its topic then.
@@ -164,3 +162,12 @@ def copies(
 def retry_level(reconsume_times: int) -> int:
     """The delay level of the try after ``reconsume_times`` others; the delay rules clamp it to the last level."""
     return FIRST_RETRY_LEVEL + reconsume_times
+
+
+_OF_OTHERS: Final = WAITING_TOPICS | {dead_letter_topic(UNDELIVERED_GROUP)}
+
+
+def topics_of(topic: str, properties: Mapping[str, str]) -> tuple[str, ...]:
+    """``topic``, in which the message is stored, and where that is a topic of the node, the one that it was sent to."""
+    real = properties.get(Property.REAL_TOPIC) if topic in _OF_OTHERS else None
+    return (topic,) if not real or real == topic else (topic, real)

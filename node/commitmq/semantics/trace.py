@@ -27,7 +27,7 @@ from commitmq.format.java import hash_map_order
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 MAX_BODY_BYTES: Final = 128_000
 MAX_RECORDS: Final = 10
-"""RocketMQ's client puts at most so many records of one topic and region into a message."""
+"""RocketMQ's client puts at most this many records of one topic and region into a message."""
 _FIELD, _END = "\x01", "\x02"
 _NULL: Final = "null"
 
@@ -42,7 +42,7 @@ class MessageType(IntEnum):
     ORDER = 4
 
 
-class ConsumeResult(IntEnum):
+class ConsumeReturnType(IntEnum):
     """contextCode of a SubAfter record."""
 
     SUCCESS = 0
@@ -80,11 +80,9 @@ class _TraceRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pub(_TraceRecord):
-    """A message was sent. Times are ms, ``store_host`` is ``ip:port``."""
+class _OfProducer(_TraceRecord):
+    """Of a message in the store. Times are ms, ``store_host`` is ``ip:port``."""
 
-    kind: ClassVar[str] = "Pub"
-    least: ClassVar[int] = 12
     timestamp: int
     region: str | None
     group: str | None
@@ -93,6 +91,14 @@ class Pub(_TraceRecord):
     tags: str | None
     keys: str | None
     store_host: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pub(_OfProducer):
+    """A message was sent."""
+
+    kind: ClassVar[str] = "Pub"
+    least: ClassVar[int] = 12
     body_bytes: int
     cost_ms: int
     message_type: MessageType = MessageType.NORMAL
@@ -135,7 +141,7 @@ class SubAfter(_TraceRecord):
     cost_ms: int
     success: bool
     keys: str | None
-    result: ConsumeResult = ConsumeResult.SUCCESS
+    result: ConsumeReturnType = ConsumeReturnType.SUCCESS
     timestamp: int = 0
     group: str | None = None
 
@@ -148,19 +154,11 @@ class SubAfter(_TraceRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndTransactionTrace(_TraceRecord):
+class EndTransactionTrace(_OfProducer):
     """A producer ended a transaction; ``state`` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
 
     kind: ClassVar[str] = "EndTransaction"
     least: ClassVar[int] = 12
-    timestamp: int
-    region: str | None
-    group: str | None
-    topic: str | None
-    message_id: str | None
-    tags: str | None
-    keys: str | None
-    store_host: str | None
     message_type: MessageType
     transaction_id: str | None
     state: str
@@ -168,7 +166,7 @@ class EndTransactionTrace(_TraceRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recall(_TraceRecord):
+class RecallTrace(_TraceRecord):
     """A delayed message was recalled."""
 
     kind: ClassVar[str] = "Recall"
@@ -181,9 +179,9 @@ class Recall(_TraceRecord):
     success: bool
 
 
-TraceRecord = Pub | SubBefore | SubAfter | EndTransactionTrace | Recall
+TraceRecord = Pub | SubBefore | SubAfter | EndTransactionTrace | RecallTrace
 _KINDS: Final[dict[str, type[_TraceRecord]]] = {
-    one.kind: one for one in (Pub, SubBefore, SubAfter, EndTransactionTrace, Recall)
+    one.kind: one for one in (Pub, SubBefore, SubAfter, EndTransactionTrace, RecallTrace)
 }
 
 
@@ -227,4 +225,4 @@ def _value(kind: str, text: str) -> Any:
         return text.lower() == "true"
     if kind == "int":
         return int(text)
-    return {"MessageType": MessageType, "ConsumeResult": ConsumeResult}[kind](int(text))
+    return {"MessageType": MessageType, "ConsumeReturnType": ConsumeReturnType}[kind](int(text))

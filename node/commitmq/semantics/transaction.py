@@ -59,9 +59,8 @@ _REAL: Final = (Property.REAL_TOPIC, Property.REAL_QUEUE_ID)
 
 
 class EndTransaction(NamedTuple):
-    """RocketMQ's request END_TRANSACTION; ``decision`` is COMMIT, ROLLBACK or 0 for unknown.
-
-    ``topic``: the message must be for it; empty for any.
+    """RocketMQ's request END_TRANSACTION; ``decision`` is COMMIT, ROLLBACK or 0 for unknown. ``topic``: the message
+    must be for it; empty for any.
     """
 
     producer_group: str
@@ -144,9 +143,8 @@ def real_queue(half: Record) -> tuple[str, int]:
 
 
 def renewed_half(half: Record, check_times: int) -> Record:
-    """The record that ``half`` is put as again, at the half topic's end, before its producer is asked.
-
-    As in RocketMQ the application's flag and reconsumeTimes do not come along.
+    """The record that ``half`` is put as again, at the half topic's end, before its producer is asked. As in RocketMQ
+    the application's flag and reconsumeTimes do not come along.
     """
     properties = {**half.properties, Property.TRANSACTION_CHECK_TIMES: str(check_times)}
     return derived(half, half.topic, half.queue_id, broker_order(properties), flag=0, reconsume_times=0)
@@ -186,9 +184,8 @@ def op_offsets(op: Record) -> list[int]:
 
 
 class OpBuffer:
-    """Half offsets of one queue that are done and wait for their op message (spec 12.3).
-
-    RocketMQ writes an op message when ``max_bytes`` of text wait, or when the last one is ``interval_ms`` ago.
+    """Half offsets of one queue that are done and wait for their op message (spec 12.3). RocketMQ writes an op message
+    when ``max_bytes`` of text wait, or when the last one is ``interval_ms`` ago.
     """
 
     def __init__(self, last_write_ms: int, *, interval_ms: int = 3_000, max_bytes: int = 4_096) -> None:
@@ -226,7 +223,6 @@ class OpBuffer:
 
 def integer(text: str) -> int:
     """``text`` as a number, -1 for text that is none, or none of Java's long: RocketMQ's reading of its own properties.
-
     A client may have written it: Python refuses to read thousands of digits.
     """
     digits = text[1:] if text[:1] in ("-", "+") else text
@@ -255,7 +251,7 @@ class CheckRules:
     longest_round_ms: int = 60_000
 
 
-class Step(Enum):
+class CheckStep(Enum):
     """What to do about a half message."""
 
     STOP = "stop"
@@ -266,10 +262,10 @@ class Step(Enum):
     DISCARD = "discard"
 
 
-class Decision(NamedTuple):
+class CheckDecision(NamedTuple):
     """A step, and the record to append for RENEW, CHECK and DISCARD."""
 
-    step: Step
+    step: CheckStep
     record: Record | None = None
 
 
@@ -306,9 +302,8 @@ class CheckRound:
         self._last_op_born_ms: int | None = None
 
     def take_ops(self, ops: Sequence[Record]) -> None:
-        """Take the next records of the op queue; none when there is nothing new.
-
-        The newest one's age tells whether an end that was sent in time would be there already.
+        """Take the next records of the op queue; none when there is nothing new. The newest one's age tells whether an
+        end that was sent in time would be there already.
         """
         for op in ops:
             halves = {offset for offset in op_offsets(op) if offset >= self._min_half_offset}
@@ -332,14 +327,14 @@ class CheckRound:
         self.half_offset += 1
 
     def skip_to(self, offset: int) -> None:
-        """The present half message cannot be read; the queue goes on at ``offset``."""
+        """The present half message cannot be read; the queue continues at ``offset``."""
         self.half_offset = max(self.half_offset + 1, offset)
 
     def is_over(self, now_ms: int) -> bool:
         """Whether the round has taken as long as it may."""
         return now_ms - self._start_ms > self._rules.longest_round_ms
 
-    def decide(self, half: Record, now_ms: int, proven_ms: int | None = None) -> Decision:
+    def decide(self, half: Record, now_ms: int, proven_ms: int | None = None) -> CheckDecision:
         """What to do about ``half``, the record at :meth:`next_undecided`. ``proven_ms``: the time by a clock that is not
         doubted, by which a half message is given up for its age.
         """
@@ -349,24 +344,24 @@ class CheckRound:
         times = half.properties.get(Property.TRANSACTION_CHECK_TIMES)
         check_times = 0 if times is None else integer(times)
         if (times is not None and check_times >= rules.check_max) or proven_age_ms > rules.reserved_ms:
-            return Decision(Step.DISCARD, discarded_record(half))
+            return CheckDecision(CheckStep.DISCARD, discarded_record(half))
         check_times += 1
         end = self._end_offset
         if half.store_timestamp >= self._start_ms if end is None else half.queue_offset >= end:
-            return Decision(Step.STOP)
+            return CheckDecision(CheckStep.STOP)
         immunity = half.properties.get(Property.TRANSACTION_IMMUNITY_SECONDS)
         immune_ms = rules.timeout_ms if immunity is None else immunity_ms(immunity, rules.timeout_ms)
         if immunity is None:
             if 0 <= age_ms <= immune_ms:
-                return Decision(Step.STOP)
+                return CheckDecision(CheckStep.STOP)
         elif -immune_ms <= age_ms <= immune_ms:
             first = half.properties.get(Property.TRANSACTION_PREPARED_QUEUE_OFFSET)
             if first is not None and self._is_ended(integer(first)):
-                return Decision(Step.PASS)
-            return Decision(Step.RENEW, renewed_immune_half(half, check_times))
+                return CheckDecision(CheckStep.PASS)
+            return CheckDecision(CheckStep.RENEW, renewed_immune_half(half, check_times))
         if self._must_ask(age_ms, immune_ms):
-            return Decision(Step.CHECK, renewed_half(half, check_times))
-        return Decision(Step.MORE_OPS)
+            return CheckDecision(CheckStep.CHECK, renewed_half(half, check_times))
+        return CheckDecision(CheckStep.MORE_OPS)
 
     def new_op_offset(self) -> int:
         """The op queue's offset to commit: past the op messages at its front whose half messages are all passed."""

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.files import disk
-from commitmq.files.write_all import write_all
+from commitmq.files.disk import overwrite
 
 CHECKPOINT_BYTES: Final = 4096
 _FIELDS: Final = struct.Struct(">qqqqq")
@@ -93,19 +92,8 @@ class Checkpoint:
         return (fields + self.rest).ljust(CHECKPOINT_BYTES, b"\0")
 
     def save(self, path: Path) -> None:
-        """Write the file in place and sync it. The fields share one sector, so a crash leaves the old or the new ones,
-        no mix.
-
-        Raises OSError; the caller knows whether an old checkpoint does harm (it only makes a recovery start earlier).
+        """Write the file in place and sync it. The fields share one sector. Raises OSError; the caller knows whether an
+        old checkpoint does harm (it only makes a recovery start earlier).
         """
-        made = not path.exists()
-        fd = disk.open_file(path, os.O_RDWR | os.O_CREAT, "checkpoint")
-        try:
-            write_all(fd, self.to_bytes(), 0, place="checkpoint.write")
-            if failpoints.ACTIVE:
-                failpoints.hit("checkpoint.before_fdatasync")
-            disk.sync(fd, "checkpoint")
-        finally:
-            os.close(fd)
-        if made:
-            disk.sync_folder(path.parent, "checkpoint")
+        points = {"place": "checkpoint.write", "before_sync": "checkpoint.before_fdatasync"}
+        overwrite(path, self.to_bytes(), "checkpoint", **points)

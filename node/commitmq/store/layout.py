@@ -89,7 +89,7 @@ class StoreLayout:
 
     @property
     def epoch(self) -> Path:
-        """Counts the starts of a node; see :mod:`commitmq.store.metadata.epoch`."""
+        """Counts the starts of a node; see :mod:`commitmq.store.store_file`."""
         return self.own / "epoch"
 
     @property
@@ -119,12 +119,12 @@ class StoreLayout:
 
     @property
     def tombstones(self) -> Path:
-        """Tombstones: where in the log deleted topics ended; see :mod:`commitmq.store.metadata.deleted_topics`."""
+        """Tombstones: where in the log deleted topics ended; see :mod:`commitmq.store.metadata.topic_files`."""
         return self.own / "deleted_topics.json"
 
     @property
     def endings(self) -> Path:
-        """Topics whose deletion is decided but not finished; see :mod:`commitmq.store.metadata.deleted_topics`."""
+        """Topics whose deletion is decided but not finished; see :mod:`commitmq.store.metadata.topic_files`."""
         return self.own / "deleting_topics.json"
 
     @property
@@ -171,7 +171,7 @@ class StoreLayout:
         return self.run / "node.json"
 
     def counts(self, role: str) -> Path:
-        """What the worker of ``role`` counted; see :mod:`commitmq.counting.table`."""
+        """What the worker of ``role`` counted; see :mod:`commitmq.counting`."""
         return self.run / f"{role}.counts"
 
     def role_lock(self, role: str) -> Path:

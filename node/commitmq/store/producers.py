@@ -10,8 +10,8 @@ This file and the records behind ``position`` give the table of any later moment
 log. Two rules make it right after any crash:
 
 * It is written only once everything below ``position`` is flushed. So it never covers a record that a power cut could
-  take away; a recovery never cuts flushed records. If it did after all (a person repaired the log), the log shows it:
-  it ends below ``position``, has no record that ends there, or not the newest record that the table knows. Then the
+  take away; a recovery never cuts flushed records. If it did after all (an operator repaired the log), the log shows
+  it: it ends below ``position``, has no record that ends there, or not the newest record that the table knows. Then the
   table is made from the whole log, which takes long but is right.
 * The recovery that takes a store over, RocketMQ's or a new one, makes the first snapshot, of no producers at the log's
   end. A store was taken over when it has ``commitmq/store.json``, which is written after that. If the snapshot is
@@ -132,17 +132,16 @@ UNKNOWN_PRODUCER: Final = "UNKNOWN_PRODUCER_ID"
 LIMIT_EXCEEDED: Final = "LIMIT_EXCEEDED"
 
 _FIELDS: Final = 5
-# Adjacent records in the log become one place of at most so many records. So the window of a producer of single
+# Adjacent records in the log become one place of at most this many records. So the window of a producer of single
 # messages covers as much as one of runs; a larger limit would make finding a record inside a place slow.
 _MERGED_RECORDS: Final = 1024
 # A replay does not see where runs began; it must not make the window smaller than the runs did.
 _REPLAYED_RECORDS: Final = 32_768
 
 
-class Place(NamedTuple):
-    """Records of one producer and queue that are adjacent both in their queue and in the log.
-
-    ``end`` is the physical offset behind the last.
+class BatchMetadata(NamedTuple):
+    """Records of one producer and queue that are adjacent both in their queue and in the log. ``end`` is the physical
+    offset behind the last.
     """
 
     sequence: int
@@ -162,15 +161,15 @@ class SequenceRefusedError(Exception):
 
 
 @dataclass(slots=True)
-class Entry:
-    """A producer in one queue: the next sequence, the places stored last (flat, see Place), the end of the newest."""
+class ProducerStateEntry:
+    """A producer in one queue: the next sequence, the places stored last (flat, see BatchMetadata), the end of the newest."""
 
     next: int
     places: array[int]
     end: int
 
 
-class Producer:
+class IdempotentProducer:
     """One producer: ``queues`` by (topic, queue), ``used_ms`` the store time of its newest record."""
 
     __slots__ = ("epoch", "queues", "used_ms")
@@ -178,11 +177,11 @@ class Producer:
     def __init__(self, epoch: int, used_ms: int) -> None:
         self.epoch = epoch
         self.used_ms = used_ms
-        self.queues: dict[tuple[str, int], Entry] = {}
+        self.queues: dict[tuple[str, int], ProducerStateEntry] = {}
 
 
 class ProducerTable:
-    """See the module's text. Not thread-safe."""
+    """The table of idempotent producers, and its snapshot. Not thread-safe."""
 
     def __init__(self, *, max_entries: int, window: int, expiry_ms: int) -> None:
         """``window``: places remembered for each entry."""
@@ -190,7 +189,7 @@ class ProducerTable:
         self.window = window
         self.expiry_ms = expiry_ms
         self.forgotten = 0  # producers so far, for lack of room or by age
-        self._producers: OrderedDict[str, Producer] = OrderedDict()  # the most recently heard one at the end
+        self._producers: OrderedDict[str, IdempotentProducer] = OrderedDict()  # the most recently heard one at the end
         self._entries = 0
 
     def __len__(self) -> int:
@@ -204,9 +203,8 @@ class ProducerTable:
     # ------------------------------------------------------------ asking
 
     def judge(self, producer_id: str, epoch: int, topic: str, queue: int, sequence: int, count: int) -> int:
-        """How many of ``count`` messages from ``sequence`` on are already stored; the others are next in order.
-
-        Raises SequenceRefusedError. Changes nothing.
+        """How many of ``count`` messages from ``sequence`` on are already stored; the others are next in order. Raises
+        SequenceRefusedError. Changes nothing.
         """
         producer = self._producers.get(producer_id)
         entry = None
@@ -241,7 +239,7 @@ class ProducerTable:
             )
         return min(count, following - sequence)
 
-    def places(self, producer_id: str, topic: str, queue: int) -> list[Place]:
+    def places(self, producer_id: str, topic: str, queue: int) -> list[BatchMetadata]:
         """The remembered places of this producer's epoch in a queue, in their order."""
         producer = self._producers.get(producer_id)
         entry = None if producer is None else producer.queues.get((topic, queue))
@@ -255,20 +253,20 @@ class ProducerTable:
 
     # ------------------------------------------------------------ changing
 
-    def note(self, producer_id: str, epoch: int, topic: str, queue: int, place: Place, used_ms: int) -> None:
+    def note(self, producer_id: str, epoch: int, topic: str, queue: int, place: BatchMetadata, used_ms: int) -> None:
         """Records were stored. Records that :meth:`judge` would have refused (in a replay) restart the state from them."""
         self._note(producer_id, epoch, topic, queue, place, used_ms, _MERGED_RECORDS)
 
-    def replay(self, producer_id: str, epoch: int, topic: str, queue: int, place: Place, used_ms: int) -> None:
+    def replay(self, producer_id: str, epoch: int, topic: str, queue: int, place: BatchMetadata, used_ms: int) -> None:
         """Like :meth:`note`, for records found in the log."""
         self._note(producer_id, epoch, topic, queue, place, used_ms, _REPLAYED_RECORDS)
 
     def _note(
-        self, producer_id: str, epoch: int, topic: str, queue: int, place: Place, used_ms: int, merged: int
+        self, producer_id: str, epoch: int, topic: str, queue: int, place: BatchMetadata, used_ms: int, merged: int
     ) -> None:
         producer = self._producers.get(producer_id)
         if producer is None:
-            producer = self._producers[producer_id] = Producer(epoch, used_ms)
+            producer = self._producers[producer_id] = IdempotentProducer(epoch, used_ms)
         elif producer.epoch != epoch:
             self._entries -= len(producer.queues)
             producer.queues.clear()
@@ -277,7 +275,7 @@ class ProducerTable:
         producer.used_ms = used_ms
         entry = producer.queues.get((topic, queue))
         if entry is None:
-            entry = producer.queues[topic, queue] = Entry(place.sequence, array("q"), 0)
+            entry = producer.queues[topic, queue] = ProducerStateEntry(place.sequence, array("q"), 0)
             self._entries += 1
             if self._entries > self.max_entries:
                 self._make_room(producer)
@@ -319,10 +317,10 @@ class ProducerTable:
             count += 1
         return count
 
-    def _only(self, producer: Producer | None) -> bool:
+    def _only(self, producer: IdempotentProducer | None) -> bool:
         return producer is not None and len(self._producers) == 1
 
-    def _make_room(self, keep: Producer) -> None:
+    def _make_room(self, keep: IdempotentProducer) -> None:
         for name, producer in list(self._producers.items()):
             if self._entries <= self.max_entries:
                 return
@@ -336,9 +334,7 @@ class ProducerTable:
     # ------------------------------------------------------------ as bytes
 
     def to_bytes(self) -> bytes:
-        """The whole table: a line of JSON with the names and numbers, then the windows as 8-byte integers of this
-        machine.
-        """
+        """The whole table: a line of JSON with names and numbers, then the windows as 8-byte integers."""
         producers: list[Any] = []
         windows = []
         for name, producer in self._producers.items():
@@ -351,7 +347,6 @@ class ProducerTable:
 
     def load_bytes(self, data: bytes | memoryview, deleted: Mapping[str, int]) -> None:
         """Restore the result of :meth:`to_bytes` into an empty table. Raises StoreError when it is anything else.
-
         ``deleted``: the physical offset below which a topic's records no longer count.
         """
         try:
@@ -360,14 +355,16 @@ class ProducerTable:
             numbers.frombytes(rest)
             at = 0
             for name, epoch, used_ms, queues in orjson.loads(head):
-                producer = self._producers[name] = Producer(epoch, used_ms)
+                producer = self._producers[name] = IdempotentProducer(epoch, used_ms)
                 for topic, queue, following, end, size in queues:
                     places = numbers[at : at + size]
                     if len(places) != size or size % _FIELDS:
                         raise ValueError("the windows are too short")
                     at += size
                     if end > deleted.get(topic, 0):
-                        producer.queues[topic, queue] = Entry(following, places[-_FIELDS * self.window :], end)
+                        producer.queues[topic, queue] = ProducerStateEntry(
+                            following, places[-_FIELDS * self.window :], end
+                        )
                         self._entries += 1
             if at != len(numbers):
                 raise ValueError("the windows are too long")
@@ -376,20 +373,20 @@ class ProducerTable:
         if self._producers:
             self._make_room(next(reversed(self._producers.values())))
 
-    def newest(self) -> tuple[str, int, str, int, int, Place] | None:
+    def newest(self) -> tuple[str, int, str, int, int, BatchMetadata] | None:
         """(producer, epoch, topic, queue, last sequence, its place) of the record farthest on in the log."""
-        best: tuple[str, int, str, int, int, Place] | None = None
+        best: tuple[str, int, str, int, int, BatchMetadata] | None = None
         for name, producer in self._producers.items():
             for (topic, queue), entry in producer.queues.items():
                 if entry.places and (best is None or entry.end > best[5].end):
-                    last = Place(*entry.places[-_FIELDS:])
+                    last = BatchMetadata(*entry.places[-_FIELDS:])
                     best = (name, producer.epoch, topic, queue, entry.next - 1, last)
         return best
 
 
-def _places(numbers: array[int]) -> Iterator[Place]:
+def _places(numbers: array[int]) -> Iterator[BatchMetadata]:
     for at in range(0, len(numbers), _FIELDS):
-        yield Place(*numbers[at : at + _FIELDS])
+        yield BatchMetadata(*numbers[at : at + _FIELDS])
 
 
 StoredRecord = tuple[int, int, int, str]
@@ -420,7 +417,6 @@ def marks_of(batch: DispatchBatch) -> tuple[_Marks, memoryview] | None:
 
 def replay(table: ProducerTable, batch: DispatchBatch, deleted: Mapping[str, int]) -> None:
     """Enter every record of ``batch`` with a producer's mark into ``table``; the batch must have its log attached.
-
     ``deleted``: the physical offset below which a topic's records no longer count.
     """
     found = marks_of(batch)
@@ -446,7 +442,7 @@ def replay(table: ProducerTable, batch: DispatchBatch, deleted: Mapping[str, int
         if int(row["physical_offset"]) < deleted.get(topic, 0):
             continue
         at, size = int(marks[start, MARK_ID_START]), int(marks[start, MARK_ID_SIZE])
-        place = Place(
+        place = BatchMetadata(
             int(marks[start, MARK_SEQUENCE]),
             stop - start,
             int(row["queue_offset"]),
@@ -459,11 +455,12 @@ def replay(table: ProducerTable, batch: DispatchBatch, deleted: Mapping[str, int
 
 
 def find_stored(
-    log: CommitLog, places: Iterable[Place], producer_id: str, epoch: int, sequence: int, count: int
+    log: CommitLog, places: Iterable[BatchMetadata], producer_id: str, epoch: int, sequence: int, count: int
 ) -> list[StoredRecord]:
     """The places of ``count`` messages from ``sequence`` on, read from the log; ``places`` say where to look.
 
-    :data:`UNKNOWN` for messages that no place covers, or that expired meanwhile. Each found record's mark is compared.
+    :data:`UNKNOWN` for messages that no place covers, or that expired in the meantime. Each found record's mark is
+    compared.
     """
     stored = [UNKNOWN] * count
     name = producer_id.encode()

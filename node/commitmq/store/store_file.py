@@ -1,4 +1,5 @@
-"""``commitmq/store.json``: a store's id and the sizes of its files.
+"""What a store remembers of itself: ``commitmq/store.json``, its id and the sizes of its files, and ``commitmq/epoch``, how
+often a node was started on it, as a decimal number and a line feed.
 
     version     1
     store_id    32 hex digits, random, made once by the first start: clients and jobs identify a store by it
@@ -21,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from commitmq.errors import StoreError
 from commitmq.files import atomic_file
-from commitmq.files.no_space import kind_of
+from commitmq.files.disk_space import kind_of
 from commitmq.store.layout import StoreLayout
 
 _VERSION: Final = 1
@@ -79,7 +81,6 @@ class StoreFile:
 
 
 def new_id() -> str:
-    """A new random id."""
     return uuid.uuid4().hex
 
 
@@ -94,3 +95,19 @@ def store_id(store: Path | str) -> str | None:
 
 def _is_id(text: object) -> bool:
     return isinstance(text, str) and len(text) == _ID_DIGITS and all(digit in "0123456789abcdef" for digit in text)
+
+
+_MOST: Final = 1 << 62
+
+
+def read_epoch(path: Path) -> int:
+    """The number in ``path``; 0 without the file. Raises StoreError."""
+    try:
+        if not 0 <= (epoch := int(path.read_text(encoding="ascii"))) < _MOST:
+            raise ValueError("it has more than 62 bits")
+        return epoch
+    except FileNotFoundError:
+        return 0
+    except ValueError as error:
+        sentence = "the count of starts is no such number; write one at least as high as before"
+        raise StoreError(sentence, path=path) from error

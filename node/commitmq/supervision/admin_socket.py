@@ -21,7 +21,7 @@ from commitmq.network.gate import ShareOfTime
 from commitmq.network.router import open_router
 from commitmq.protocol import wire
 from commitmq.security.audit import Event
-from commitmq.security.on_behalf import Vouching
+from commitmq.security.native_rights import Vouching
 from commitmq.supervision.exit_codes import CliExit, StartFailed
 from commitmq.supervision.exposure import Exposure
 
@@ -136,7 +136,7 @@ class AdminSocket:
         try:
             header = wire.parse_request(frame)
         except ProtocolError as error:
-            return wire.error(wire.request_id(frame), error.code, error.message)
+            return wire.refused(wire.request_id(frame), error)
         if header["op"] not in self._handlers:
             known = ", ".join(sorted(self._handlers))
             return wire.error(header["id"], "UNKNOWN_OP", f"the admin socket knows {known}, not {header['op']!r}")
@@ -157,7 +157,7 @@ class AdminSocket:
             with self._exposure.audit.changing(self._change(peer, header)):
                 return self._handlers[header["op"]](peer, header)
         except ProtocolError as error:
-            return wire.error(header["id"], error.code, error.message)
+            return wire.refused(header["id"], error)
         except Exception as error:  # the failure of one request must not end the node
             self._log.exception("admin request failed", op=header["op"], error=repr(error))
             return wire.error(header["id"], "SYSTEM_ERROR", f"the node failed to answer: {error!r}")
@@ -209,11 +209,11 @@ def bind_admin(
             except AddressInUseError:
                 if time.monotonic_ns() >= deadline_ns:
                     raise
-                time.sleep(0.02)  # the former node has stopped and is just reporting that
+                time.sleep(0.02)  # the previous node has stopped and is just reporting that
     except AddressInUseError:
         if config.network.port:
             raise
-        # Another program took the free port of the node's former life meanwhile: any other port will do.
+        # Another program took the free port of the node's previous run in the meantime: any other port will do.
         admin = AdminSocket(config, ipc, 0, handlers, log, exposure)
     known_ports["admin"] = ports.tcp_port(admin.endpoints) or port
     return admin

@@ -20,9 +20,7 @@ _BOLD, _RED, _PLAIN = "\033[1m", "\033[1;31m", "\033[0m"
 
 
 def console_report(errors_fd: int) -> Report:
-    """A function that takes the supervisor's reports and writes lines: to standard output, and failures to
-    ``errors_fd``.
-    """
+    """A function that writes the supervisor's reports: to standard output, and failures to ``errors_fd``."""
 
     def report(message: dict[str, Any]) -> None:
         for line, is_wrong in lines_of(message):

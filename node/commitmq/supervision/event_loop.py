@@ -11,6 +11,8 @@ from typing import Any
 
 import zmq
 
+from commitmq.supervision.processes import HANDLED_SIGNALS
+
 
 class EventLoop:
     """Calls handlers for readable descriptors and sockets."""
@@ -23,7 +25,6 @@ class EventLoop:
 
     def watch(self, source: Any, handler: Callable[[], None], *, last: bool = False) -> None:
         """Call ``handler`` from :meth:`wait` whenever ``source`` (a descriptor or a ZeroMQ socket) can be read.
-
         ``last``: run after all other handlers, so that they do not wait for it.
         """
         self._handlers[source] = handler
@@ -69,6 +70,7 @@ class EventLoop:
         # The keeper handles a closed terminal. A write to a closed terminal must not stop a node in the background.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)  # the keeper forks this process with them blocked
         self.watch(self._wakeup.fileno(), self._drain_wakeups)
 
     def _drain_wakeups(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from commitmq.errors import CommitMQError
-from commitmq.files.no_space import tells_of_no_space
+from commitmq.files.disk_space import tells_of_no_space
 from commitmq.store.layout import StoreLayout
 
 
@@ -32,7 +32,7 @@ class CliExit(IntEnum):
     STORE_UNUSABLE = 74  # nothing was done: the store may not be entered, has other sizes, or is damaged
     UNCLEAN_STOP = 75  # the node is gone but did not end in order; the next start runs a recovery
     CONFIG_ERROR = 78  # an unknown key, a wrong type or a value out of range
-    NO_ROOM = 79  # the disk has no space left for the files of a start; a keeper tries again, a person frees some
+    NO_ROOM = 79  # the disk has no space left for the files of a start; a keeper tries again, an operator frees some
     INSECURE_LISTENER = 80  # a listener would be open to a network without authentication and encryption
     INTERRUPTED = 130  # Ctrl-C; for `produce` also SIGTERM
 
@@ -80,9 +80,7 @@ def with_a_way_out(sentence: str, layout: StoreLayout) -> str:
 
 
 def progress_sentence(progress: object) -> str:
-    """``checking the log, 45 % of 256.0 MiB``: a worker's report about its start; "" when ``progress`` is no such
-    report.
-    """
+    """``checking the log, 45 % of 256.0 MiB``, of a worker's report about its start; "" for another one."""
     if not isinstance(progress, dict) or not isinstance(progress.get("phase"), str):
         return ""
     phase, done, total = progress["phase"], progress.get("done"), progress.get("total")

@@ -15,8 +15,8 @@ from commitmq.log import Log, get_log
 from commitmq.network.guard import Guard, audit_log, make_guard
 from commitmq.security import start_rule
 from commitmq.security.access_file import AccessFile
+from commitmq.security.native_rights import Vouching
 from commitmq.security.node_keys import keep_node_keys, load_node_keys
-from commitmq.security.on_behalf import Vouching
 from commitmq.security.start_rule import Listener
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.exit_codes import CliExit, StartFailed
@@ -76,7 +76,7 @@ class Exposure:
             elif keys is not None and keys.public != self.node_key:
                 faults.append(
                     f"the file of the node's keys is another one since its start: put back the one with the public key"
-                    f" {self.node_key}, because a process that starts anew refuses this one"
+                    f" {self.node_key}, because a process that starts again refuses this one"
                 )
         return {"users": users, "node_keys": bool(self.node_key), "faults": faults}
 

@@ -1,56 +1,45 @@
-"""The process that forks all workers: it has loaded their common modules, so each starts fast and costs little memory.
+"""The process that forks all workers from the image of the node's keeper: each starts fast and costs little memory.
 
-``python -m commitmq.supervision.forkserver FD`` where FD is a SOCK_SEQPACKET socket to the supervisor. The first
-message lists the modules to preload. Then each ``{"role", "module", "params"}`` comes with the worker's end of its
-lifeline (SCM_RIGHTS) and is answered with ``{"pid"}``. End of file means the supervisor is dead, and ends this process.
+The supervisor forks the first one before it has a ZeroMQ context or a thread of its own, and another one when that has
+died. Between them is a SOCK_SEQPACKET socket. Each ``{"role", "module", "params", "live"}`` comes with the worker's end of
+its lifeline (SCM_RIGHTS) and is answered with ``{"pid"}``; the role ``keeper`` is a new keeper, with its end of a pipe. End of
+file means the supervisor is dead, and ends this process.
 
 A worker is forked twice: the process in between ends at once, which makes the supervisor (a child subreaper) the
 worker's parent. So the supervisor can wait for every worker and learn how it ended, even after this process has died.
 The answer is sent after that hand-over, so its pid stays valid until the supervisor itself has waited for it.
-
-All heavy modules are imported inside functions: the supervisor imports this module for :class:`ForkServer`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import os
 import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
 
 import orjson
 
 from commitmq import failpoints
 from commitmq import log as log_module
-from commitmq.config import NodeConfig, from_mapping
-from commitmq.config.live import with_live_values
+from commitmq.config import NodeConfig
+from commitmq.config.loading import with_live_values
 from commitmq.protocol import wire
 from commitmq.store.layout import StoreLayout
-from commitmq.supervision.processes import (
-    pass_interpreter_on,
-    release_library_pages,
-    set_process_name,
-    wait_for_exit,
-)
+from commitmq.supervision.processes import HANDLED_SIGNALS, fork, set_process_name, signals_held, use_as, wait_for_exit
+from commitmq.workers.runtime import context as runtime
+from commitmq.workers.runtime.role_lock import acquire_role_lock
 
 _MAX_MESSAGE_BYTES = 1 << 18
 _REQUEST_TIMEOUT_S = 5.0
-_SHARED_MODULES = (
-    "numpy",
-    "zmq",
-    "orjson",
-    "commitmq.kernels.compiled",
-    "commitmq.protocol.wire",
-    "commitmq.workers.runtime.context",
-)
+
+NextKeeper: TypeAlias = Callable[[str, int, int], int]
+"""Runs a new keeper: the node's life, the pid of the supervisor above it, its end of the pipe from there; its exit code."""
 
 
 class ForkServerDied(Exception):
@@ -63,44 +52,13 @@ class ForkServerDied(Exception):
 class ForkServer:
     """The supervisor's handle of one forkserver process."""
 
-    def __init__(self, layout: StoreLayout, config: NodeConfig, modules: Iterable[str]) -> None:
-        """Start the process. It is :attr:`ready` after the supervisor has read that message from :attr:`socket`."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "commitmq.supervision.forkserver", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=worker_environment(),
-            )
-        self.socket = ours
-        self.pid = self._process.pid
+    def __init__(self, layout: StoreLayout, config: NodeConfig, next_keeper: NextKeeper | None) -> None:
+        """Fork the process. Raises OSError."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_REQUEST_TIMEOUT_S)
+        with theirs, signals_held():
+            self.pid = fork(partial(serve, theirs, layout, config, next_keeper), theirs.fileno())
         self.pidfd = os.pidfd_open(self.pid)
-        self.ready = False
-        self.ended = False  # its socket is closed; the pidfd reports its exit
-        ours.setblocking(False)
-        first = {"store": str(layout.root), "config": config.to_dict(), "modules": sorted(modules)}
-        with contextlib.suppress(OSError):  # it has died already, and its pidfd reports that
-            self.socket.send(orjson.dumps(first))
-        # Only this module may wait for that child. Popen must not wait for it when it is garbage-collected.
-        self._process.returncode = 0
-
-    def read_events(self) -> list[dict[str, Any]]:
-        """The forkserver's messages since the last call (while it preloads). Sets :attr:`ready`."""
-        events: list[dict[str, Any]] = []
-        while True:
-            try:
-                data = self.socket.recv(_MAX_MESSAGE_BYTES)
-            except BlockingIOError:
-                return events
-            except OSError:
-                data = b""
-            if not data:
-                self.ended = True
-                return events
-            events.append(orjson.loads(data))
-            if events[-1].get("event") == "ready":
-                self.ready = True
 
     def fork(
         self, role: str, module: str, params: Mapping[str, Any], live: Mapping[str, Any], lifeline: socket.socket
@@ -110,15 +68,19 @@ class ForkServer:
 
         Raises ForkServerDied when no answer comes within five seconds; the caller must then end this forkserver.
         """
-        request = orjson.dumps({"role": role, "module": module, "params": dict(params), "live": live})
-        self.socket.settimeout(_REQUEST_TIMEOUT_S)
+        request = {"role": role, "module": module, "params": dict(params), "live": live}
+        return self._ask(request, lifeline.fileno())
+
+    def fork_keeper(self, life: str, word_fd: int) -> int:
+        """Fork a keeper that reads the calling process's last word from ``word_fd``. The rest is as in :meth:`fork`."""
+        return self._ask({"role": "keeper", "life": life, "parent": os.getpid()}, word_fd)
+
+    def _ask(self, request: dict[str, Any], fd: int) -> int:
         try:
-            socket.send_fds(self.socket, [request], [lifeline.fileno()])
-            answer = self.socket.recv(_MAX_MESSAGE_BYTES)
+            socket.send_fds(self._socket, [orjson.dumps(request)], [fd])
+            answer = self._socket.recv(_MAX_MESSAGE_BYTES)
         except OSError as error:
             raise ForkServerDied(f"the forkserver does not answer: {error}") from error
-        finally:
-            self.socket.setblocking(False)
         if not answer:
             raise ForkServerDied("the forkserver closed its socket")
         reply = orjson.loads(answer)
@@ -142,12 +104,12 @@ class ForkServer:
 
     def close(self) -> None:
         """Release the descriptors of a process that was reaped."""
-        self.socket.close()
+        self._socket.close()
         os.close(self.pidfd)
 
     def end(self, patience_s: float) -> None:
         """Close its socket so that it ends, kill it after ``patience_s`` seconds, and wait for it."""
-        self.socket.close()
+        self._socket.close()
         if not wait_for_exit(self.pidfd, patience_s):
             self.kill()
             wait_for_exit(self.pidfd, None)
@@ -155,111 +117,66 @@ class ForkServer:
         os.close(self.pidfd)
 
 
-def worker_environment() -> dict[str, str]:
-    """The environment of all node processes: this process's, with settings that limit memory and threads."""
-    environment = dict(os.environ)
-    # glibc makes up to eight arenas per core, each of which keeps the memory freed into it; a worker needs two at most.
-    environment.setdefault("MALLOC_ARENA_MAX", "2")
-    # BLAS would start its thread pools while numpy is imported, before the fork, and they are of no use here.
-    environment.setdefault("OPENBLAS_NUM_THREADS", "1")
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    return environment
-
-
 # ---------------------------------------------------------------- the forkserver's side
 
 
-def main(arguments: list[str]) -> int:
-    """Preload, then fork on request until the supervisor is gone. Returns the exit code."""
+def serve(connection: socket.socket, layout: StoreLayout, config: NodeConfig, next_keeper: NextKeeper | None) -> int:
+    """Fork on request until the supervisor is gone. Returns the exit code. Called with the handled signals blocked."""
     # the signals may go to a whole group of processes; the supervisor decides
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
     set_process_name("cmq-forkserver")
     failpoints.play("forkserver")
-    log_module.configure()
+    gc.freeze()  # what the supervisor has made so far stays, too
+    use_as(os.devnull, os.O_RDWR, 0)
     log = log_module.get_log("forkserver")
-    connection = socket.socket(fileno=int(arguments[0]))
-    first = connection.recv(_MAX_MESSAGE_BYTES)
-    if not first:
-        return 0
-    settings = orjson.loads(first)
-    layout = StoreLayout(Path(settings["store"]))
-    config = from_mapping(settings["config"])
-    log_module.follow(layout.log)
-    log_module.configure(config.log.level, config.log.format)
     # The kernel holds the lock until this process has fully ended: the next supervisor finds and ends a forkserver that
     # hangs, and waiting for the lock is waiting for the end of the process.
-    _lock(layout)
-    try:
-        seconds = _preload(settings["modules"])
-        connection.send(wire.dumps({"event": "ready", "preload_s": round(seconds, 3)}))
-        while True:
+    acquire_role_lock(layout.role_lock("forkserver"))
+    while True:
+        try:
             data, descriptors, _, _ = socket.recv_fds(connection, _MAX_MESSAGE_BYTES, 1)
             if not data:
                 return 0
             request = orjson.loads(data)
+            (fd,) = descriptors
+            if request["role"] == "keeper":
+                assert next_keeper is not None
+                run = partial(next_keeper, request["life"], request["parent"], fd)
+            else:
+                run = partial(_become_worker, request, fd, layout, config)
             try:
-                answer: dict[str, Any] = {"pid": _fork_twice(request, descriptors[0], layout, config)}
+                answer: dict[str, Any] = {"pid": _fork_twice(run, fd)}
             except OSError as error:  # no memory or no process slot: the supervisor tries again later
                 log.error("cannot fork", role=request["role"], error=str(error))
                 answer = {"error": f"cannot fork: {error}"}
             finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+                os.close(fd)
             connection.send(orjson.dumps(answer))
-    except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError):
+            return 0
+
+
+def _fork_twice(run: Callable[[], int], keep: int) -> int:
+    """Fork a process and hand it over to the subreaper above this one. Returns its pid. Raises OSError."""
+    read_end, write_end = os.pipe()
+
+    def between() -> int:
+        try:
+            answer = fork(run, keep)
+        except OSError as error:
+            answer = -(error.errno or errno.EAGAIN)
+        os.write(write_end, str(answer).encode())
         return 0
 
-
-def _lock(layout: StoreLayout) -> None:
-    from commitmq.workers.runtime.role_lock import acquire_role_lock
-
-    acquire_role_lock(layout.role_lock("forkserver"))
-
-
-def _preload(worker_modules: list[str]) -> float:
-    """Import the modules that workers share. Returns seconds. A worker module with a failing import fails only in its
-    own process.
-    """
-    started = time.perf_counter()
-    gc.disable()  # what is imported stays, and collections while it grows would be a tenth of the time
-    for name in _SHARED_MODULES:
-        importlib.import_module(name)
-    for name in worker_modules:
-        # A broken module (a plugin's, say) must not stop the others: the worker imports it again and reports the
-        # reason.
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-    # A collection never visits frozen objects, so a worker's collector does not copy the shared pages.
-    gc.collect()
-    gc.freeze()
-    gc.enable()
-    release_library_pages()
-    return time.perf_counter() - started
-
-
-def _fork_twice(request: dict[str, Any], lifeline: int, layout: StoreLayout, config: NodeConfig) -> int:
-    """Fork the worker and hand it over to the subreaper above this process. Returns its pid. Raises OSError."""
-    read_end, write_end = os.pipe()
-    between = os.fork()
-    if between == 0:
-        code = 1
-        try:
-            worker = os.fork()
-            if worker == 0:
-                code = 70
-                code = _become_worker(request, lifeline, layout, config)
-            else:
-                os.write(write_end, str(worker).encode())
-                code = 0
-        except OSError as error:
-            os.write(write_end, f"-{error.errno}".encode())
-        finally:
-            # Never return into the forkserver's stack, and never run its exit handlers.
-            os._exit(code)
-    os.close(write_end)
     try:
-        os.waitpid(between, 0)
+        try:
+            with signals_held():  # a stop that is sent to a new keeper waits until it can pass it on
+                middle = fork(between, keep, write_end)
+        finally:
+            os.close(write_end)
+        os.waitpid(middle, 0)
         answer = int(os.read(read_end, 32) or b"-0")
     finally:
         os.close(read_end)
@@ -269,12 +186,10 @@ def _fork_twice(request: dict[str, Any], lifeline: int, layout: StoreLayout, con
 
 
 def _become_worker(request: dict[str, Any], lifeline_fd: int, layout: StoreLayout, config: NodeConfig) -> int:
-    """In the worker: close everything inherited except lifeline and standard streams, then run. Returns the exit code."""
+    """In the worker: run it. Returns the exit code."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
     role = str(request["role"])
-    os.closerange(3, lifeline_fd)
-    os.closerange(lifeline_fd + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
     set_process_name(f"cmq-{role}")
-    pass_interpreter_on()
     failpoints.play(role)
     lifeline = socket.socket(fileno=lifeline_fd)
     log = log_module.get_log(role)
@@ -282,20 +197,9 @@ def _become_worker(request: dict[str, Any], lifeline_fd: int, layout: StoreLayou
     log_module.configure(config.log.level, config.log.format)
     try:
         run = importlib.import_module(str(request["module"])).run
-        runtime = importlib.import_module("commitmq.workers.runtime.context")
     except Exception as error:
         log.exception("cannot import the worker", error=repr(error))
         with contextlib.suppress(OSError):
             lifeline.send(wire.dumps({"event": "error", "error": f"cannot import {request['module']}: {error!r}"}))
         return 70
-    code = int(runtime.main(role, run, layout.root, config, lifeline, request["params"]))
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    return code
-
-
-if __name__ == "__main__":
-    exit_code = main(sys.argv[1:])
-    # Tearing down the interpreter and its modules would only make every stop of a node longer.
-    os._exit(exit_code)
+    return int(runtime.main(role, run, layout.root, config, lifeline, request["params"]))

@@ -1,15 +1,15 @@
-"""Watches the forkserver, and starts another one when it has died. Workers continue meanwhile."""
+"""Watches the forkserver, and forks another one when it has died. Workers continue in the meantime."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from commitmq.config import NodeConfig
 from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.event_loop import EventLoop
 from commitmq.supervision.exit_codes import START_ATTEMPTS, CliExit, StartFailed
-from commitmq.supervision.forkserver import ForkServer
+from commitmq.supervision.forkserver import ForkServer, ForkServerDied, NextKeeper
 from commitmq.supervision.processes import CpuMeter
 from commitmq.supervision.worker_process import describe_exit
 from commitmq.workers.runtime.context import monotonic_ms
@@ -28,16 +28,18 @@ class ForkServerWatch:
         log: Log,
         *,
         is_judging: Callable[[], bool],
+        next_keeper: NextKeeper | None,
     ) -> None:
-        """``is_judging``: whether a death that a restart cannot cure raises StartFailed."""
+        """Fork the first one; raises OSError. ``is_judging``: whether deaths again and again raise StartFailed."""
         self._layout, self._config, self._loop, self._log = layout, config, loop, log
         self._timing = config.supervisor
-        self._is_judging = is_judging
+        self._is_judging, self._next_keeper = is_judging, next_keeper
         self.server: ForkServer | None = None
         self.deaths = 0
         self.cpu = CpuMeter()
         self._backoff_ms = 0
-        self._at_ms = 0  # when it was started, or will be started next
+        self._at_ms = 0  # when it was forked, or will be forked next
+        self._fork(monotonic_ms())
 
     def configure(self, config: NodeConfig) -> None:
         """The next forkserver starts with ``config``; a worker gets the live settings with its own start."""
@@ -49,65 +51,50 @@ class ForkServerWatch:
         return self.server.pid if self.server else 0
 
     def due_in_ms(self, now_ms: int) -> int:
-        """Milliseconds until the next forkserver may be started."""
+        """Milliseconds until the next forkserver may be forked."""
         return max(0, self._at_ms - now_ms)
 
-    def check(self, now_ms: int) -> None:
-        """Kill a forkserver that does not get ready."""
-        server = self.server
-        if server is None or server.ready:
-            return
-        if now_ms - self._at_ms > self._timing.start_timeout_s * 1000:
-            server.kill()
+    def look(self, now_ms: int) -> None:
+        """Fork one when it is due."""
+        if self.server is None and now_ms >= self._at_ms:
+            try:
+                self._fork(now_ms)
+            except OSError as error:  # no memory or no process slot
+                self._log.error("cannot fork a forkserver", error=str(error))
+                self._wait_longer(now_ms)
 
-    def is_due(self, now_ms: int) -> bool:
-        """Whether no forkserver runs, and the next one may be started."""
-        return self.server is None and now_ms >= self._at_ms
-
-    def start(self, now_ms: int, modules: Iterable[str]) -> None:
-        """Start a forkserver that preloads ``modules``."""
-        self._at_ms = now_ms
-        self.server = started = ForkServer(self._layout, self._config, modules)
-        self._loop.watch(started.socket.fileno(), self._hear)
-        self._loop.watch(started.pidfd, self._ended)
-
-    def _hear(self) -> None:
+    def fork_keeper(self, life: str, word_fd: int) -> int:
+        """See :meth:`ForkServer.fork_keeper`."""
         if self.server is None:
-            return
-        for event in self.server.read_events():
-            if event.get("event") == "ready":
-                self._log.info("the forkserver is ready", seconds=event.get("preload_s"))
-        if self.server.ended:
-            # The forkserver's socket is closed and its pidfd follows. Polling a closed socket would return at once,
-            # every time.
-            self._loop.unwatch(self.server.socket.fileno())
+            raise ForkServerDied("no forkserver runs")
+        return self.server.fork_keeper(life, word_fd)
+
+    def _fork(self, now_ms: int) -> None:
+        self._at_ms = now_ms
+        self.server = ForkServer(self._layout, self._config, self._next_keeper)
+        self._loop.watch(self.server.pidfd, self._ended)
+
+    def _wait_longer(self, now_ms: int) -> None:
+        well = now_ms - self._at_ms >= self._timing.restart_window_s * 1000
+        doubled = min(self._backoff_ms * 2, self._timing.restart_backoff_max_ms)
+        self._backoff_ms = self._timing.restart_backoff_ms if well or not doubled else doubled
+        self._at_ms = now_ms + self._backoff_ms
 
     def _ended(self) -> None:
         forkserver = self.server
         if forkserver is None or (code := forkserver.reap()) is None:
             return
         self._loop.unwatch(forkserver.pidfd)
-        self._loop.unwatch(forkserver.socket.fileno())
-        was_ready = forkserver.ready
         forkserver.close()
         self.server = None
-        now_ms = monotonic_ms()
-        well = was_ready and now_ms - self._at_ms >= self._timing.restart_window_s * 1000
-        doubled = min(self._backoff_ms * 2, self._timing.restart_backoff_max_ms)
-        self._backoff_ms = self._timing.restart_backoff_ms if well or not doubled else doubled
-        self._at_ms = now_ms + self._backoff_ms
+        self._wait_longer(monotonic_ms())
         self.deaths += 1
+        why = describe_exit(code)
         self._log.error(
-            "forkserver died; workers continue",
-            pid=forkserver.pid,
-            why=describe_exit(code),
-            restart_in_ms=self._backoff_ms,
+            "forkserver died; workers continue", pid=forkserver.pid, why=why, restart_in_ms=self._backoff_ms
         )
-        if self._is_judging() and not was_ready and self.deaths >= START_ATTEMPTS:
-            raise StartFailed(
-                f"the forkserver ended with {describe_exit(code)} while it loaded its modules; its log says why",
-                CliExit.START_FAILED,
-            )
+        if self._is_judging() and self.deaths >= START_ATTEMPTS:
+            raise StartFailed(f"the forkserver ends again and again: {why}; its log says more", CliExit.START_FAILED)
 
     def end(self) -> None:
         """End the forkserver; no worker can be started after this."""
@@ -115,6 +102,5 @@ class ForkServerWatch:
         if forkserver is None:
             return
         self._loop.unwatch(forkserver.pidfd)
-        self._loop.unwatch(forkserver.socket.fileno())
         forkserver.end(_FORKSERVER_EXIT_S)
         self.server = None

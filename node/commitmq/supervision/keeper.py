@@ -1,200 +1,247 @@
-"""The small parent of a supervisor: starts it again after a kill, and passes signals and exit codes through.
+"""The first process of a node: loads what all others run, forks the supervisor, and forks another one after a kill.
 
-``commitmq start`` becomes ``python -m commitmq.supervision.keeper STORE CONFIG_FD READY_FD MODE`` (in the foreground)
-or leaves this process behind (in the background). It spends its life in ``wait`` and loads only the standard library.
+``commitmq start`` becomes the keeper (in the foreground) or forks it (in the background). Nothing of a node is executed
+again: the keeper forks the supervisor, that the forkserver, and that the workers. So modules are loaded once, and all
+processes share their memory. The keeper itself never opens a file of the store, a ZeroMQ context or a thread: each
+supervisor is forked from the same clean image, and inherits nothing of the one that died.
 
-``… MODE LIFE PID WORD_FD`` is the command of a supervisor in the background when its keeper was killed. That
-supervisor, PID, is the new keeper's parent and not its child. WORD_FD is a pipe on which the supervisor writes its exit
-code when it ends by itself, and which closes without a word when it was killed. Then the keeper starts the next
-supervisor, which is its child, and from there on everything is as usual. LIFE names the node's life
-(:func:`commitmq.supervision.node_files.node_life`), which begins with its first keeper.
+A supervisor in the background whose keeper was killed gets another one from its forkserver: a child of the supervisor,
+not its parent. That keeper reads from a pipe on which the supervisor writes its exit code when it ends by itself, and
+which closes without a word when it was killed. Then the keeper forks the next supervisor, which is its child, and from
+there on everything is as usual.
 
 * SIGTERM and SIGINT are passed to the supervisor as SIGTERM and remembered: a supervisor that dies after that is not
   started again, so a stop stays a stop even when it goes wrong.
 * A supervisor killed by any other signal is started again, after 100 ms at first, twice that each time up to 10 s, and
   from 100 ms again after it ran for a minute. It recovers the store as after any crash.
-* An exit code is passed through. After a kill, that of a full disk (79) is not: the keeper starts another supervisor in the
-  same way until there is room.
-
-CONFIG_FD is a memory file with the configuration, read by every supervisor: a restarted supervisor runs with exactly
-the values that the node was started with. READY_FD (-1: none) is a pipe on which the supervisor reports its result to a
-waiting ``start``.
+* An exit code is passed through. After a kill, that of a full disk (79) is not: the keeper starts another supervisor in
+  the same way until there is room.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import ctypes
+import gc
 import os
+import select
 import signal
-import sys
 import time
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
 from types import FrameType
+from typing import Any
+
+from commitmq import failpoints
+from commitmq import log as log_module
+from commitmq.config import NodeConfig
+from commitmq.plugin.loading import BUILT_IN
+from commitmq.semantics import movers
+from commitmq.store.access import keep_private
+from commitmq.store.layout import StoreLayout
+from commitmq.supervision.console import console_report, pipe_report
+from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.processes import (
+    HANDLED_SIGNALS,
+    fork,
+    pass_interpreter_on,
+    release_library_pages,
+    set_process_name,
+    signals_held,
+)
+from commitmq.supervision.roster import start_order
+from commitmq.supervision.supervisor import Supervisor
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 WELL_AFTER_S = 60.0
-# Exit code CliExit.UNCLEAN_STOP: the node died while it stopped. Repeated here so that nothing is imported.
-UNCLEAN_STOP = 75
-# Exit code CliExit.NO_ROOM: the disk was full when the supervisor started.
-NO_ROOM = 79
-
-_STOPPING = {"asked": False}
+_M_ARENA_MAX = -8  # of glibc's mallopt(3)
 
 
-def main(arguments: list[str]) -> int:
-    """Keep one supervisor running; returns the exit code to end with."""
-    store, config_fd, ready_fd, mode, *adopted = arguments
-    life = adopted[0] if adopted else ""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a node was started with. Every supervisor of its life runs with exactly these values.
+
+    ``report_fd``: in the background a pipe on which the supervisor reports to a waiting ``start`` (-1: none), in the
+    foreground the standard error of the command.
+    """
+
+    store: Path
+    config: NodeConfig
+    background: bool
+    report_fd: int
+
+
+class Parent:
+    """The supervisor above a keeper of the life ``life`` that it started itself; ``word_fd`` is the pipe from it."""
+
+    def __init__(self, life: str, pid: int, word_fd: int) -> None:
+        self.life, self._word_fd = life, word_fd
+        self._pidfd = -1
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(pid)
+            if select.select([word_fd], [], [], 0)[0]:  # it has ended, and its number may name another process
+                os.close(self._pidfd)
+                self._pidfd = -1
+
+    def end(self) -> None:
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+
+    def wait(self) -> int:
+        """The exit code that it writes; -1 when it ended without one."""
+        word = os.read(self._word_fd, 1)
+        os.close(self._word_fd)
+        closing, self._pidfd = self._pidfd, -1
+        if closing >= 0:
+            os.close(closing)
+        return word[0] if word else -1
+
+
+def keep(start: Start, parent: Parent | None = None) -> int:
+    """Keep one supervisor running; returns the exit code to end with. Called with :data:`HANDLED_SIGNALS` blocked, so that
+    a stop that is sent to a new keeper is not lost.
+    """
+    asked = False
     child = 0
-    parent_fd = -1
 
     def pass_on(_signal: int, _frame: FrameType | None) -> None:
-        _STOPPING["asked"] = True
+        nonlocal asked
+        asked = True
         if child > 0:
             # The child cannot have been reaped and its pid reused: reaping happens below, with these signals blocked.
             os.kill(child, signal.SIGTERM)
-        elif parent_fd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(parent_fd, signal.SIGTERM)
+        elif parent is not None:
+            parent.end()
 
-    handled = {signal.SIGTERM, signal.SIGINT}
-    for number in handled:
+    set_process_name("cmq-keeper")
+    failpoints.play("keeper")
+    if start.background:
+        os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     # A closed terminal must not kill a process that writes a log; in the foreground it ends the node in order.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN if mode == "background" else pass_on)
-    handled.add(signal.SIGHUP)
-    if adopted:
-        parent_fd = _open_parent(int(adopted[1]))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)  # a later keeper is started with its signals blocked
-    _hit("keeper.begin")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if start.background else pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+    log_module.configure(start.config.log.level, start.config.log.format)
+    log_module.follow(StoreLayout(start.store).log)
+    log = log_module.get_log("keeper")
+    if failpoints.ACTIVE:
+        failpoints.hit("keeper.begin")
 
     pause_s = FIRST_PAUSE_S
-    was_killed = bool(adopted)  # a node that ran is started again also when the disk is full meanwhile
-    if adopted:
-        code = _wait_for_word(int(adopted[2]))
-        if parent_fd >= 0:
-            closing, parent_fd = parent_fd, -1
-            os.close(closing)
+    was_killed = parent is not None  # a node that ran is started again also when the disk is full in the meantime
+    if parent is not None:
+        code = parent.wait()
         if code >= 0:
             return code
-        if _STOPPING["asked"]:
-            return UNCLEAN_STOP
-        _say(store, int(config_fd), "supervisor was killed, starting it again")
+        if asked:
+            return CliExit.UNCLEAN_STOP
+        log.warning("supervisor was killed, starting it again")
+    else:
+        load(start.config)
     while True:
         started = time.monotonic()
-        signal.pthread_sigmask(signal.SIG_BLOCK, handled)
-        if not _STOPPING["asked"]:
-            child = _start(store, config_fd, ready_fd, mode, life)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
-        _hit("keeper.after_start")
-        if _STOPPING["asked"] and child == 0:
-            return UNCLEAN_STOP
-        status = _wait_and_reap(child, handled)
-        child = 0
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
-        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
-        if code >= 0 and not (code == NO_ROOM and was_killed and not _STOPPING["asked"]):
+        with signals_held():
+            if asked:
+                return CliExit.UNCLEAN_STOP
+            child = _start(start, parent.life if parent is not None else "")
+        if failpoints.ACTIVE:
+            failpoints.hit("keeper.after_start")
+        _wait_for(child)
+        with signals_held():
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            child = 0
+        if code >= 0 and not (code == CliExit.NO_ROOM and was_killed and not asked):
             return code
-        killer = os.WTERMSIG(status) if code < 0 else 0
-        if _STOPPING["asked"] or killer in (signal.SIGTERM, signal.SIGINT):
-            return UNCLEAN_STOP
+        if asked or -code in (signal.SIGTERM, signal.SIGINT):
+            return CliExit.UNCLEAN_STOP
         was_killed = True
         if time.monotonic() - started >= WELL_AFTER_S:
             pause_s = FIRST_PAUSE_S
-        why = f"supervisor was killed by signal {killer}" if killer else "the disk has no room for a start"
-        _say(store, int(config_fd), f"{why}, starting it again in {pause_s:.1f} s")
+        why = f"supervisor was killed by signal {-code}" if code < 0 else "the disk has no room for a start"
+        log.warning(f"{why}, starting it again in {pause_s:.1f} s")
         # the loop above sees a stop that comes during this sleep: the handler has run, and no child is started
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
 
-def _open_parent(pid: int) -> int:
-    """A pidfd of the parent ``pid``; -1 when the parent is gone, so that its number may name another process."""
+def load(config: NodeConfig) -> None:
+    """Import what the processes of a node of ``config`` run. Movers, which most nodes never start, import their own part."""
+    # BLAS would start its thread pools while numpy is imported, and they are of no use here.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        # glibc makes up to eight arenas per core, each of which keeps the memory freed into it; a worker needs two at most.
+        with contextlib.suppress(AttributeError):
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+    pass_interpreter_on()
+    gc.disable()  # what is imported stays, and collections while it grows would be a tenth of the time
+    roles = start_order(config)
+    own = [module for role, module in roles.items() if role not in movers.ROLES]
+    dispatchers = [name for name in BUILT_IN if name.startswith("commitmq_dispatchers.")]
+    for name in (*own, *dispatchers, "commitmq.workers.discovery", "encodings.ascii"):
+        # A broken module must not stop the others: the worker imports it again and reports the reason.
+        with contextlib.suppress(Exception):
+            import_module(name)
+    # A collection never visits frozen objects, so the collector of no process copies the shared pages.
+    gc.freeze()
+    gc.enable()
+    release_library_pages()
+
+
+def _start(start: Start, life: str) -> int:
+    """Fork a supervisor; returns its pid. Called with the handled signals blocked."""
+    return fork(partial(supervise, start, os.getpid(), life), *((start.report_fd,) if start.report_fd >= 0 else ()))
+
+
+def supervise(start: Start, keeper_pid: int, life: str) -> int:
+    """Run one supervisor; returns its exit code. Called with the handled signals blocked, until it handles them."""
+    os.setpgid(0, 0)  # Ctrl-C reaches only the keeper, which passes it on once
+    set_process_name("cmq-supervisor")
+    failpoints.play("supervisor")
+    report = (pipe_report if start.background else console_report)(start.report_fd)
+    events: set[str] = set()
+
+    def tell(message: dict[str, Any]) -> None:
+        events.add(message["event"])
+        report(message)
+
+    def next_keeper(life: str, parent: int, word_fd: int) -> int:
+        return keep(replace(start, report_fd=-1), Parent(life, parent, word_fd))
+
+    supervisor: Supervisor | None = None
+    keep_private(start.store)
     try:
-        found = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return -1
-    if os.getppid() == pid:
-        return found
-    os.close(found)
-    return -1
+        supervisor = Supervisor(
+            start.store,
+            start.config,
+            keeper_pid=keeper_pid,
+            next_keeper=next_keeper if start.background else None,
+            report=tell,
+            life=life,
+        )
+        code = int(supervisor.run())
+    except Exception as error:  # the exit code must be right after any failure, and the workers end with the lifelines
+        log_module.get_log("supervisor").exception("supervisor crashed", error=repr(error))
+        if "ready" in events:
+            os.kill(os.getpid(), signal.SIGKILL)  # the keeper starts the next one, as after any other kill
+        report({"event": "failed", "error": f"the supervisor crashed: {error!r}", "code": int(CliExit.CRASHED)})
+        code = int(CliExit.CRASHED)
+    if supervisor is not None:
+        supervisor.last_word(code)
+    return code
 
 
-def _wait_for_word(fd: int) -> int:
-    """The exit code that the supervisor writes to ``fd``; -1 when it ended without one."""
-    try:
-        word = os.read(fd, 1)
-    finally:
-        os.close(fd)
-    return word[0] if word else -1
-
-
-def _hit(name: str) -> None:
-    if "COMMITMQ_FAILPOINTS" in os.environ:  # else only the standard library is loaded
-        from commitmq import failpoints
-
-        failpoints.hit(name)
-
-
-def _start(store: str, config_fd: str, ready_fd: str, mode: str, life: str) -> int:
-    """Fork and exec a supervisor; returns its pid. Called with the handled signals blocked."""
-    arguments = [
-        sys.executable,
-        "-m",
-        "commitmq.supervision.supervisor_process",
-        store,
-        config_fd,
-        ready_fd,
-        mode,
-        str(os.getpid()),
-        life,
-    ]
-    return os.posix_spawn(
-        sys.executable,
-        arguments,
-        os.environ,
-        # Its own process group: Ctrl-C reaches only the keeper, which passes it on once.
-        setpgroup=0,
-        setsigmask=[],
-        setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
-    )
-
-
-def _wait_and_reap(child: int, handled: set[signal.Signals]) -> int:
-    """Wait for ``child``, and reap all other children that end (as pid 1 of a container, this process gets orphans).
-
-    Returns the wait status with the ``handled`` signals blocked: the caller forgets the pid before it unblocks them.
-    """
+def _wait_for(child: int) -> None:
+    """Wait for ``child`` without reaping it, and reap all other children that end: orphans come to pid 1."""
     while True:
         # Look first without reaping, so that the handler never signals a pid that is already free for reuse.
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert ended is not None
-        if ended.si_pid != child:
-            os.waitpid(ended.si_pid, 0)
-            continue
-        signal.pthread_sigmask(signal.SIG_BLOCK, handled)
-        return os.waitpid(child, 0)[1]
-
-
-def _say(store: str, config_fd: int, message: str) -> None:
-    """Write one line as :mod:`commitmq.log` does, to the file that is called node.log now if this process has an older one."""
-    now = time.time()
-    stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
-    line = f"{stamp} warning keeper {message}\n"
-    with contextlib.suppress(OSError, ValueError, LookupError):
-        config = json.loads(os.pread(config_fd, os.fstat(config_fd).st_size, 0))["config"]
-        if config["log"]["format"] == "json":
-            line = json.dumps({"time": stamp, "level": "warning", "process": "keeper", "message": message}) + "\n"
-    path = os.path.join(os.path.realpath(store), "commitmq", "node.log")
-    with contextlib.suppress(OSError):
-        if os.readlink("/proc/self/fd/2").startswith(path):
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            os.dup2(fd, 2)  # supervisors inherit it
-            os.close(fd)
-    with contextlib.suppress(OSError):
-        os.write(2, line.encode())
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        if ended.si_pid == child:
+            return
+        os.waitpid(ended.si_pid, 0)

@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Final
 
 from commitmq.log import Log
-from commitmq.store.layout import StoreLayout
+from commitmq.supervision.forkserver import ForkServerDied
 from commitmq.supervision.processes import open_process, start_time_ticks
 from commitmq.workers.runtime.context import monotonic_ms
 
@@ -28,10 +26,9 @@ _WELL_AFTER_MS: Final = 60_000
 class KeeperWatch:
     """One supervisor's keeper, and its successors. ``pid`` is 0 when there is none."""
 
-    def __init__(self, layout: StoreLayout, pid: int, config_fd: int, life: str) -> None:
-        """A new keeper gives ``config_fd`` to its supervisors; with -1 no keeper is ever started."""
-        self._layout = layout
-        self._config_fd = config_fd
+    def __init__(self, pid: int, life: str, *, can_start: bool) -> None:
+        """``can_start``: whether another keeper can be started at all."""
+        self.can_start = can_start
         self.pid = pid
         self.restarts = 0
         ticks = start_time_ticks(pid) if pid else None
@@ -43,11 +40,6 @@ class KeeperWatch:
         self._pause_ms = _FIRST_PAUSE_MS
         self._started_ms = 0
         self._due_ms = 0
-
-    @property
-    def can_start(self) -> bool:
-        """Whether another keeper can be started at all."""
-        return self._config_fd >= 0
 
     @property
     def live_pid(self) -> int:
@@ -90,36 +82,32 @@ class KeeperWatch:
         """Whether a new keeper should be started now."""
         return self._gone and self.can_start and now_ms >= self._due_ms
 
-    def start(self, now_ms: int) -> None:
-        """Start a keeper as a child, in a session of its own. When it raises OSError, it is due again a moment later."""
+    def start(self, now_ms: int, fork: Callable[[str, int], int]) -> None:
+        """Let ``fork`` make a keeper, a child of this process. After a ForkServerDied it is due again a moment later."""
         self._due_ms = now_ms + self._pause_ms
         theirs, ours = os.pipe()
-        # A stop that is sent to the keeper before it can pass it on waits: it takes over the mask, and lifts it then.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         try:
-            arguments = [str(self._layout.root), str(self._config_fd), "-1", "background", self.life]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "commitmq.supervision.keeper", *arguments, str(os.getpid()), str(theirs)],
-                pass_fds=[self._config_fd, theirs],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError:
+            self.pid = fork(self.life, theirs)
+        except ForkServerDied:
             os.close(ours)
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(theirs)
-        process.returncode = 0  # only this class waits for it
-        self.pid, self._word, self._gone = process.pid, ours, False
-        self._pidfd = os.pidfd_open(process.pid)
+        self._word, self._gone = ours, False
+        self._pidfd = os.pidfd_open(self.pid)
         self._started_ms = now_ms
         self.restarts += 1
 
     def look_after(
-        self, now_ms: int, *, stop: Callable[[str], None] | None, renew: Callable[[], None], log: Log
+        self,
+        now_ms: int,
+        *,
+        fork: Callable[[str, int], int],
+        stop: Callable[[str], None] | None,
+        renew: Callable[[], None],
+        log: Log,
     ) -> None:
-        """Start another keeper after the end of one, or ``stop`` the node if that is given. ``renew``: there is a new pid."""
+        """``fork`` another keeper when one has ended, or ``stop`` the node if that is given. ``renew``: there is a new pid."""
         if self.has_ended():
             if stop is not None:
                 stop("the keeper is gone")
@@ -130,8 +118,8 @@ class KeeperWatch:
                 log.warning("the keeper is gone, starting another one")
         if self.is_due(now_ms):
             try:
-                self.start(now_ms)
-            except OSError as error:
+                self.start(now_ms, fork)
+            except ForkServerDied as error:
                 log.error("cannot start a keeper", error=str(error))
             else:
                 log.info("keeper started", pid=self.pid, restarts=self.restarts)

@@ -1,19 +1,19 @@
 """The settings of a node that runs: its configuration, changes by ``config set``, and the file that keeps those.
 
-``commitmq/settings.json``: ``{"settings": {"section.key": {"value", "set_ms", "life"}}}``. A change is durable in this file
-before any process hears of it, so a process that dies meanwhile comes back with it. At a start the file goes over the
-defaults, the configuration file and the environment. ``--set`` of that start goes over it: what a person types at a start
-counts. But a supervisor that its keeper starts again belongs to the same *life* of the node, and then the change counts,
-which is newer than that start.
+``commitmq/settings.json``: ``{"settings": {"section.key": {"value", "set_ms", "life"}}}``. A change is durable in this
+file before any process hears of it, so a process that dies in the meantime comes back with it. At a start the file goes
+over the defaults, the configuration file and the environment. ``--set`` of that start goes over it: what an operator
+types at a start counts. But a supervisor that its keeper starts again belongs to the same *life* of the node, and then
+the change counts, which is newer than that start.
 
-A kept setting that this version does not know, or that does not fit the others any more, is left out with a warning. It
+A kept setting that this version does not know, or that does not fit the others any more, is omitted with a warning. It
 never keeps a node from starting.
 
 The admin socket's operations on settings: ``config.show``, ``config.set``, ``config.unset``.
 
-A change is kept in a file first (:mod:`commitmq.supervision.live_settings`), then sent to every process over its lifeline.
-The answer comes when all of them have taken it, or after :data:`PATIENCE_MS` with the names of those that have not: they
-take it as soon as they come to it.
+A change is kept in a file first (:mod:`commitmq.supervision.live_settings`), then sent to every process over its
+lifeline. The answer comes when all of them have taken it, or after :data:`PATIENCE_MS` with the names of those that
+have not: they take it as soon as they come to it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from commitmq.config import NodeConfig, from_mapping, validated
-from commitmq.config.live import live_keys
-from commitmq.config.loading import flat, with_text
+from commitmq.config.loading import flat, live_keys, with_text
 from commitmq.config.schema import of_profile
 from commitmq.errors import ConfigError, ProtocolError, StoreError
 from commitmq.files import atomic_file
@@ -114,7 +113,6 @@ class LiveSettings:
         return rows
 
     def row(self, name: str) -> dict[str, Any]:
-        """The row of one setting that exists."""
         return next(row for row in self.rows() if row["key"] == name)
 
     # ------------------------------------------------------------ the file
@@ -176,7 +174,7 @@ class LiveSettings:
         return replace(changed, sources={**config.sources, name: SOURCE})
 
     def _leave_out(self, error: ConfigError) -> None:
-        self.notes.append(f"a change by `commitmq config set` is left out: {error}")
+        self.notes.append(f"a change by `commitmq config set` is omitted: {error}")
 
     def _check(self, name: str) -> None:
         """Raise ConfigError unless ``name`` is a live setting."""
@@ -208,7 +206,7 @@ def _state(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-class _Waiting(NamedTuple):
+class _PendingChange(NamedTuple):
     """An answer that waits until the processes have taken a change."""
 
     peer: bytes
@@ -230,7 +228,7 @@ class SettingsOperations:
             "config.set": self._set,
             "config.unset": self._unset,
         }
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_PendingChange] = []
 
     def attach(self, table: ProcessTable, admin: AdminSocket, takers: list[Callable[[NodeConfig], None]]) -> None:
         """``takers`` are called with each new configuration, before the workers hear of it."""
@@ -294,6 +292,6 @@ class SettingsOperations:
             take(config)
         self._table.configure(config)
         fields = {**row, "before": before, "until_restart": self._settings.is_undone_by_a_start(name)}
-        self._waiting.append(_Waiting(peer, identity, self._table.settings, monotonic_ms() + PATIENCE_MS, fields))
+        self._waiting.append(_PendingChange(peer, identity, self._table.settings, monotonic_ms() + PATIENCE_MS, fields))
         self.tick(monotonic_ms())
         return None

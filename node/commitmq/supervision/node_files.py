@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import shutil
-import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,10 @@ import orjson
 from commitmq.errors import StoreError
 from commitmq.files import atomic_file, disk
 from commitmq.files.disk import sync_folder
+from commitmq.files.disk_space import is_private
 from commitmq.store.access import close_own_folders
 from commitmq.store.layout import StoreLayout, fits_sockets, why_not_utf8
-from commitmq.store.metadata.epoch import read_epoch
+from commitmq.store.store_file import read_epoch
 from commitmq.supervision.processes import lock_holder
 
 
@@ -39,7 +39,7 @@ def read_node_file(layout: StoreLayout) -> dict[str, Any]:
 
 def node_life(layout: StoreLayout) -> str:
     """A name for this life of the node. It is the same for all processes of the node, and after the death of any of
-    them, until the node is started anew. Empty when no node runs.
+    them, until the node is started again. Empty when no node runs.
     """
     node = read_node_file(layout)
     # A keeper restarts a killed supervisor, and a supervisor restarts a killed keeper: both stay in the same life.
@@ -72,14 +72,13 @@ def make_folders(layout: StoreLayout) -> None:
 
 
 def empty_run_folder(layout: StoreLayout) -> None:
-    """Remove all files of a former node in ``run/`` and in its socket folder. Create a socket folder if one is needed.
-
-    All role locks must be free.
+    """Remove all files of an earlier node in ``run/`` and in its socket folder. Create a socket folder if one is
+    needed. All role locks must be free.
     """
     # An account that may enter run/ can read the node's token; only the owner can connect to its sockets.
     close_own_folders(layout)
     sockets = layout.sockets
-    if sockets != layout.run and sockets == _former_socket_folder(layout) and _is_private(sockets):
+    if sockets != layout.run and sockets == _former_socket_folder(layout) and is_private(sockets):
         # Kept, because clients must find a restarted supervisor at the same addresses.
         _remove_entries(sockets)
         _remove_entries(layout.run, keep=layout.sockets_note.name)
@@ -123,9 +122,10 @@ def _make_socket_folder(layout: StoreLayout) -> None:
 
 def _record_socket_folder(layout: StoreLayout, folder: Path) -> None:
     """Write down that ``folder`` belongs to this store: in ``run/`` for as long as it exists, and for later lives."""
-    root = layout.root.stat()
-    record = {"folder": str(folder), "device": root.st_dev, "inode": root.st_ino}
-    atomic_file.replace(layout.socket_record, json.dumps(record).encode(), "node_file", durable=False, mode=0o600)
+    if folder != _former_socket_folder(layout):
+        root = layout.root.stat()
+        record = {"folder": str(folder), "device": root.st_dev, "inode": root.st_ino}
+        atomic_file.replace(layout.socket_record, json.dumps(record).encode(), "socket_record", mode=0o600)
     atomic_file.replace(layout.sockets_note, os.fsencode(folder), "node_file", durable=False, mode=0o600)
 
 
@@ -146,27 +146,17 @@ def remove_socket_folder(layout: StoreLayout) -> None:
     folder = layout.sockets
     if folder == layout.run:
         return
-    if folder == _former_socket_folder(layout) and _is_private(folder):
+    if folder == _former_socket_folder(layout) and is_private(folder):
         shutil.rmtree(folder, ignore_errors=True)
     layout.sockets_note.unlink(missing_ok=True)
 
 
 def next_epoch(layout: StoreLayout) -> int:
-    """Count one more start of a node on this store. The number is durable before it is used, so no epoch is given out
-    twice.
-    """
+    """Count one more start of a node on this store: durable before it is used, so no epoch comes twice."""
     path = layout.epoch
     last = read_epoch(path)
     atomic_file.replace(path, f"{last + 1}\n".encode(), "epoch", mode=0o600)
     return last + 1
-
-
-def _is_private(folder: Path) -> bool:
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def _remove_entries(folder: Path, *, keep: str = "") -> None:

@@ -1,6 +1,6 @@
-"""The store in the hands of a node: taken with its lock, claimed with ``abort``, and given back.
+"""The store in the hands of a node: taken with its lock, claimed with ``abort``, and returned.
 
-Until recovery has ended well the store still belongs to its former user: a start that fails or is interrupted before
+Until recovery has ended well the store still belongs to its previous user: a start that fails or is interrupted before
 that leaves ``abort``, checkpoint and sidecar as it found them. Then :meth:`NodeStore.claim` makes ``abort`` with a
 token of this node. Only from there on does a process of this node write files that a later recovery trusts.
 """
@@ -23,14 +23,13 @@ from commitmq.errors import StoreError
 from commitmq.files import atomic_file
 from commitmq.log import Log
 from commitmq.network.gate import raise_descriptor_limit
-from commitmq.store.access import open_folders
+from commitmq.store import shared_memory
+from commitmq.store.access import StoreLock, open_folders
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log import transient_pool
-from commitmq.store.memory import shared_memory
 from commitmq.store.recovery import abort_file
 from commitmq.store.recovery.sidecar import Sidecar
-from commitmq.store.store_lock import StoreLock
 from commitmq.supervision import node_files
 from commitmq.supervision.exit_codes import CliExit, StartFailed
 from commitmq.supervision.keeper_watch import KeeperWatch
@@ -53,8 +52,8 @@ class NodeStore:
         """This node's token, which it writes into ``abort``."""
         self.claimed = False
         self.shown: int | None = None
-        """The end of the log that the former node had published; None where that is gone."""
-        self._run_is_ours = False  # no process of a former node uses the files in run/ any more
+        """The end of the log that the previous node had published; None where that is gone."""
+        self._run_is_ours = False  # no process of an earlier node uses the files in run/ any more
 
     def lock(self) -> None:
         """Raises StoreError, StoreLockedError: then nothing is locked."""
@@ -68,16 +67,16 @@ class NodeStore:
         return self.fitted.config
 
     def take_over(self) -> dict[str, int]:
-        """End the processes that a former node left, and begin ``run/`` anew. Returns the ports of its roles, which
+        """End the processes that an earlier node left, and begin ``run/`` again. Returns the ports of its roles, which
         this node takes again where the configuration leaves them open. Raises StoreError.
         """
         layout, config = self.layout, self.fitted.config
         try:
             killed = free_locks(layout.run.glob("*.lock"), ORPHAN_PATIENCE_S)
         except BlockingIOError as error:
-            raise StoreError(f"a worker of a former node cannot be ended: {error}", path=layout.run) from error
+            raise StoreError(f"a worker of an earlier node cannot be ended: {error}", path=layout.run) from error
         for name, pid in killed:
-            self._log.warning("killed a worker of a former node", lock=name, pid=pid)
+            self._log.warning("killed a worker of an earlier node", lock=name, pid=pid)
         found: dict[str, int] = {}
         if config.network.port == 0:
             remembered = node_files.read_node_file(layout).get("ports")
@@ -97,9 +96,7 @@ class NodeStore:
         atomic_file.replace(self.layout.run / "token", self.token.encode(), "node_file", durable=False)
 
     def write_node_file(self, keeper: KeeperWatch, endpoints: list[str], ports: dict[str, int]) -> None:
-        """Write ``run/node.json``: the supervisor's process, the address of the admin socket, and the port of each
-        role.
-        """
+        """Write ``run/node.json``: the supervisor's process, the admin socket's address, the ports of the roles."""
         content = orjson.dumps(
             {
                 "pid": os.getpid(),
@@ -116,7 +113,7 @@ class NodeStore:
         atomic_file.replace(self.layout.node_file, content, "node_file", durable=False, mode=0o600)
 
     def look_back(self) -> None:
-        """Find how the former node ended, and tell what of the store and of this account a person should change."""
+        """Find how the previous node ended, and tell what of the store and of this account an operator should change."""
         self.previous = abort_file.read_token(self.layout.abort)
         self.was_clean = self.previous is None
         if readable := open_folders(self.layout):
@@ -141,9 +138,7 @@ class NodeStore:
             self._log.warning("the sizes of the store's files are looked for again at the next start", why=str(error))
 
     def claim(self) -> None:
-        """Write ``abort`` with this node's token: the store is recovered, and from now on this node changes it. Raises
-        StartFailed.
-        """
+        """Write ``abort`` with this node's token: from now on this node changes the store. Raises StartFailed."""
         try:
             if failpoints.ACTIVE:
                 failpoints.hit("supervisor.before_abort")
@@ -215,9 +210,7 @@ class NodeStore:
         abort_file.remove(self.layout.abort)
 
     def leave(self) -> None:
-        """Remove everything except the store's own files, however the node ended. No other process of the node lives by
-        now.
-        """
+        """Remove all but the store's own files, however the node ended. None of its processes lives by now."""
         if not self._run_is_ours:
             return
         try:

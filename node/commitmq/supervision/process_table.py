@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from commitmq.config import NodeConfig
-from commitmq.config.live import live_values
+from commitmq.config.loading import live_values
 from commitmq.control import ControlBlock, WorkerWord
-from commitmq.files.room import AGAIN_MS
+from commitmq.files.disk_space import AGAIN_MS
 from commitmq.log import Log
 from commitmq.network import ports
 from commitmq.store.layout import StoreLayout
@@ -24,7 +24,7 @@ from commitmq.supervision.exit_codes import START_ATTEMPTS, CliExit, StartFailed
 from commitmq.supervision.forkserver import ForkServerDied
 from commitmq.supervision.forkserver_watch import ForkServerWatch
 from commitmq.supervision.processes import kill_lock_holder
-from commitmq.supervision.roster import Role
+from commitmq.supervision.roster import ProcessSpec
 from commitmq.supervision.worker_process import Phase, WorkerProcess
 from commitmq.workers.runtime.context import ExitCode, monotonic_ms
 
@@ -33,9 +33,7 @@ _SILENT_MS = 2_000  # silence at a start before the first sentence about it, and
 
 
 def _is_ours(plugin: object) -> bool:
-    """True for a built-in plugin, by its name: when a built-in plugin loads slowly the machine is slow, so it is never
-    left out.
-    """
+    """True for a built-in plugin, by name: where one loads slowly the machine is slow, so it is never omitted."""
     return isinstance(plugin, str) and plugin.startswith(("commitmq_dispatchers.", "commitmq_plugins."))
 
 
@@ -49,8 +47,9 @@ class ProcessTable:
         layout: StoreLayout,
         config: NodeConfig,
         control: ControlBlock,
-        roles: Iterable[Role],
+        roles: Iterable[ProcessSpec],
         *,
+        forkserver: ForkServerWatch,
         loop: EventLoop,
         ports: dict[str, int],
         was_clean: bool,
@@ -82,11 +81,11 @@ class ProcessTable:
         self.node_key = ""  # the public key with which the node's ports ask for keys
         self.left_out: dict[str, str] = {}  # plugins that ended the discovery process, and how it ended
         self.judging = True  # while the node starts: a death that a restart cannot cure raises StartFailed
-        self.forkserver = ForkServerWatch(layout, config, loop, log, is_judging=lambda: self.judging)
+        self.forkserver = forkserver
         self._last_tick_ms = 0
         self._hang_floor_ms = 0
 
-    def add(self, role: Role) -> WorkerProcess:
+    def add(self, role: ProcessSpec) -> WorkerProcess:
         """Add one more role behind the others."""
         worker = WorkerProcess(role)
         self.workers[role.name] = worker
@@ -121,7 +120,7 @@ class ProcessTable:
         waits = [
             worker.start_at_ms - now_ms
             for worker in self.workers.values()
-            if worker.wanted and worker.phase is Phase.WAITING and forkserver.ready
+            if worker.wanted and worker.phase is Phase.WAITING
         ]
         return min(waits, default=float("inf"))
 
@@ -135,9 +134,8 @@ class ProcessTable:
             # heartbeats count from here on.
             self._hang_floor_ms = now_ms
         self._last_tick_ms = now_ms
-        self.forkserver.check(now_ms)
-        if self.forkserver.is_due(now_ms) and self._any_wanted():
-            self.forkserver.start(now_ms, {worker.module for worker in self.workers.values()})
+        if self._any_wanted():
+            self.forkserver.look(now_ms)
         for worker in self.workers.values():
             if worker.pid:
                 self._check_alive(worker, now_ms)
@@ -166,7 +164,7 @@ class ProcessTable:
 
     def _launch(self, worker: WorkerProcess, now_ms: int) -> None:
         forkserver = self.forkserver.server
-        if forkserver is None or not forkserver.ready:
+        if forkserver is None:
             return
         # The last child of this role is dead and waited for, so the holder of the lock is a stray of a lost fork
         # request.
@@ -292,7 +290,7 @@ class ProcessTable:
         if not culprit or culprit in self.left_out or _is_ours(culprit):
             return False
         self.left_out[culprit] = f"the process that imported it ended: {worker.last_exit}"
-        self._log.error("a plugin is left out", plugin=culprit, why=worker.last_exit)
+        self._log.error("a plugin is omitted", plugin=culprit, why=worker.last_exit)
         worker.info.clear()
         worker.phase, worker.start_at_ms = Phase.WAITING, 0
         return True

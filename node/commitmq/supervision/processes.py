@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import mmap
 import os
 import re
@@ -23,9 +24,11 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # A mapping's first line in smaps (address range, permissions, offset, device, inode, path), or its Pss line.
@@ -144,6 +147,59 @@ def set_process_name(name: str) -> None:
         _prctl(_PR_SET_NAME, name.encode()[:15])
 
 
+HANDLED_SIGNALS: Final = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+"""What stops a node. A process that is forked begins with them blocked, until it has set its own handlers."""
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Let :data:`HANDLED_SIGNALS` wait in the meantime."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def fork(run: Callable[[], int], *keep: int) -> int:
+    """Fork a process that calls ``run`` and ends with the exit code that it returns. Returns its pid; raises OSError.
+
+    The child has the descriptors ``keep`` and the standard streams, and no other one. It never returns into the stack above,
+    and runs no exit handlers. It has the caller's signal handlers and mask: fork within :func:`signals_held` where ``run``
+    sets handlers. Tearing down the interpreter would only make its end longer.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        close_all_but(*keep)
+        code = run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def use_as(path: str | Path, flags: int, *fds: int) -> None:
+    """Open ``path`` as each of the standard streams ``fds``."""
+    opened = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    for fd in fds:
+        os.dup2(opened, fd)
+    os.close(opened)
+
+
+def close_all_but(*keep: int) -> None:
+    """Close all descriptors but ``keep`` and the standard streams."""
+    bounds = [2, *sorted(keep), max(map(int, os.listdir("/proc/self/fd"))) + 1]
+    for low, high in itertools.pairwise(bounds):
+        os.closerange(low + 1, high)
+
+
 def pass_interpreter_on() -> None:
     """A thread of this process that runs gives the interpreter to one that waits after half a millisecond. Python's own 5 ms
     are longer than a message takes: with them the gate (:mod:`commitmq.network.gate`) holds up the loop beside it.
@@ -185,7 +241,6 @@ def release_library_pages() -> None:
 
 def lock_holder(path: Path) -> int | None:
     """Pid of the process that holds a POSIX lock on ``path``; None when no process does, 0 when the system hides it.
-
     The holder itself must not call this: closing any descriptor of a file drops all of the process's locks on it.
     """
     try:
@@ -252,9 +307,7 @@ def wait_for_exit(pidfd: int, timeout_s: float | None) -> bool:
 
 
 def start_time_ticks(pid: int) -> int | None:
-    """When ``pid`` started, in ticks since boot: pid and start time together name one process for good. None if it is
-    gone.
-    """
+    """When ``pid`` started, in ticks since boot: both name a process permanently. None if it is gone."""
     # Not by psutil: it gives seconds of the wall clock, which a changed clock moves, and the keeper stays light.
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()

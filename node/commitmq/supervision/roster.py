@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from commitmq.config import NodeConfig
-from commitmq.control import DISPATCHER_SLOTS, WORKER_SLOTS
+from commitmq.control import DISPATCHER_BASE, DISPATCHER_SLOTS, WORKER_BASE, WORKER_SLOTS, role_slot
 from commitmq.log import Log
 from commitmq.security.start_rule import Listener
 from commitmq.semantics import movers
-from commitmq.workers.runtime.slots import DISPATCHER_BASE, WORKER_BASE, role_slot
+from commitmq.supervision.exit_codes import CliExit, StartFailed
 
 DISPATCHER_MODULE: Final = "commitmq.workers.dispatcher.process"
 PLUGIN_WORKER_MODULE: Final = "commitmq.workers.plugin_worker"
@@ -25,7 +25,7 @@ FIRST_PLUGIN_DISPATCHER_SLOT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class ProcessSpec:
     """One process to run. ``essential``: the node cannot start without it. ``plugin``: its plugin, empty for the node's
     own. ``on_demand``: it starts when it is needed first. ``listens``: a plugin's process that others connect to.
     """
@@ -48,15 +48,13 @@ class Role:
         return bool(self.dispatcher) and self.dispatcher != "memory"
 
 
-def own_role(name: str, module: str) -> Role:
-    """One of the node's own roles. The index dispatcher catches up while the node serves already, so it is not
-    essential; nor is a mover.
-    """
+def own_role(name: str, module: str) -> ProcessSpec:
+    """One of the node's roles. The index dispatcher catches up while the node serves: not essential, as movers."""
     one_shot = name in ("recovery", "discovery")
     dispatcher = name.removeprefix("dispatcher-") if name.startswith("dispatcher-") else ""
     slot = FIXED_DISPATCHER_SLOTS.get(dispatcher, -1)
     params: dict[str, Any] = {"dispatcher_slot": slot} if dispatcher else {}
-    return Role(
+    return ProcessSpec(
         name,
         module,
         role_slot(name),
@@ -100,11 +98,15 @@ class Roster:
             if one["failure"]
         ]
 
-    def own_dispatchers(self) -> list[dict[str, Any]]:
-        """Built-in dispatchers other than the ConsumeQueue's (which runs with every result of discovery)."""
-        return [one for one in self._dispatchers if one["built_in"] and one["name"] in FIXED_DISPATCHER_SLOTS]
+    def factory_of(self, dispatcher: str) -> str:
+        """``module:attribute`` of a built-in dispatcher. Raises StartFailed with what failed."""
+        for one in self._dispatchers:
+            if one["built_in"] and one["name"] == dispatcher:
+                return str(one["factory"])
+        failures = "; ".join(self.failures())
+        raise StartFailed(f"no built-in plugin has the dispatcher {dispatcher}: {failures}", CliExit.START_FAILED)
 
-    def plugin_roles(self) -> tuple[list[Role], list[Role]]:
+    def plugin_roles(self) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
         """``(dispatchers, workers)`` of third parties. Those that do not fit into the control block are reported."""
         dispatchers, workers = [], []
         slot = FIRST_PLUGIN_DISPATCHER_SLOT
@@ -113,11 +115,11 @@ class Roster:
                 continue
             if slot >= DISPATCHER_SLOTS:
                 self._fail(
-                    one["plugin"], f"a node runs {DISPATCHER_SLOTS} dispatchers at most, {one['name']} is left out"
+                    one["plugin"], f"a node runs {DISPATCHER_SLOTS} dispatchers at most, {one['name']} is omitted"
                 )
                 continue
             dispatchers.append(
-                Role(
+                ProcessSpec(
                     f"dispatcher-{one['name']}",
                     DISPATCHER_MODULE,
                     DISPATCHER_BASE + slot,
@@ -136,10 +138,10 @@ class Roster:
             slot += 1
         for number, one in enumerate(self._workers):
             if WORKER_BASE + number >= WORKER_SLOTS:
-                self._fail(one["plugin"], f"there is no room for another worker, {one['name']} is left out")
+                self._fail(one["plugin"], f"there is no room for another worker, {one['name']} is omitted")
                 continue
             workers.append(
-                Role(
+                ProcessSpec(
                     f"worker-{one['name']}",
                     PLUGIN_WORKER_MODULE,
                     WORKER_BASE + number,
@@ -168,12 +170,12 @@ def _why(report: Mapping[str, Any]) -> str:
 def start_order(config: NodeConfig) -> dict[str, str]:
     """Module of each of the node's own roles, in start order; they stop in the reverse order."""
     return {
-        "recovery": "commitmq.workers.recovery.process",
+        "recovery": "commitmq.workers.recovery",
         "coordinator": "commitmq.workers.coordinator",
         f"dispatcher-{CONSUME_QUEUE}": DISPATCHER_MODULE,
         **({"dispatcher-index": DISPATCHER_MODULE} if config.index.enable else {}),
         "reput": "commitmq.workers.reput",
-        "flush": "commitmq.workers.flush.process",
+        "flush": "commitmq.workers.flush",
         "allocate": "commitmq.workers.allocate",
         **({"dispatcher-memory": "commitmq.workers.memory"} if config.memory.enable else {}),
         **{f"reader-{number}": "commitmq.workers.reader.process" for number in range(config.reader.count)},

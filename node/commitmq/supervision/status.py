@@ -157,9 +157,7 @@ def worker_rows(
     rows = []
     forkserver = table.forkserver
     if forkserver.server is not None:
-        phase = "ready" if forkserver.server.ready else "starting"
-        pid, deaths = forkserver.pid, forkserver.deaths
-        rows.append(process_row("forkserver", pid, phase, deaths, forkserver.cpu, memory))
+        rows.append(process_row("forkserver", forkserver.pid, "ready", forkserver.deaths, forkserver.cpu, memory))
     for worker in table.workers.values():
         slot = worker.spec.dispatcher_slot if worker.spec.takes_batches else -1
         position, lag = position_and_lag(worker.role, control, config.sync_flush, slot)
@@ -201,7 +199,6 @@ def remaking(table: ProcessTable) -> list[dict[str, Any]]:
 
 def dispatcher_rows(table: ProcessTable, control: ControlBlock, config: NodeConfig) -> list[dict[str, Any]]:
     """One row for each dispatcher: its plugin, its state, its position (bytes of the log), its skipped ranges.
-
     ``state`` is the process's state; for a ready process it is ``parked``, ``catching up`` or ``running``.
     """
     rows = []

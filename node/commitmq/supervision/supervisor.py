@@ -1,28 +1,28 @@
 """The process that starts, watches, restarts and stops all others; only it may call a store closed in order.
 
 Owns the store's ``lock`` and ``abort`` files, ``run/node.json``, the admin socket, and the epoch and restart words of
-the control block. Reads the workers' heartbeats. It must stay small: no numpy, no kernels. The keeper starts it
-(:mod:`commitmq.supervision.supervisor_process`).
+the control block. Reads the workers' heartbeats. It uses neither numpy nor kernels. The keeper forks it
+(:mod:`commitmq.supervision.keeper`).
 
-Start: take ``lock``; wait until no process of a former node holds a role lock (an orphan gets five seconds, then
-SIGKILL); empty ``run/``; create the control block anew; start the forkserver, run discovery and recovery; write
+Start: take ``lock``; wait until no process of an earlier node holds a role lock (an orphan gets five seconds, then
+SIGKILL); empty ``run/``; create the control block again; fork the forkserver, run discovery and recovery; write
 ``abort``; start the workers one after the other, each when the one before is ready. Stop: the reverse, each worker
 draining; ``abort`` is removed only if every worker ended with exit code 0 and everything written is flushed and
 dispatched.
 
-Until recovery has ended well the store still belongs to its former user (:mod:`commitmq.supervision.node_store`).
+Until recovery has ended well the store still belongs to its previous user (:mod:`commitmq.supervision.node_store`).
 
 After the death of a process:
 
 * a worker: its pidfd wakes the supervisor, which forks it again after a back-off. A worker whose heartbeat stops is
   killed first.
 * the forkserver: workers are the supervisor's own children (see :mod:`commitmq.supervision.forkserver`) and continue; a
-  new forkserver is started.
-* the supervisor: every lifeline closes, so every worker and the forkserver exit; the keeper starts a new supervisor.
-* the keeper: in the foreground the node stops in order, because a person who killed ``commitmq start`` meant the node.
-  In the background the supervisor starts another keeper. That keeper is its child, so it learns of the supervisor's end
-  by a pipe that only the supervisor holds open: when the pipe closes without a last word, the supervisor was killed,
-  and the keeper starts one again. The death of both at one moment is the next case.
+  new forkserver is forked, from the supervisor as it is then, without its descriptors.
+* the supervisor: every lifeline closes, so every worker and the forkserver exit; the keeper forks a new supervisor.
+* the keeper: in the foreground the node stops in order, because an operator who killed ``commitmq start`` meant the
+  node. In the background the forkserver forks another keeper. That keeper is the supervisor's child, so it learns of
+  its end by a pipe that only the supervisor holds open: when the pipe closes without a last word, the supervisor was
+  killed, and the keeper starts one again. The death of both at one moment is the next case.
 * all at once: the role and store locks end with their holders; the next start finds ``abort`` and recovers.
 
 One loop (:meth:`Supervisor._turn`) handles everything; start and stop are plain sequences that turn it while they wait.
@@ -32,35 +32,37 @@ The drain of a node that stops: its workers end one after the other, from the be
 
 Rotation of ``commitmq/node.log`` by its size: node.log, node.log.1 (the newest before it), up to node.log.N.
 
-One process rotates, the supervisor; all others only follow (:mod:`commitmq.log`): a process that is about to write a line
-and finds that the file's name belongs to another file opens that one. So no line is lost or cut, and no process waits for
-another. A process that writes without the log, such as a library that aborts, still writes into the file it has, which is
-node.log.1 by then.
+One process rotates, the supervisor; all others only follow (:mod:`commitmq.log`): a process that is about to write a
+line and finds that the file's name belongs to another file opens that one. So no line is lost or cut, and no process
+waits for another. A process that writes without the log, such as a library that aborts, still writes into the file it
+has, which is node.log.1 by then.
 
-The file that is deleted is emptied first: a process that did not write for long may have it open, and its space is free at
-once. A death between two steps leaves a number out, which the next rotation closes; nothing is overwritten, because a file
-takes only a name that was freed before.
+The file that is deleted is emptied first: a process that did not write for long may have it open, and its space is free
+at once. A death between two steps leaves a number out, which the next rotation closes; nothing is overwritten, because
+a file takes only a name that was freed before.
 
 Starts movers when they are needed (:mod:`commitmq.semantics.movers`). A mover that was started once is kept alive.
 
 The servers of plugins at a node's start: it waits for them, but not for long, and says where they serve.
 
-A server that fails does not keep a node from starting: the start says so, and why. One of RocketMQ's whose port is taken does
-keep it (:func:`.ports.require_free`): its clients would meet somebody else.
+A server that fails does not keep a node from starting: the start says so, and why. One of RocketMQ's whose port is
+taken does keep it (:func:`.ports.require_free`): its clients would meet somebody else.
 
 What the supervisor tells a service manager: systemd's notification protocol (sd_notify(3)), without its library.
 
-    READY=1        the node accepts messages: recovery is done, all essential processes are ready. Sent again by the next
+    READY=1        the node accepts messages: recovery is done, all essential processes are ready. Sent again by the
+    next
                    supervisor when one was killed.
     STATUS=…       what the start is busy with, and how it ended; ``systemctl status`` shows it
     STOPPING=1     the node drains
     WATCHDOG=1     the supervisor's loop turns; twice in each interval of ``WATCHDOG_USEC``
 
-Each is one datagram to the socket that ``NOTIFY_SOCKET`` names; without that variable nothing is sent. The main process of
-the service is the keeper, and the supervisor its child, so the unit needs ``NotifyAccess=all``. The variables are taken out
-of the environment: no other process of the node, and no plugin, speaks for it.
+Each is one datagram to the socket that ``NOTIFY_SOCKET`` names; without that variable nothing is sent. The main process
+of the service is the keeper, and the supervisor its child, so the unit needs ``NotifyAccess=all``. The variables are
+taken out of the environment: no other process of the node, and no plugin, speaks for it.
 
-A datagram that the manager cannot take at the moment waits for the next turn of the loop; the supervisor never waits for it.
+A datagram that the manager cannot take at the moment waits for the next turn of the loop; the supervisor never waits
+for it.
 """
 
 from __future__ import annotations
@@ -76,9 +78,9 @@ from commitmq import failpoints
 from commitmq import log as log_module
 from commitmq.config import NodeConfig
 from commitmq.config.schema import LogConfig
-from commitmq.control import ControlBlock, Word, WorkerState, WorkerWord
+from commitmq.control import ControlBlock, Word, WorkerState, WorkerWord, role_slot
 from commitmq.errors import CommitMQError, ProtocolError, StoreError, StoreLockedError
-from commitmq.files.no_space import tells_of_no_space
+from commitmq.files.disk_space import tells_of_no_space
 from commitmq.log import Log
 from commitmq.network import ports
 from commitmq.protocol import wire
@@ -89,20 +91,21 @@ from commitmq.supervision.console import Report
 from commitmq.supervision.event_loop import EventLoop
 from commitmq.supervision.exit_codes import CliExit, StartFailed, with_a_way_out
 from commitmq.supervision.exposure import Exposure
+from commitmq.supervision.forkserver import NextKeeper
+from commitmq.supervision.forkserver_watch import ForkServerWatch
 from commitmq.supervision.keeper_watch import KeeperWatch
 from commitmq.supervision.live_settings import LiveSettings, SettingsOperations
 from commitmq.supervision.node_store import NodeStore
 from commitmq.supervision.process_table import ProcessTable
 from commitmq.supervision.processes import become_subreaper
-from commitmq.supervision.roster import Role, Roster, own_role, start_order
+from commitmq.supervision.roster import ProcessSpec, Roster, own_role, start_order
 from commitmq.supervision.worker_process import Phase, WorkerProcess
 from commitmq.workers.runtime.context import monotonic_ms
 from commitmq.workers.runtime.set_aside import listed
-from commitmq.workers.runtime.slots import role_slot
 
 
 class Drain:
-    """Ends the workers of ``table``. ``turn`` is one turn of the supervisor's loop, which waits for so many ms at most."""
+    """Ends the workers of ``table``. ``turn``: one turn of the supervisor's loop, of this many ms at most."""
 
     def __init__(self, table: ProcessTable, timeout_s: int, turn: Callable[[float], None], log: Log) -> None:
         self._table, self._timeout_s, self._turn, self._log = table, timeout_s, turn, log
@@ -328,7 +331,7 @@ class ServiceManager:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as notify:
                 notify.sendto("\n".join(lines).encode(), address)
         except OSError:
-            return  # a full socket, or a manager that starts anew: the next turn tries again
+            return  # a full socket, or a manager that starts again: the next turn tries again
         self._unsent.clear()
 
 
@@ -349,16 +352,15 @@ class Supervisor:
         config: NodeConfig,
         *,
         keeper_pid: int = 0,
-        background: bool = False,
+        next_keeper: NextKeeper | None = None,
         report: Report = lambda _message: None,
         modules: Mapping[str, str] | None = None,
-        config_fd: int = -1,
         life: str = "",
     ) -> None:
         """``report`` gets the progress of the start. ``modules`` (role to module, in start order) is for tests.
 
-        ``config_fd`` and ``life`` (see :func:`commitmq.supervision.node_files.node_life`) are for a new keeper; without
-        ``config_fd`` no keeper is started.
+        ``next_keeper`` runs another keeper of ``life`` (see :func:`commitmq.supervision.node_files.node_life`) when this one
+        has died; without it, as in the foreground, the node stops then.
         """
         self._log = log_module.get_log("supervisor")
         self._store = NodeStore(store, self._log)
@@ -366,8 +368,9 @@ class Supervisor:
         self._config = config
         self._timing = config.supervisor
         self._rotation = LogRotation(self._layout.log, self._log)
-        self._background = background
-        self._keeper = KeeperWatch(self._layout, keeper_pid, config_fd if background else -1, life)
+        self._next_keeper = next_keeper
+        self._forkserver: ForkServerWatch | None = None
+        self._keeper = KeeperWatch(keeper_pid, life, can_start=next_keeper is not None)
         self._manager = ServiceManager(os.environ)
         self._report = self._manager.listening_to(report)
         self._roles = [own_role(name, module) for name, module in (modules or start_order(config)).items()]
@@ -432,6 +435,8 @@ class Supervisor:
             self._open_locked()
         except BaseException:
             # The files written into run/ describe a node that never ran.
+            if self._forkserver is not None:
+                self._forkserver.end()
             store.leave()
             store.release()
             raise
@@ -447,6 +452,17 @@ class Supervisor:
             self._log.warning(note)
             self._report({"event": "info", "message": note})
         self._ports, self._control = store.take_over(), store.control
+        become_subreaper()
+        store.look_back()
+        # Forked before this process has a ZeroMQ context and threads.
+        self._forkserver = forkserver = ForkServerWatch(
+            layout,
+            self._config,
+            self._loop,
+            self._log,
+            is_judging=lambda: self._table.judging,
+            next_keeper=self._next_keeper,
+        )
         self._exposure = Exposure.of_node(self._config, layout.root)
         self._check_ports()
         self._settings = SettingsOperations(live, self._exposure.users, self._check_serves, self._log)
@@ -464,8 +480,6 @@ class Supervisor:
         self._loop.watch(self._admin.socket, self._serve_admin, last=True)
         store.write_token()
         self._write_node_file()
-        become_subreaper()
-        store.look_back()
         for role in self._roles:
             if role.name in ("recovery", "flush"):
                 role.params["owner"] = store.owner
@@ -477,6 +491,7 @@ class Supervisor:
             self._config,
             self._control,
             self._roles,
+            forkserver=forkserver,
             loop=self._loop,
             ports=self._ports,
             was_clean=store.was_clean,
@@ -502,7 +517,7 @@ class Supervisor:
             raise AddressInUseError(sentence)
 
     @staticmethod
-    def _sockets(roles: Iterable[Role]) -> list[tuple[str, int]]:
+    def _sockets(roles: Iterable[ProcessSpec]) -> list[tuple[str, int]]:
         return [("admin", -1), *((role.name, role.dispatcher_slot) for role in roles)]
 
     def _write_node_file(self) -> None:
@@ -572,6 +587,9 @@ class Supervisor:
         if roster.config_errors:
             raise StartFailed("; ".join(roster.config_errors), CliExit.CONFIG_ERROR)
         self._exposure.check(roster.listeners)
+        for role in self._roles:
+            if role.dispatcher:
+                role.params["factory"] = roster.factory_of(role.dispatcher)
         dispatchers, workers = roster.plugin_roles()
         if sentence := ports.clash(roster.listeners, self._sockets([*self._roles, *dispatchers]), self._config):
             raise StartFailed(sentence, CliExit.CONFIG_ERROR)
@@ -637,8 +655,9 @@ class Supervisor:
         self._settings.tick(now_ms)
         self._rotation.tick(now_ms, self._config.log)
         if not self._stop_asked:
-            stop = None if self._background else self._ask_stop
-            self._keeper.look_after(now_ms, stop=stop, renew=self._renew_node_file, log=self._log)
+            stop = self._ask_stop if self._next_keeper is None else None
+            fork = self._table.forkserver.fork_keeper
+            self._keeper.look_after(now_ms, fork=fork, stop=stop, renew=self._renew_node_file, log=self._log)
         if self._node_file_is_old:
             self._renew_node_file()
 

@@ -15,7 +15,7 @@ import orjson
 
 from commitmq.supervision.forkserver import ForkServer
 from commitmq.supervision.processes import CpuMeter
-from commitmq.supervision.roster import Role
+from commitmq.supervision.roster import ProcessSpec
 from commitmq.workers.runtime.context import ExitCode
 
 _MAX_MESSAGE_BYTES = 1 << 17
@@ -36,7 +36,7 @@ class Phase(StrEnum):
 class WorkerProcess:
     """One role and, while it lives, its process. Times are CLOCK_MONOTONIC milliseconds."""
 
-    spec: Role
+    spec: ProcessSpec
     phase: Phase = Phase.IDLE
     wanted: bool = False  # keep it alive: restart it after a death
     pid: int = 0
@@ -79,7 +79,6 @@ class WorkerProcess:
 
     def fork(self, forkserver: ForkServer, params: Mapping[str, Any], live: Mapping[str, Any], now_ms: int) -> None:
         """Start the process. When it raises ForkServerDied, nothing has changed. ``live``: values of the live settings.
-
         A child that exists in spite of that ends by itself, because its lifeline is closed here.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -135,9 +134,8 @@ class WorkerProcess:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def reap(self) -> int | None:
-        """Wait status in ``Popen.returncode`` style (negative: signal) if the process has ended, else None.
-
-        Closes the pidfd and the lifeline and forgets the pid: after this the pid may belong to another process.
+        """Wait status in ``Popen.returncode`` style (negative: signal) if the process has ended, else None. Closes the
+        pidfd and the lifeline and forgets the pid: after this the pid may belong to another process.
         """
         try:
             ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)

@@ -55,7 +55,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
-from commitmq.store.recovery.writer_tail import map_segment
+from commitmq.store.recovery.scan import map_segment
 
 if TYPE_CHECKING:
     from commitmq.testing.node import CommitMQNode
@@ -85,9 +85,8 @@ class SampleLog:
     segment_bytes: int = SEGMENT_BYTES
 
     def batches(self, log: CommitLog, start: int, end: int, cuts: Collection[int] = ()) -> Iterator[DispatchBatch]:
-        """The range ``[start, end)`` as batches that also end at the records with the numbers in ``cuts``.
-
-        They come as in a node: over the wire, with read-only rows.
+        """The range ``[start, end)`` as batches that also end at the records with the numbers in ``cuts``. They come as
+        in a node: over the wire, with read-only rows.
         """
         walker = LogWalker(log, max_rows=4096, max_bytes=self.segment_bytes)
         stops = [self.offsets[number] for number in sorted(cuts) if start < self.offsets[number] < end]
@@ -219,9 +218,8 @@ class Life:
         restarted: bool = False,
         deleted: Mapping[str, int] | None = None,
     ) -> Life:
-        """Open as the host does: ``position`` is the position that the host knows to be durable.
-
-        A node that starts again, and not only this dispatcher (``restarted``), has emptied its ``run``.
+        """Open as the host does: ``position`` is the position that the host knows to be durable. A node that starts
+        again, and not only this dispatcher (``restarted``), has emptied its ``run``.
         """
         if not restarted:
             shutil.rmtree(self.layout.run)
@@ -245,8 +243,8 @@ class Life:
     def feed(
         self, end: int, cuts: Iterable[int] = (), skip: tuple[int, int] = (0, 0), *, without: str | None = None
     ) -> Life:
-        """Dispatch from the position up to ``end``. Records in ``skip`` are missing, like those that a person skipped, and so
-        are those of the topic ``without``.
+        """Dispatch from the position up to ``end``. Records in ``skip`` are missing, like those that an operator
+        skipped, and so are those of the topic ``without``.
         """
         for batch in self._batches(end, cuts):
             offsets = batch.rows["physical_offset"]
@@ -297,7 +295,9 @@ class Life:
 
 
 class DispatcherContract:
-    """See the module. Subclasses set the attributes; only ``plugin``, ``name`` and :meth:`snapshot` are required."""
+    """The tests that every dispatcher must pass. Subclasses set the attributes; only ``plugin``, ``name`` and
+    :meth:`snapshot` are required.
+    """
 
     plugin: ClassVar[str]
     """The plugin's module, as its entry point names it."""
@@ -317,9 +317,7 @@ class DispatcherContract:
     """False leaves out the tests with a node."""
 
     def snapshot(self, view: DispatcherView) -> Any:
-        """The present content of the files under ``view.folder``, as a value that ``==`` compares. The dispatcher is
-        closed.
-        """
+        """The content of the files under ``view.folder``, for ``==``. The dispatcher is closed."""
         raise NotImplementedError("a subclass of DispatcherContract returns the content to compare")
 
     # ------------------------------------------------------------ helpers of the tests
@@ -538,9 +536,7 @@ class DispatcherContract:
     # ------------------------------------------------------------ directly: poison
 
     def test_a_record_that_cannot_be_read(self, sample: SampleLog, tmp_path: Path) -> None:
-        """It may raise on the record; after the death and a skip all others are there. A dispatcher that does not read
-        it sees nothing.
-        """
+        """It may raise on the record, and after a skip all others are there; or it does not read it, and goes on."""
         number = 75
         life = self._life(tmp_path / "a", sample).open().feed(sample.offsets[50])
         durable = life.flush()
@@ -596,9 +592,7 @@ class DispatcherContract:
         return factory(settings=self.settings, plugins=modules)
 
     def test_in_a_node(self, commitmq_node_factory: Callable[..., CommitMQNode], tmp_path: Path) -> None:
-        """It is killed, slowed down, and its node killed, all under load: in the end its files equal those of a
-        straight run.
-        """
+        """It is killed, slowed down, its node killed, all under load: in the end its files are a straight run's."""
         node, role = self._node(commitmq_node_factory), f"dispatcher-{self.name}"
         node.send_many("load", _messages(0))
         node.wait_until_dispatched(self.name)

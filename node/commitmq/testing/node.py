@@ -158,9 +158,8 @@ class CommitMQNode:
         return rows[name]
 
     def wait_until_dispatched(self, name: str, timeout_s: float = DEADLINE_S) -> dict[str, Any]:
-        """Wait until dispatcher ``name`` has seen all messages written before this call. Returns its row.
-
-        A parked dispatcher fails at once, with the error that it died of.
+        """Wait until dispatcher ``name`` has seen all messages written before this call. Returns its row. A parked
+        dispatcher fails at once, with the error that it died of.
         """
         end = self.status()["positions"]["written"]
         deadline = time.monotonic() + timeout_s

@@ -23,7 +23,7 @@ import psutil
 from commitmq.client.admin import Admin
 from commitmq.errors import NodeUnavailableError
 from commitmq.store.layout import StoreLayout
-from commitmq.store.memory.shared_memory import recorded_folder
+from commitmq.store.shared_memory import recorded_folder
 from commitmq.supervision.node_files import remove_socket_folder
 
 SEGMENT_BYTES = 1 << 20
@@ -35,9 +35,7 @@ _LOG_LINES = 60
 
 
 def environment(*paths: str | Path, **extra: str) -> dict[str, str]:
-    """This process's environment, with ``paths`` and all modules that it can import importable in the node's processes
-    too.
-    """
+    """This process's environment, with ``paths`` and all that it can import importable in the node too."""
     importable = [*map(str, paths), *(path for path in sys.path if path)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(importable), **extra}
 
@@ -49,9 +47,7 @@ def run_commitmq(
     timeout_s: float = _COMMAND_TIMEOUT_S,
     stdin: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command ``commitmq`` of ``python`` with ``arguments``, which reads ``stdin``; output and exit code are in the
-    result.
-    """
+    """Run ``commitmq`` of ``python`` with ``arguments`` and ``stdin``; output and exit code are in the result."""
     return subprocess.run(
         [python, "-m", "commitmq.cli.main", *arguments],
         env=env,
@@ -100,11 +96,9 @@ class NodeProcess:
         self.settings = ["network.port=0", f"commit_log.segment_bytes={SEGMENT_BYTES}", *SMALL_INDEX, *settings]
 
     def environment(self, **extra: str) -> dict[str, str]:
-        """The environment of the node's processes and of the command."""
         return environment(**extra)
 
     def run(self, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        """Run the command in the node's environment."""
         return run_commitmq(
             *arguments, env=self.environment(**extra), python=self.python, timeout_s=self.command_timeout_s
         )
@@ -163,7 +157,6 @@ class NodeProcess:
         self.seen |= {row["pid"] for row in report["processes"] if row["pid"]}
 
     def pids(self) -> dict[str, int]:
-        """The pid of each living process, by role."""
         return {row["role"]: row["pid"] for row in self.report()["processes"] if row["pid"]}
 
     def row(self, role: str) -> dict[str, Any]:
@@ -210,9 +203,8 @@ class NodeProcess:
             return "(no node.log)"
 
     def kill_all(self, *, known: bool = False) -> None:
-        """SIGKILL every process at one moment: all are halted first, so that none sees another one die.
-
-        ``known`` takes the pids seen so far, for when the node cannot answer now.
+        """SIGKILL every process at one moment: all are halted first, so that none sees another one die. ``known`` takes
+        the pids seen so far, for when the node cannot answer now.
         """
         pids = [pid for pid in self.seen if alive(pid) and self.is_ours(pid)] if known else list(self.pids().values())
         for pid in pids:

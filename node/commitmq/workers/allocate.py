@@ -12,7 +12,7 @@ pages in the cache that takes half the time, and a 256 KiB piece takes 0.3 ms at
 Only a window ahead of the tail is read in, not the whole segment: the window bounds the memory, and pages read in too
 early may be evicted again.
 
-No huge pages: ``MADV_HUGEPAGE`` on segments was tried and left out. It quartered the time of bulk stores into cold
+No huge pages: ``MADV_HUGEPAGE`` on segments was tried and omitted. It quartered the time of bulk stores into cold
 pages, but reading the pages in does that too. Each small append that is flushed then dirties 2 MiB: for 3,000 flushed
 appends of 1,100 bytes the device wrote 2 MiB each instead of 5 KiB, and an fdatasync took 470 instead of 96
 microseconds (ext4, Linux 6.18). On pages that were read in before it changed nothing.
@@ -52,9 +52,9 @@ from commitmq.config import NodeConfig
 from commitmq.control import DiskFlag, Word
 from commitmq.errors import StoreError
 from commitmq.files import disk
-from commitmq.files.file_system import COPY_ON_WRITE, file_system_of
+from commitmq.files.disk import start_writeback
+from commitmq.files.disk_space import COPY_ON_WRITE, file_system_of
 from commitmq.files.mapped_file import MappedFile, list_segments
-from commitmq.files.writeback import start_writeback
 from commitmq.format.file_names import segment_name
 from commitmq.store.log.expiry import list_bases
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
@@ -221,9 +221,7 @@ class SegmentAllocator:
         return written - written % self._segment_bytes
 
     def wanted_end(self) -> int:
-        """The target of ``allocated``: the tail's own segment and ``preallocate_segments`` behind it, or the segment
-        that the writer waits for.
-        """
+        """The target of ``allocated``: ``preallocate_segments`` behind the tail's, or what the writer waits for."""
         ahead = self._tail_base() + (1 + self._config.commit_log.preallocate_segments) * self._segment_bytes
         return max(ahead, self._control.get(Word.SEGMENT_WANTED) + self._segment_bytes)
 
@@ -280,7 +278,7 @@ class SegmentAllocator:
         self._writer.ring()
 
     def _make(self, final: Path) -> None:
-        """Create the segment ``final``, whole and durable, unless a former try has left it. Raises OSError."""
+        """Create the segment ``final``, whole and durable, unless an earlier try has left it. Raises OSError."""
         if not final.exists() or final.stat().st_size == 0:  # RocketMQ leaves an empty one when it dies at this point
             final.unlink(missing_ok=True)
             new = self._layout.run / "segment.new"
@@ -314,10 +312,8 @@ class SegmentAllocator:
             self._writer.ring()
 
     def remove_unused(self) -> None:
-        """Delete the unused segments, the last one first; only after the writer has stopped.
-
-        A segment that was made and never published is deleted as well: it would lie behind a hole, or be the beginning
-        of the log.
+        """Delete the unused segments, the last one first; only after the writer has stopped. A segment that was made
+        and never published is deleted as well: it would lie behind a hole, or be the beginning of the log.
         """
         written = self._control.get(Word.WRITTEN)
         base = self._tail_base()

@@ -1,4 +1,4 @@
-"""Expiry by hand: the operation ``expire`` of the cleanup worker.
+"""Expiry manually: the operation ``expire`` of the cleanup worker.
 
     expire {before?, keep_bytes?, dry_run?}
 
@@ -9,13 +9,14 @@ done. Repeating a request is harmless.
 
 Asks the coordinator for the positions of all consumer groups; cleanup must not delete unread messages.
 
-cleanup: deletes the oldest segments of the CommitLog, by age, disk use, a budget, or by hand (spec section 10).
+cleanup: deletes the oldest segments of the CommitLog, by age, disk use, a budget, or manually (spec section 10).
 
 Owns       deletion of segments, ``commitmq/min_offset``.
 Reads      the disk's use, the files' times; flushed, dispatched and durable positions; through the coordinator, with
            ``retention.keep_unconsumed``, the positions of the consumer groups.
-Advances   MIN_OFFSET (recovery sets its first value). DISK_FULL is not its word: allocate makes the writer refuse sends.
-Sockets    ROUTER ``cleanup`` (ipc and tcp) for expiry by hand; DEALER to the coordinator; rings readers.
+Advances   MIN_OFFSET (recovery sets its first value). DISK_FULL is not its word: allocate makes the writer refuse
+sends.
+Sockets    ROUTER ``cleanup`` (ipc and tcp) for expiry manually; DEALER to the coordinator; rings readers.
 Exit       :class:`commitmq.workers.runtime.context.ExitCode`.
 
 A round: decide (:mod:`commitmq.store.log.expiry`), wait until the writer has a durable snapshot of its producer
@@ -46,9 +47,9 @@ from commitmq.protocol import wire
 from commitmq.protocol.channel import new_routing_id
 from commitmq.store.log import expiry
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.log.expiry import Claim, Plan, Reason, Rules, Situation, decide, local_hour, next_by_age
+from commitmq.store.log.expiry import Claim, Plan, Reason, RetentionState, Rules, decide, local_hour, next_by_age
 from commitmq.store.queues import queue_ends
-from commitmq.store.queues.slowest_group import GroupPosition, UnitFinder, slowest
+from commitmq.store.queues.queue_ends import GroupPosition, UnitFinder, slowest
 from commitmq.workers.runtime.clocks import DoubtingClock, wall_ms
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.request_socket import RequestSocket
@@ -57,21 +58,20 @@ _MOST: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class ByHand:
-    """The parameters of an expiry by hand."""
+class ManualCleanup:
+    """The parameters of an expiry manually."""
 
     before_ms: int | None = None
     keep_bytes: int | None = None
     dry_run: bool = False
 
 
-def expiry_socket(context: WorkerContext, expire: Callable[[ByHand], dict[str, Any]]) -> RequestSocket:
-    """The socket of the cleanup worker."""
-    operations = {"expire": lambda header: expire(_by_hand(header))}
+def expiry_socket(context: WorkerContext, expire: Callable[[ManualCleanup], dict[str, Any]]) -> RequestSocket:
+    operations = {"expire": lambda _client, header: expire(_by_hand(header))}
     return RequestSocket(context, "cleanup", operations, {"expire": ("before", "keep_bytes")})
 
 
-def _by_hand(header: dict[str, Any]) -> ByHand:
+def _by_hand(header: dict[str, Any]) -> ManualCleanup:
     numbers = []
     for field in ("before", "keep_bytes"):
         value = header.get(field)
@@ -81,16 +81,15 @@ def _by_hand(header: dict[str, Any]) -> ByHand:
     dry_run = header.get("dry_run", False)
     if type(dry_run) is not bool:
         raise ProtocolError("INVALID_PARAMETER", f"dry_run must be true or false, not {dry_run!r:.40}")
-    return ByHand(numbers[0], numbers[1], dry_run)
+    return ManualCleanup(numbers[0], numbers[1], dry_run)
 
 
 _PATIENCE_S: Final = 10.0
 
 
 def group_positions(context: WorkerContext) -> list[GroupPosition]:
-    """Committed offsets of all groups, and offset 0 for queues that a member reads without having committed.
-
-    Raises NodeUnavailableError when the coordinator does not answer in time, ProtocolError when it refuses.
+    """Committed offsets of all groups, and offset 0 for queues that a member reads without having committed. Raises
+    NodeUnavailableError when the coordinator does not answer in time, ProtocolError when it refuses.
     """
     dealer: zmq.Socket[bytes] = context.zmq.socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)
@@ -189,9 +188,7 @@ class Cleaner:
         return len(below)
 
     def _limit(self) -> Claim:
-        """The upper bound of any deletion: it keeps the segment that is written to, and the bytes that a start after a
-        crash needs.
-        """
+        """The upper bound of a deletion: the segment written to stays, and what a start after a crash needs."""
         control = self._control
         written = control.get(Word.WRITTEN)
         tail = max(0, written - 1)
@@ -213,13 +210,13 @@ class Cleaner:
         ]
         return min(claims, key=lambda claim: claim.offset, default=None)
 
-    def situation(self, by_hand: ByHand | None = None) -> tuple[Situation, DiskUse]:
+    def situation(self, by_hand: ManualCleanup | None = None) -> tuple[RetentionState, DiskUse]:
         """Everything that :func:`decide` needs, except the groups' positions."""
         segments = expiry.look_at_segments(self._layout.commit_log, self._segment_bytes, wall_ms())
         segments = tuple(one for one in segments if one.end > self.min_offset)
         disk = self._watch.look(monotonic_ms(), self.rules.clean_ratio)
         now_ms = self._clock.now_ms()
-        situation = Situation(
+        situation = RetentionState(
             now_ms=now_ms,
             hour=local_hour(now_ms),
             segments=segments,
@@ -235,7 +232,7 @@ class Cleaner:
             return replace(situation, at_any_hour=True), disk
         return replace(situation, until=self._until(situation, by_hand)), disk
 
-    def _until(self, situation: Situation, by_hand: ByHand) -> int:
+    def _until(self, situation: RetentionState, by_hand: ManualCleanup) -> int:
         ends = []
         if by_hand.keep_bytes is not None:
             ends.append(self._control.get(Word.WRITTEN) - by_hand.keep_bytes)
@@ -258,7 +255,7 @@ class Cleaner:
             self._beside_bytes = expiry.store_bytes(self._layout.root) - expiry.store_bytes(folder)
         return segments_bytes + self._beside_bytes
 
-    def plan(self, situation: Situation) -> Plan:
+    def plan(self, situation: RetentionState) -> Plan:
         """The segments to delete now. The groups are asked only if there is something to delete."""
         plan = decide(self.rules, situation)
         if plan.segments and self.rules.keep_unconsumed:
@@ -398,16 +395,16 @@ class Cleaner:
             sync_folder(self._layout.commit_log)
 
     def _pause(self, pause_ms: int) -> None:
-        """Sleep, still listening to the supervisor. Requests that come meanwhile wait in their socket."""
+        """Sleep, still listening to the supervisor. Requests that come in the meantime wait in their socket."""
         end = monotonic_ms() + pause_ms
         while not self._context.stopping and (left := end - monotonic_ms()) > 0:
             self._context.wait(0)
             time.sleep(min(left, _NAP_MS) / 1000)
 
-    # ------------------------------------------------------------ by hand
+    # ------------------------------------------------------------ manually
 
-    def expire(self, by_hand: ByHand) -> dict[str, Any]:
-        """Delete all segments that ``by_hand`` allows, at once. Returns the report for a person."""
+    def expire(self, by_hand: ManualCleanup) -> dict[str, Any]:
+        """Delete all segments that ``by_hand`` allows, at once. Returns the report for an operator."""
         names: list[str] = []
         disk_bytes = 0
         while True:
@@ -434,7 +431,7 @@ class Cleaner:
             "dry_run": by_hand.dry_run,
         }
 
-    def _whole_plan(self, situation: Situation) -> Plan:
+    def _whole_plan(self, situation: RetentionState) -> Plan:
         plan = decide(self.rules, situation, bounded=False)
         if plan.segments and self.rules.keep_unconsumed:
             plan = decide(self.rules, replace(situation, slowest_group=self._slowest_group()), bounded=False)
@@ -442,7 +439,7 @@ class Cleaner:
 
     # ------------------------------------------------------------ status
 
-    def _tell(self, situation: Situation, disk: DiskUse, plan: Plan) -> None:
+    def _tell(self, situation: RetentionState, disk: DiskUse, plan: Plan) -> None:
         """Let ``status`` show why nothing is deleted, the time of the next deletion, and the last deletion."""
         oldest = situation.segments[0] if situation.segments else None
         next_ms = None

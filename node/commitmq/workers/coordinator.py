@@ -33,7 +33,7 @@ from commitmq.coordination.requests import Answer
 from commitmq.coordination.service import LISTS, READ_ONLY, RETRY_MS, Service, TopicNews
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.network.gate import ShareOfTime
-from commitmq.network.zap import LOCAL
+from commitmq.network.guard import LOCAL
 from commitmq.protocol import wire
 from commitmq.security.audit import Event
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
@@ -71,7 +71,7 @@ _STILL_ENDING = (
 )
 
 
-class _Parked(NamedTuple):
+class _ParkedAnswer(NamedTuple):
     """An answer that waits for the end of a topic."""
 
     peer: bytes
@@ -102,7 +102,7 @@ class Coordinator:
         # With this version the other processes also learn of a deletion that a crash interrupted. It continues when
         # they confirm it.
         self._service.tell(self._version)
-        self._parked: list[_Parked] = []
+        self._parked: list[_ParkedAnswer] = []
         self._changed: list[tuple[Answer, Event]] = []  # in this turn, for the audit log
         # The lists that this turn answers, by their requests without ids, and their encoded answers by id().
         self._lists: dict[bytes, Answer] = {}
@@ -218,7 +218,7 @@ class Coordinator:
             return identity, answer, kind
         except ProtocolError as error:
             identity = wire.request_id(header_frame) if identity is None else identity
-            return identity, _refusal(identity, error), _QUESTION
+            return identity, wire.refused(identity, error), _QUESTION
         except StoreError as error:
             return identity, _not_available(identity, error), _QUESTION
         except Exception as error:
@@ -264,7 +264,7 @@ class Coordinator:
         for peer, identity, answer in answers:
             if self._must_wait(answer):
                 assert isinstance(answer, Answer)
-                self._parked.append(_Parked(peer, identity, answer, now_ms + self._delete_timeout_ms))
+                self._parked.append(_ParkedAnswer(peer, identity, answer, now_ms + self._delete_timeout_ms))
                 continue
             self._router.send_multipart([peer, self._encode(identity, answer)])
         if self._parked:
@@ -274,9 +274,7 @@ class Coordinator:
         service.forget_faults()
 
     def _must_wait(self, answer: Answer | bytes) -> bool:
-        """Whether an answer waits for the end of a topic. When the disk refuses the deletion's files, the client learns
-        it at once.
-        """
+        """Whether an answer waits for the end of a topic. A disk that refuses the deletion is told at once."""
         return (
             isinstance(answer, Answer)
             and answer.after is not None
@@ -328,11 +326,6 @@ class Coordinator:
         self._context.control.put(Word.TOPICS_VERSION, self._version)
         message = {"version": self._version, "topics": news.topics, "ending": news.ending, "deleted": news.deleted}
         self._publisher.send_multipart([b"topics", orjson.dumps(message)])
-
-
-def _refusal(identity: int | None, error: ProtocolError) -> bytes:
-    more = {} if error.retry_after_ms is None else {"retry_after_ms": error.retry_after_ms}
-    return wire.error(identity, error.code, error.message, **more)
 
 
 def _not_available(identity: int | None, error: OSError | StoreError) -> bytes:

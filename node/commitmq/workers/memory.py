@@ -1,6 +1,6 @@
 """dispatcher-memory: takes sends to memory topics and passes them to the store of those topics.
 
-Owns       the folder of memory topics (commitmq.store.memory.memory_files): made at the first start of a node's life, removed
+Owns       the folder of memory topics (commitmq.store.memory_files): made at the first start of a node's life, removed
            when the node stops.
 Reads      the topic table.
 Advances   the words in that folder's pages, ``memory_topics``.
@@ -32,24 +32,29 @@ import zmq
 from commitmq.config import MEMORY_LEAST_SEGMENTS, NodeConfig
 from commitmq.control import Word
 from commitmq.errors import DiskFullError, ProtocolError, StoreError
+from commitmq.format.constants import Host
 from commitmq.format.message_id import pack_host
-from commitmq.format.record import Host
-from commitmq.network.long_requests import LONG_HEADER_BYTES
-from commitmq.network.router import MAX_FRAMES
+from commitmq.network.router import LONG_HEADER_BYTES, MAX_FRAMES
 from commitmq.plugin import loading as plugins
 from commitmq.plugin.hookspecs import Stored, TopicStore, TopicStoreView
 from commitmq.protocol import wire
 from commitmq.store.log.append import Appended, CommitLogAppender
 from commitmq.store.log.run_check import MAX_RECORD_OVERHEAD_BYTES, CheckedRun, MessageIllegalError
-from commitmq.store.memory.memory_files import NodeWord, node_page, survives
-from commitmq.store.memory.shared_memory import DEFAULT_FOLDER, available_bytes, check_private, memory_folder
+from commitmq.store.memory_files import NodeWord, node_page, survives
+from commitmq.store.shared_memory import DEFAULT_FOLDER, available_bytes, check_private, memory_folder
 from commitmq.supervision.node_files import node_life
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.topic_view import TopicView, TopicViews
-from commitmq.workers.writer.put_rules import Placed, PutRules
-from commitmq.workers.writer.send_checks import WRONG_ENDPOINT, Refusal, SendChecks
+from commitmq.workers.writer.put_rules import (
+    WRONG_ENDPOINT,
+    FurtherQueues,
+    PlacedRun,
+    PutRefusal,
+    PutRules,
+    SendChecks,
+    SpecialSendError,
+)
 from commitmq.workers.writer.send_requests import SendRequests
-from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError
 
 ROLE = "dispatcher-memory"
 STORE_FACTORY: Final = "commitmq_dispatchers.memory:MemoryStore"
@@ -76,8 +81,8 @@ class _NoFurtherQueues(FurtherQueues):
 
 
 class _NothingWaits(PutRules):
-    def place(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
-        raise Refusal(
+    def place(self, run: CheckedRun, topic: str, queue_id: int) -> PlacedRun:
+        raise PutRefusal(
             "MESSAGE_ILLEGAL",
             f"the memory topic {topic!r} takes no delayed messages and no transactions: they wait in the log",
         )
@@ -88,7 +93,9 @@ class MemoryChecks(SendChecks):
 
     def _check_place(self, name: str, topic: TopicView) -> None:
         if not topic.is_memory:
-            raise Refusal(WRONG_ENDPOINT, f"topic {name!r} is kept in the log: send to the writer", endpoint="writer")
+            raise PutRefusal(
+                WRONG_ENDPOINT, f"topic {name!r} is kept in the log: send to the writer", endpoint="writer"
+            )
 
     def _refuse_when_unwritable(self) -> None:
         """Accept always: memory topics do not use the disk."""
@@ -131,7 +138,7 @@ class MemorySends(SendRequests):
             stored = append()
         except DiskFullError as error:
             self.storing = False
-            raise Refusal("SERVICE_NOT_AVAILABLE", str(error), _FULL_RETRY_MS) from error
+            raise PutRefusal("SERVICE_NOT_AVAILABLE", str(error), _FULL_RETRY_MS) from error
         except MessageIllegalError:
             self.storing = False
             raise
@@ -203,7 +210,6 @@ class MemoryProcess:
     # ------------------------------------------------------------ one turn
 
     def step(self) -> None:
-        """One turn of the loop."""
         more = self.take_requests()
         if self._requests.changed and time.monotonic_ns() >= self._next_announcement_ns:
             self._announce()
@@ -304,9 +310,7 @@ class MemoryProcess:
         self._say_heard()
 
     def _say_heard(self) -> None:
-        """Confirm the deletions of ended topics, so that the coordinator continues: this process takes no more messages
-        for them.
-        """
+        """Confirm the deletions of ended topics to the coordinator: no more messages are taken for them."""
         version = self._topics.version
         if version != self._context.control.get(Word.MEMORY_TOPICS):
             self._context.control.put(Word.MEMORY_TOPICS, version)
@@ -337,7 +341,7 @@ class MemoryProcess:
 
 
 def sizes_of_life(config: NodeConfig, folder: Path, life: str) -> tuple[int, int]:
-    """:func:`sizes` as a former process of this life of the node determined it, if there was one.
+    """:func:`sizes` as an earlier process of this life of the node determined it, if there was one.
 
     The messages stored by that process reduce the available memory: measured again, the budget would be smaller after
     each death, perhaps the segments too, and acknowledged messages would be evicted or unreadable.
@@ -356,9 +360,8 @@ def sizes_of_life(config: NodeConfig, folder: Path, life: str) -> tuple[int, int
 
 
 def sizes(config: NodeConfig, folder: Path) -> tuple[int, int]:
-    """``(budget, segment)`` in bytes: as configured, or derived from the machine's memory.
-
-    Raises StoreError when the file system of ``folder`` cannot hold a configured budget.
+    """``(budget, segment)`` in bytes: as configured, or derived from the machine's memory. Raises StoreError when the
+    file system of ``folder`` cannot hold a configured budget.
     """
     memory = config.memory
     parent = folder.parent

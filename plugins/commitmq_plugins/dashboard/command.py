@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from commitmq.cli.output import fail, json_option, node_option, print_json
+from commitmq.cli.options import json_option, node_option
+from commitmq.cli.output import fail, print_json
 from commitmq.supervision.exit_codes import CliExit
 
 

@@ -33,8 +33,7 @@ from commitmq.format.constants import DEAD_LETTER_GROUP, DEAD_LETTER_PASSES, DLQ
 from commitmq.plugin import Actor, AuditLog, Event
 from commitmq.security.access_file import AccessTable
 from commitmq.security.native_rights import CHANGES, needs_of
-from commitmq.security.policy import Action, ResourceType
-from commitmq.security.user import Secret
+from commitmq.security.policy import Action, ResourceType, Secret
 from commitmq_plugins.http_server import Request
 
 ONLY_SUPER: Final = ("node", "everything")
@@ -50,9 +49,8 @@ class NotAllowedError(ProtocolError):
 
 
 class Rights:
-    """Of one visitor, by the policies of one moment. ``actor``: who he is, for the audit log.
-
-    ``user`` is None for whoever may do everything: the account that owns the store, and everybody on a node without users.
+    """Of one visitor, by the policies of one moment. ``actor``: who he is, for the audit log. ``user`` is None for
+    whoever may do everything: the account that owns the store, and everybody on a node without users.
     """
 
     def __init__(self, actor: Actor, user: str | None, table: AccessTable, cluster: str, audit: AuditLog) -> None:
@@ -194,9 +192,7 @@ class Login:
 
 
 class Sessions:
-    """Sessions need no table: the token of a change is a MAC of the cookie. Only those that are logged in are kept.
-    Thread-safe.
-    """
+    """A change's token is a MAC of the cookie: only those that are logged in are kept. Thread-safe."""
 
     def __init__(self, most: int, most_of_one: int) -> None:
         """``most``: logins at a time; ``most_of_one``: of each user."""
@@ -207,7 +203,6 @@ class Sessions:
 
     @staticmethod
     def new() -> str:
-        """A session's id."""
         return secrets.token_hex(_ID_LENGTH // 2)
 
     def token(self, session: str) -> str:
@@ -237,7 +232,6 @@ class Sessions:
         return session
 
     def log_out(self, session: str) -> None:
-        """It is nobody's from now on."""
         with self._lock:
             self._logins.pop(session, None)
 
@@ -252,16 +246,14 @@ class Logins:
     """One-time links. They are made with a key in a file that only the node's own account can read, and serve a minute."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes a new key, so that links of a former process are void. Raises OSError, StoreError."""
+        """Makes a new key, so that links of an earlier process are void. Raises OSError, StoreError."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._key = secrets.token_hex(32)
         atomic_file.replace(folder / KEY_FILE, self._key.encode(), "the dashboard's key", durable=False, mode=0o600)
         self._used: dict[str, int] = {}
 
     def use(self, link: str, now_s: float) -> str:
-        """The user for whom it was made; empty for the store's account. Raises RefusedError for a link that is false, old or
-        used.
-        """
+        """The user of the link; empty for the store's account. Raises RefusedError for one false, old or used."""
         text, _, mac = link.rpartition(".")
         wrong = RefusedError(
             HTTPStatus.FORBIDDEN, "this link is not valid any more: `commitmq dashboard` prints a new one"

@@ -1,7 +1,7 @@
 """``/metrics`` for Prometheus and ``/health`` for whoever starts and watches nodes, from a process of its own.
 
 Built by the hooks that third parties use. The process is a client of the node and reads its shared memory; the node's own
-processes only count, each in a table of its own (:mod:`commitmq.counting.table`).
+processes only count, each in a table of its own (:mod:`commitmq.counting`).
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
-"""Everything that one answer is made of, gathered at one time.
+"""Everything that one answer is made of, gathered at one time, and the node's health.
 
-What all processes of the node have counted: their tables, added up where several count the same.
-
-Requests of this process to others of its node, one after the other, each with a deadline.
-
-The node's processes: processor time, memory, descriptors, restarts, heartbeats.
-
-Proportional memory is what ``status`` says: the kernel finds it by walking all pages of a process, so the supervisor measures
-it for a small share of its time.
-
-How far groups are behind: in messages, and in time, from the store time of the oldest message that waits.
-
-Read from the ConsumeQueues and the log themselves, as a reader does, so it costs the node's processes nothing. A figure that
-cannot be read (a queue under repair, a record that expired meanwhile) is None, and not shown.
+* what all processes of the node have counted: their tables, added up where several count the same;
+* answers of processes, asked one after the other, each with a deadline;
+* processor time, memory, descriptors, restarts and heartbeats of processes. Proportional memory is what ``status``
+  says: the kernel finds it by walking all pages of a process, so the supervisor measures it for a small share of its
+  time;
+* how far groups are behind: in messages, and in time, from the store time of the oldest message that waits. Read from
+  the ConsumeQueues and the log themselves, as a reader does, so it costs the node's processes nothing. A figure that
+  cannot be read (a queue under repair, a record that expired in the meantime) is None, and not shown.
 """
 
 from __future__ import annotations
@@ -31,19 +26,19 @@ from typing import Any, Final, NamedTuple, TypeVar
 import psutil
 import zmq
 
-from commitmq.control import WORKER_SLOTS, ControlBlock, DispatcherWord, Word, WorkerWord
-from commitmq.counting.table import SUFFIX, CountReader, Described
+from commitmq.control import WORKER_SLOTS, ControlBlock, DiskFlag, DispatcherWord, Word, WorkerState, WorkerWord
+from commitmq.counting import SUFFIX, CountReader, Described
 from commitmq.errors import CommitMQError, NodeUnavailableError, StoreError
 from commitmq.plugin import WorkerContext
 from commitmq.protocol import wire
 from commitmq.protocol.channel import new_routing_id
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.memory.memory_files import MemoryTopics
-from commitmq.store.memory.shared_memory import memory_folder
-from commitmq.store.metadata.deleted_topics import WatchedTable
+from commitmq.store.memory_files import MemoryTopics
+from commitmq.store.metadata.topic_files import WatchedTable
 from commitmq.store.queues.batch_consume_queue import BatchQueueReader
-from commitmq.store.queues.pull_result import PullStatus
 from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.store.queues.record_filter import PullStatus
+from commitmq.store.shared_memory import memory_folder
 
 _NAMES: Final = ("topic", "group", "consumer_group")
 
@@ -51,7 +46,7 @@ Labels = tuple[str, ...]
 
 
 @dataclass(slots=True)
-class Counted:
+class CountedMetric:
     """One metric: what it is, and the values of each row by the values of its labels."""
 
     described: Described
@@ -67,7 +62,7 @@ class Counted:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _CountSample:
     values: int
     at_s: float
 
@@ -78,21 +73,21 @@ class CountFiles:
     def __init__(self, folder: Path, idle_after_s: float) -> None:
         self._folder, self._idle_after_s = folder, idle_after_s
         self._readers: dict[Path, CountReader] = {}
-        self._seen: dict[tuple[str, Labels], _Seen] = {}
+        self._seen: dict[tuple[str, Labels], _CountSample] = {}
 
     def close(self) -> None:
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
 
-    def read(self, now_s: float) -> dict[str, Counted]:
-        """All metrics by name. Rows of a topic or a group that did not change for long are left out."""
-        found: dict[str, Counted] = {}
+    def read(self, now_s: float) -> dict[str, CountedMetric]:
+        """All metrics by name. Rows of a topic or a group that did not change for long are omitted."""
+        found: dict[str, CountedMetric] = {}
         for reader in self._tables():
             for _, described, values in reader.rows():
                 metric = found.get(described.name)
                 if metric is None:
-                    metric = found[described.name] = Counted(described)
+                    metric = found[described.name] = CountedMetric(described)
                 elif (
                     tuple(metric.described.labels) != tuple(described.labels)
                     or metric.described.bounds != described.bounds
@@ -115,15 +110,15 @@ class CountFiles:
                 self._readers[path] = CountReader(path)
         return [self._readers[path] for path in sorted(self._readers)]
 
-    def _leave_out(self, found: dict[str, Counted], now_s: float) -> None:
-        seen: dict[tuple[str, Labels], _Seen] = {}
+    def _leave_out(self, found: dict[str, CountedMetric], now_s: float) -> None:
+        seen: dict[tuple[str, Labels], _CountSample] = {}
         for name, metric in found.items():
             if not metric.is_of_names:
                 continue
             for labels, values in list(metric.rows.items()):
                 former = self._seen.get((name, labels))
                 if former is None or former.values != values[0]:
-                    former = _Seen(values[0], now_s)
+                    former = _CountSample(values[0], now_s)
                 seen[name, labels] = former
                 is_waiting = metric.described.kind == "gauge" and values[0] != 0
                 if now_s - former.at_s >= self._idle_after_s and not is_waiting:
@@ -134,7 +129,7 @@ class CountFiles:
 DEADLINE_S: Final = 2.0
 
 
-class NodeLine:
+class ProcessLines:
     """A connection to each process that was asked. For one thread."""
 
     def __init__(self, context: WorkerContext, deadline_s: float = DEADLINE_S) -> None:
@@ -209,7 +204,7 @@ class ProcessFigures:
     heartbeat_age_s: float | None = None
 
 
-class Processes:
+class ProcessMeter:
     """Measures them."""
 
     def __init__(self, control: ControlBlock) -> None:
@@ -297,7 +292,7 @@ class QueueLag:
     since_ms: int | None
 
 
-class _Place(NamedTuple):
+class _QueueSource(NamedTuple):
     queues: QueueReader | BatchQueueReader
     log: CommitLog
     bound: int
@@ -387,7 +382,7 @@ class Lags:
                 return None
         return self._since[key]
 
-    def _place(self, name: str) -> _Place | None:
+    def _place(self, name: str) -> _QueueSource | None:
         topic = self._topics.get(name)
         if topic is None:
             return None
@@ -397,13 +392,13 @@ class Lags:
             if found is None:
                 return None
             bound = found.bound
-            return _Place(found.queues, found.log, bound, found.floor)
+            return _QueueSource(found.queues, found.log, bound, found.floor)
         bound = self._control.dispatcher(0, DispatcherWord.DISPATCHED)
         if bound < self._control.get(Word.RECOVERED_END):
-            return None  # after a crash the queues are being made again
+            return None  # after a crash the queues are being rebuilt
         floor = max(self._control.get(Word.MIN_OFFSET), self._tombstones.load().get(name, 0))
         queues = self._batches if attributes.get("queue.type") == "BatchCQ" else self._queues
-        return _Place(queues, self._log, bound, floor)
+        return _QueueSource(queues, self._log, bound, floor)
 
     def _stored_ms(self, topic: str, queue: int, offset: int) -> int | None:
         incarnation = self._topics[topic]["incarnation"]
@@ -457,10 +452,10 @@ class GroupLag:
 
 @dataclass(slots=True)
 class Figures:
-    """See the module. What could not be had in time is None, or empty, and ``errors`` counts it."""
+    """All that an answer is made of. What could not be had in time is None or empty; ``errors`` counts it."""
 
     at_ms: int
-    counted: dict[str, Counted]
+    counted: dict[str, CountedMetric]
     words: dict[str, int]
     disk_total: int | None = None
     disk_used: int | None = None
@@ -476,7 +471,7 @@ class Figures:
     log_cuts: int | None = None
     positions_lowered: int | None = None
 
-    def count(self, name: str) -> Counted | None:
+    def count(self, name: str) -> CountedMetric | None:
         return self.counted.get(name)
 
     def furthest_behind(self) -> list[tuple[str, str, GroupLag]]:
@@ -495,17 +490,17 @@ class Figures:
         return dict(found)
 
 
-class Gathering:
+class FigureCollector:
     """Gathers. For one thread; nothing of it is used between two calls, so without a scrape it costs nothing."""
 
     def __init__(self, context: WorkerContext, deadline_s: float = DEADLINE_S) -> None:
         """``deadline_s``: of each question to a process of the node."""
         self._context, self._control = context, context.control
         self._settings = context.config.metrics
-        self.line = NodeLine(context, deadline_s)
+        self.line = ProcessLines(context, deadline_s)
         self.lags = Lags(context)
         self._files = CountFiles(context.layout.run, self._settings.idle_after_s)
-        self._processes = Processes(context.control)
+        self._processes = ProcessMeter(context.control)
         self._topics: dict[str, Row] | None = None
         self._topics_version = -1
         self._status: Row = {}
@@ -520,7 +515,6 @@ class Gathering:
         self._files.close()
 
     def gather(self) -> Figures:
-        """All figures now."""
         now_s = time.monotonic()
         self._is_late = False
         figures = Figures(time.time_ns() // 1_000_000, self._files.read(now_s), self._words())
@@ -601,3 +595,66 @@ class Gathering:
         figures.queue_lags = self.lags.of((Position(*row) for row in rows[: most * _LISTED]), most)
         for one in figures.queue_lags:
             figures.group_lags.setdefault((one.group, one.topic), GroupLag()).add(one)
+
+
+_WRITER: Final = "writer"
+_NEEDED: Final = ("coordinator", "dispatcher-consume_queue", "reput", "flush", "allocate", _WRITER, "cleanup")
+_LATE_S: Final = 10.0
+
+
+class Health:
+    """Whether the node lives, and whether it takes and gives messages: from the control block alone, so no process is
+    asked."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context, self._control = context, context.control
+        readers = [f"reader-{number}" for number in range(context.config.reader.count)]
+        self._needed = [*_NEEDED, *readers, *(["dispatcher-memory"] if context.config.memory.enable else [])]
+
+    def reasons(self) -> list[str]:
+        """Why the node is not ready: a sentence each; none when it is."""
+        control = self._control
+        found = [why for role in self._needed if (why := self._why_down(role))]
+        if number := control.get(Word.FLUSH_ERRNO):
+            found.append(f"the device refused a sync: {os.strerror(number)}; the store is read-only")
+        flags = control.get(Word.DISK_FLAGS)
+        found += [f"sends are refused: {flag.name}" for flag in DiskFlag if flags & flag]
+        return found
+
+    def may_write(self) -> bool:
+        """Whether sends are taken: the writer turns, the node is not drained, and device and disk are well."""
+        control = self._control
+        bad = control.get(Word.FLUSH_ERRNO) or control.get(Word.DISK_FLAGS) or self._why_down(_WRITER)
+        return not (bad or self.notes())
+
+    def notes(self) -> list[str]:
+        """What is meant so, and no reason to be not ready: a sentence each."""
+        if self._context.config.flow.refuse_sends:
+            return ["sends are refused: the node is drained (flow.refuse_sends), until `commitmq drain off`"]
+        return []
+
+    def answer(self) -> dict[str, object]:
+        """The answer of ``/health/ready``."""
+        reasons = self.reasons()
+        return {"ready": not reasons, "reasons": reasons, "takes_sends": self.may_write(), "notes": self.notes()}
+
+    def _why_down(self, role: str) -> str:
+        """Why the process ``role`` does not work: a sentence; empty when it does."""
+        control, slot = self._control, self._context.slot_of(role)
+        state, pid = control.worker(slot, WorkerWord.STATE), control.worker(slot, WorkerWord.PID)
+        if state != WorkerState.READY or not _lives(pid):
+            return f"the process {role} is not ready"
+        age_s = (time.monotonic_ns() // 1_000_000 - control.worker(slot, WorkerWord.HEARTBEAT_MS)) / 1000
+        return f"the loop of {role} has not turned for {age_s:.0f} s" if age_s > _LATE_S else ""
+
+
+def _lives(pid: int) -> bool:
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,11 +1,9 @@
-"""RocketMQ 5's own metrics, made of the node's figures, so that its boards and alerts work here.
+"""The metrics of one answer, made of the node's figures, under three sets of names.
 
-The metrics of rocketmq-exporter, for boards and alerts that were made for it: ``/metrics?compat=exporter``.
-
-rocketmq-exporter shows rates that the broker kept. Here they are made of two answers, at least ``_LEAST_S`` apart: the first
-answer has none.
-
-The metrics under CommitMQ's names: positions, queue-level lags, processes, and all that the processes counted.
+* :class:`MetricsWriter`: CommitMQ's own: positions, lags by queue, processes, and all that the processes counted.
+* :class:`Native`: RocketMQ 5's own, so that its boards and alerts work here.
+* :class:`Exporter`: those of rocketmq-exporter, at ``/metrics?compat=exporter``. It shows rates that the broker kept. Here
+  they are made of two answers, at least ``_LEAST_S`` apart, so the first answer has none.
 """
 
 from __future__ import annotations
@@ -17,16 +15,15 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, Final
 
+from commitmq import counting
 from commitmq.config import NodeConfig
-from commitmq.counting import families
-from commitmq.counting.families import Kind
+from commitmq.counting import Kind
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
 from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.semantics.transaction import HALF_TOPIC
-from commitmq_plugins.metrics.figures import Counted, Figures, GroupLag, Lags, QueueLag
-from commitmq_plugins.metrics.names import EXPORTER, NATIVE, OWN
-from commitmq_plugins.metrics.page import Page, label_text
+from commitmq_plugins.metrics.exposition import EXPORTER, NATIVE, OWN, Exposition, label_text
+from commitmq_plugins.metrics.figures import CountedMetric, Figures, GroupLag, Lags, QueueLag
 
 _LEAST_S: Final = 1.0
 _EVERY_S: Final = 5.0
@@ -35,7 +32,7 @@ _LONGEST_S: Final = 60.0
 Key = tuple[str, ...]
 
 
-class Rates:
+class CounterRates:
     """What counters did in the last minute, from one answer to another."""
 
     def __init__(self) -> None:
@@ -43,7 +40,6 @@ class Rates:
         self._now: tuple[float, dict[Key, int]] = (0.0, {})
 
     def sample(self, now_s: float, values: dict[Key, int]) -> None:
-        """The counters at this moment."""
         while self._samples and now_s - self._samples[0][0] > _LONGEST_S:
             self._samples.popleft()
         self._now = now_s, values
@@ -65,13 +61,12 @@ class Exporter:
     def __init__(self, config: NodeConfig) -> None:
         network = config.network
         self._settings = network
-        self._rates = Rates()
+        self._rates = CounterRates()
         self._boot_ms = time.time_ns() // 1_000_000
         self._topic = {"cluster": network.cluster_name, "broker": network.broker_name}
         self._broker = {"cluster": network.cluster_name, "brokerIP": network.store_host, "broker": network.broker_name}
 
-    def write(self, page: Page, figures: Figures, now_s: float) -> None:
-        """All of EXPORTER."""
+    def write(self, page: Exposition, figures: Figures, now_s: float) -> None:
         counters = _counters(figures)
         self._rates.sample(now_s, counters)
         put = _Putter(page)
@@ -111,7 +106,7 @@ class Exporter:
             shown = {"group": group, "topic": topic, "countOfOnlineConsumers": str(members), "msgModel": "1"}
             is_retry = topic.startswith(RETRY_PREFIX)
             put("rocketmq_group_retrydiff" if is_retry else "rocketmq_group_diff", lag.messages, shown)
-        for (topic,), count in figures.by_label(families.MESSAGES_IN.name, "topic").items():
+        for (topic,), count in figures.by_label(counting.MESSAGES_IN.name, "topic").items():
             if topic.startswith(DLQ_PREFIX):
                 group = topic.removeprefix(DLQ_PREFIX)
                 shown = {"group": group, "topic": topic, "countOfOnlineConsumers": "0", "msgModel": "1"}
@@ -126,8 +121,8 @@ class Exporter:
         words, total, used = figures.words, figures.disk_total, figures.disk_used
         ratio = None if not total or used is None else used / total
         stored, size = counters.get(("in",), 0), counters.get(("in_bytes",), 0)
-        waits = figures.by_label(families.SENDS_WAITING.name)
-        woken = figures.by_label(families.PULLS_WOKEN.name)
+        waits = figures.by_label(counting.SENDS_WAITING.name)
+        woken = figures.by_label(counting.PULLS_WOKEN.name)
         found = self._rates.of(("out",))
         values: dict[str, float | None] = {
             "put_tps10": self._rates.of(("in",)),
@@ -164,7 +159,7 @@ class Exporter:
 
 
 class _Putter:
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: Exposition) -> None:
         self._page = page
 
     def __call__(self, name: str, value: Any, labels: dict[str, str]) -> None:
@@ -175,11 +170,11 @@ class _Putter:
 def _counters(figures: Figures) -> dict[Key, int]:
     """``(in,)``, ``(in, topic)``, ``(out,)``, ``(out, topic, group)``, and the same with bytes."""
     found: dict[Key, int] = {}
-    for family, name in ((families.MESSAGES_IN, "in"), (families.BYTES_IN, "in_bytes")):
+    for family, name in ((counting.MESSAGES_IN, "in"), (counting.BYTES_IN, "in_bytes")):
         by_topic = figures.by_label(family.name, "topic")
         found[name,] = sum(by_topic.values())
         found.update({(name, *key): value for key, value in by_topic.items()})
-    for family, name in ((families.MESSAGES_OUT, "out"), (families.BYTES_OUT, "out_bytes")):
+    for family, name in ((counting.MESSAGES_OUT, "out"), (counting.BYTES_OUT, "out_bytes")):
         by_group = figures.by_label(family.name, "topic", "group")
         found[name,] = sum(by_group.values())
         found.update({(name, *key): value for key, value in by_group.items()})
@@ -214,10 +209,10 @@ def message_type(topic: str, attributes: Mapping[str, str]) -> str:
 class Native:
     """Writes one page."""
 
-    def __init__(self, page: Page, config: NodeConfig, figures: Figures, *, may_write: bool) -> None:
+    def __init__(self, page: Exposition, config: NodeConfig, figures: Figures, *, may_write: bool) -> None:
         network = config.network
         self._page, self._figures, self._may_write = page, figures, may_write
-        self._in_flight = figures.by_label(families.POP_IN_FLIGHT.name, "topic", "group")
+        self._in_flight = figures.by_label(counting.POP_IN_FLIGHT.name, "topic", "group")
         self._popped = {group for _, group in self._in_flight}
         self._members = {name: int(row["members"]) for name, row in (figures.groups or {}).items()}
         self._remote = figures.by_label("rocketmq_consumer_connections", "consumer_group")
@@ -260,12 +255,12 @@ class Native:
 
     def write_histograms(self) -> None:
         """Histograms by topic or group: the most samples for one name."""
-        sizes = self._figures.count(families.MESSAGE_SIZE.name)
+        sizes = self._figures.count(counting.MESSAGE_SIZE.name)
         for values, words in (sizes.rows if sizes is not None else {}).items():
             topic = values[0]
             if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
                 self._histogram("rocketmq_message_size", sizes, words, self._labels_of(topic))
-        times = self._figures.count(families.TRANSACTION_TIME.name)
+        times = self._figures.count(counting.TRANSACTION_TIME.name)
         for values, words in (times.rows if times is not None else {}).items():
             self._histogram("rocketmq_finish_message_latency_milliseconds", times, words, {"topic": values[0]})
         self._others(of_names=True, histograms=True)
@@ -285,11 +280,11 @@ class Native:
         self._put("rocketmq_storage_dispatch_behind_bytes", max(0, words["written"] - words["dispatched"]), **_STORE)
         age = 0 if figures.oldest_ms is None else max(0, figures.at_ms - figures.oldest_ms)
         self._put("rocketmq_storage_message_reserve_time_milliseconds", age, **_STORE)
-        for processor, family in (("send", families.SENDS_WAITING), ("pull", families.PULLS_WOKEN)):
+        for processor, family in (("send", counting.SENDS_WAITING), ("pull", counting.PULLS_WOKEN)):
             waits = figures.by_label(family.name)
             if waits:
                 self._put("rocketmq_processor_watermark", sum(waits.values()), processor=processor)
-        open_ones = self._figures.by_label(families.TRANSACTIONS_OPEN.name)
+        open_ones = self._figures.by_label(counting.TRANSACTIONS_OPEN.name)
         if open_ones:
             self._put("rocketmq_half_messages", sum(open_ones.values()), topic=HALF_TOPIC)
 
@@ -311,8 +306,8 @@ class Native:
 
     def _incoming(self) -> None:
         for family, name in (
-            (families.MESSAGES_IN, "rocketmq_messages_in_total"),
-            (families.BYTES_IN, "rocketmq_throughput_in_total"),
+            (counting.MESSAGES_IN, "rocketmq_messages_in_total"),
+            (counting.BYTES_IN, "rocketmq_throughput_in_total"),
         ):
             for (topic, source), value in self._figures.by_label(family.name, "topic", "source").items():
                 if source == "client" and not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
@@ -328,8 +323,8 @@ class Native:
 
     def _outgoing(self) -> None:
         for family, name in (
-            (families.MESSAGES_OUT, "rocketmq_messages_out_total"),
-            (families.BYTES_OUT, "rocketmq_throughput_out_total"),
+            (counting.MESSAGES_OUT, "rocketmq_messages_out_total"),
+            (counting.BYTES_OUT, "rocketmq_throughput_out_total"),
         ):
             found = self._figures.by_label(family.name, "topic", "group", "way")
             for (topic, group, way), value in found.items():
@@ -339,25 +334,25 @@ class Native:
                 if way == "pop":
                     labels["is_retry"] = _flag(topic.startswith(RETRY_PREFIX))
                 self._put(name, value, **labels)
-        for (topic, group), value in self._figures.by_label(families.DEAD_LETTERS.name, "topic", "group").items():
+        for (topic, group), value in self._figures.by_label(counting.DEAD_LETTERS.name, "topic", "group").items():
             labels = {"topic": topic, "consumer_group": group, "is_system": _flag(is_system(topic, group))}
             self._put("rocketmq_send_to_dlq_messages_total", value, **labels)
 
     def _ends(self) -> None:
-        ended = self._figures.by_label(families.TRANSACTIONS_ENDED.name, "topic", "outcome")
+        ended = self._figures.by_label(counting.TRANSACTIONS_ENDED.name, "topic", "outcome")
         for (topic, outcome), value in ended.items():
             self._put(f"rocketmq_{outcome}_messages_total", value, topic=topic)
 
     def _timers(self) -> None:
         for family, name in (
-            (families.DELAYED_WAITING, "rocketmq_timing_messages"),
-            (families.DELAYED_IN, "rocketmq_timer_enqueue_total"),
-            (families.DELAYED_OUT, "rocketmq_timer_dequeue_total"),
+            (counting.DELAYED_WAITING, "rocketmq_timing_messages"),
+            (counting.DELAYED_IN, "rocketmq_timer_enqueue_total"),
+            (counting.DELAYED_OUT, "rocketmq_timer_dequeue_total"),
         ):
             for (topic,), value in self._figures.by_label(family.name, "topic").items():
                 self._put(name, value, **_STORE, topic=topic)
 
-    def _histogram(self, name: str, counted: Counted | None, words: list[int], labels: dict[str, str]) -> None:
+    def _histogram(self, name: str, counted: CountedMetric | None, words: list[int], labels: dict[str, str]) -> None:
         assert counted is not None
         described, text = counted.described, label_text({**self.node, **labels})
         self._page.put_histogram(name, NATIVE[name].help, described.bounds, words, described.scale, text)
@@ -368,14 +363,14 @@ class Native:
                 put_counted(self._page, name, counted, self.node)
 
 
-def belongs(counted: Counted, *, of_names: bool, histograms: bool) -> bool:
+def belongs(counted: CountedMetric, *, of_names: bool, histograms: bool) -> bool:
     """Whether ``counted`` is written with this part of a page. Those that are not ``of_names`` come together."""
     if not of_names:
         return not counted.is_of_names
     return counted.is_of_names and (counted.described.kind is Kind.HISTOGRAM) == histograms
 
 
-def put_counted(page: Page, name: str, counted: Counted, more: Mapping[str, str]) -> None:
+def put_counted(page: Exposition, name: str, counted: CountedMetric, more: Mapping[str, str]) -> None:
     """Every row of a metric as it was counted, with ``more`` labels before its own."""
     described = counted.described
     for values, words in counted.rows.items():
@@ -401,10 +396,10 @@ _WORDS: Final = {
 ALL_TOPICS: Final = "*"
 
 
-class Own:
+class MetricsWriter:
     """Writes one page."""
 
-    def __init__(self, page: Page, config: NodeConfig, figures: Figures, lags: Lags) -> None:
+    def __init__(self, page: Exposition, config: NodeConfig, figures: Figures, lags: Lags) -> None:
         self._page, self._figures, self._lags = page, figures, lags
         self._settings = config.metrics
         wanted = [name.strip() for name in config.metrics.queue_topics.split(";") if name.strip()]

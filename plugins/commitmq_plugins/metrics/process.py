@@ -1,16 +1,14 @@
 """worker-metrics: answers ``/metrics``, ``/health/live`` and ``/health/ready``.
 
-Owns no file. Reads the control block, the tables of counts, ConsumeQueues and log; asks coordinator and supervisor, at a
-scrape only. Without a scrape it does nothing but its heartbeat. A death loses nothing: counts are in the processes' tables.
+Owns no file. Reads the control block, the tables of counts, ConsumeQueues and log; asks coordinator and supervisor, at
+a scrape only. Without a scrape it does nothing but its heartbeat. Scrapes at the same time share one answer. A death loses
+nothing: counts are in the processes' tables.
 
-Who may read ``/metrics``: whoever sends a token of ``metrics.token_file``, as ``Authorization: Bearer TOKEN``.
-
-The file has a token a line, so that a new one can come before the old one goes; blank lines and lines that begin with
-``#`` are left out. It is read again when it has changed. A later file that is missing or wrong changes nothing: the tokens
-of before stay, the log tells once, and each look tries again. ``/health`` needs no token: a probe has none, and learns only
-whether the node serves.
-
-Makes the answers to scrapes, and shares one among those that come at the same time.
+``/metrics`` is for whoever sends a token of ``metrics.token_file``, as ``Authorization: Bearer TOKEN``. The file has a token
+a line, so that a new one can come before the old one goes; blank lines and lines that begin with ``#`` are omitted. It is
+read again when it has changed. A later file that is missing or wrong changes nothing: the tokens of before stay, the log
+tells once, and each look tries again. ``/health`` needs no token: a probe has none, and learns only whether the node
+serves.
 """
 
 from __future__ import annotations
@@ -32,12 +30,11 @@ from urllib.parse import parse_qs
 from commitmq.errors import CommitMQError, StoreError
 from commitmq.log import Log
 from commitmq.plugin import WorkerContext, run_async
-from commitmq.security.user import Secret
+from commitmq.security.policy import Secret
 from commitmq_plugins.http_server import HttpLimits, HttpServer, Request, Response
-from commitmq_plugins.metrics.figures import Gathering
-from commitmq_plugins.metrics.health import Health
-from commitmq_plugins.metrics.native import Exporter, Native, Own
-from commitmq_plugins.metrics.page import OPENMETRICS_TYPE, TEXT_TYPE, Page
+from commitmq_plugins.metrics.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Exposition
+from commitmq_plugins.metrics.figures import FigureCollector, Health
+from commitmq_plugins.metrics.native import Exporter, MetricsWriter, Native
 
 LEAST_CHARACTERS: Final = 16
 MOST_TOKENS: Final = 16
@@ -120,10 +117,10 @@ class Collector:
 
     def __init__(self, context: WorkerContext, health: Health) -> None:
         self._context, self._health = context, health
-        self._gathering = Gathering(context)
+        self._gathering = FigureCollector(context)
         self._exporter = Exporter(context.config)
         self._age_s = context.config.metrics.age_ms / 1000
-        self._pages: dict[str, tuple[float, Page]] = {}
+        self._pages: dict[str, tuple[float, Exposition]] = {}
         self._bodies: dict[tuple[str, bool], tuple[float, bytes]] = {}
 
     def close(self) -> None:
@@ -143,16 +140,16 @@ class Collector:
             self._bodies[kind, openmetrics] = made_s, body
         return body
 
-    def _made(self, kind: str, now_s: float) -> Page:
+    def _made(self, kind: str, now_s: float) -> Exposition:
         config = self._context.config
-        page = Page(config.metrics.max_series)
+        page = Exposition(config.metrics.max_series)
         figures = self._gathering.gather()
         if kind == EXPORTER:
             self._exporter.write(page, figures, now_s)
             return page
-        own = Own(page, config, figures, self._gathering.lags)
+        own = MetricsWriter(page, config, figures, self._gathering.lags)
         native = Native(page, config, figures, may_write=self._health.may_write())
-        # Clients make topics and groups, and a page is bounded: what comes last is left out first.
+        # Clients make topics and groups, and a page is bounded: what comes last is omitted first.
         own.write_node(ready=not self._health.reasons())
         native.write_node()
         for group, topic, lag in figures.furthest_behind():
@@ -179,9 +176,9 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     tokens = Tokens(Path(settings.token_file), context.log) if settings.token_file else None
     health = Health(context)
     collector = Collector(context, health)
-    # One thread gathers: two scrapes at a time share its answer, and the loop goes on meanwhile.
+    # One thread gathers: two scrapes at a time share its answer, and the loop continues in the meantime.
     thread = ThreadPoolExecutor(1, thread_name_prefix="gather")
-    answers = Answers(collector, health, thread, tokens)
+    answers = ScrapeHandler(collector, health, thread, tokens)
     limits = HttpLimits(settings.max_connections, settings.max_request_bytes, settings.timeout_ms / 1000)
     server = HttpServer(answers.answer, limits, context.log)
     try:
@@ -201,7 +198,7 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         thread.shutdown(wait=False, cancel_futures=True)
 
 
-class Answers:
+class ScrapeHandler:
     """The answers of the server."""
 
     def __init__(
@@ -211,7 +208,6 @@ class Answers:
         self._collector, self._health, self._thread, self._tokens = collector, health, thread, tokens
 
     async def answer(self, request: Request) -> Response:
-        """The answer to one request."""
         if request.path == "/metrics":
             return await self._metrics(request)
         if request.path == "/health/live":
@@ -230,7 +226,7 @@ class Answers:
             return Response(why, status=HTTPStatus.UNAUTHORIZED, headers=(("WWW-Authenticate", "Bearer"),))
         kind = parse_qs(request.query).get("compat", [""])[-1]
         if kind not in KINDS:
-            return Response(b"compat is exporter, or is left out\n", status=HTTPStatus.BAD_REQUEST)
+            return Response(b"compat is exporter, or is omitted\n", status=HTTPStatus.BAD_REQUEST)
         # Some gauges of the exporter end with _total, which OpenMetrics keeps for counters.
         openmetrics = "application/openmetrics-text" in request.headers.get("accept", "") and kind == NORMAL
         work = partial(self._collector.body, kind, openmetrics=openmetrics)

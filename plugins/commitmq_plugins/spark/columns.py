@@ -61,7 +61,7 @@ STATE_COLUMNS: Final[dict[str, tuple[str, pa.DataType]]] = {
     "state": ("string", pa.string()),
     "real_topic": ("string", pa.string()),
 }
-"""Columns of the option ``state``: see :mod:`commitmq_plugins.spark.states`."""
+"""Columns of the option ``state``: see :mod:`commitmq_plugins.spark.reading`."""
 _ALL: Final = COLUMNS | STATE_COLUMNS
 OF_UNITS: Final = frozenset({"store", "topic", "queue_id", "queue_offset", "physical_offset", "total_size", "state"})
 _OPTIONAL: Final = frozenset({"store", "properties", "body_size", "total_size"})
@@ -100,7 +100,6 @@ def check_schema(schema: StructType) -> list[str]:
 
 
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
-    """The Arrow schema of these columns."""
     return pa.schema([(name, _ALL[name][1]) for name in names])
 
 
@@ -133,7 +132,6 @@ class Rows:
 
     @property
     def queue_offsets(self) -> Numbers:
-        """The queue offsets stored in the records."""
         return self._field(codes.FIELD_QUEUE_OFFSET)
 
     @property
@@ -162,9 +160,8 @@ class Rows:
         )
 
     def messages_inside(self) -> tuple[Rows, Numbers]:
-        """The messages in these rows, all of which are inner batches, and the row that each of them is from.
-
-        Raises CorruptRecordError for a row that is no inner batch.
+        """The messages in these rows, all of which are inner batches, and the row that each of them is from. Raises
+        CorruptRecordError for a row that is no inner batch.
         """
         log, starts, sizes = self._log, self._field(codes.FIELD_BODY), self._field(codes.FIELD_BODY_SIZE)
         if (self.sys_flags & SysFlag.COMPRESSED).any():
@@ -201,9 +198,7 @@ class Rows:
         return Rows(log, fields, self.physical_offsets[owners], total, self._hosts_log), owners
 
     def columns(self, names: Sequence[str], *, inflate: bool = False) -> dict[str, pa.Array]:
-        """The columns of ``names`` that need the records; the others are left out. ``inflate``: compressed bodies are
-        decompressed.
-        """
+        """The columns of ``names`` that need the records. ``inflate``: compressed bodies are decompressed."""
         wanted = [name for name in names if name in _PROPERTIES]
         found = dict(zip(wanted, self.properties_named([_PROPERTIES[name] for name in wanted]), strict=True))
         for name in names:
@@ -273,7 +268,6 @@ class Rows:
         ]
 
     def are_of(self, topic: str, queue_id: int) -> Flags:
-        """Which records name this queue as their own."""
         name = np.frombuffer(topic.encode(), np.uint8)
         found = np.empty(len(self), np.bool_)
         starts, sizes = (np.ascontiguousarray(self._field(one)) for one in (codes.FIELD_TOPIC, codes.FIELD_TOPIC_SIZE))

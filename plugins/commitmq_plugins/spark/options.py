@@ -1,20 +1,25 @@
 """The options of ``.option(name, value)``. Names are compared without case, as Spark does.
 
 Each kind of value has one reader here. An unknown name is refused, because a misspelt ``endingOffsets`` would otherwise
-read everything.
+read everything. :class:`GapPolicy` says what is done about missing messages: an error that lists them, or a report when
+reading continues.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
-from commitmq.errors import ConfigError
+from commitmq.errors import CommitMQError, ConfigError
+from commitmq.files import atomic_file
 from commitmq.format.constants import LMQ_PREFIX
+from commitmq.log import get_log
 from commitmq.store.metadata.topic_config import validate_group
 from commitmq.store.queues.tag_filter import TagFilter
 
@@ -118,7 +123,6 @@ class SourceOptions:
 
     @property
     def several(self) -> bool:
-        """Whether several stores are read as one."""
         return len(self.stores) + len(self.nodes) > 1
 
     @property
@@ -283,3 +287,83 @@ def _of_topics(topics: dict[str, dict[str, Any]]) -> dict[str, dict[int, int | s
                 raise ValueError(f"{offset!r} is no offset")
             found.setdefault(topic, {})[int(queue)] = _EDGES.get(offset, offset)
     return found
+
+
+_SHOWN: Final = 10
+_log = get_log("spark")
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableRange:
+    """Queue offsets ``[first, end)`` of one queue that cannot be read, and why."""
+
+    store: str
+    topic: str
+    queue_id: int
+    first: int
+    end: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.queue_id} [{self.first}, {self.end}) of {self.store}: {self.reason}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class DataLossError(CommitMQError):
+    """Requested messages are missing; ``gaps`` lists them."""
+
+    def __init__(self, gaps: Iterable[UnreadableRange]) -> None:
+        self.gaps = list(gaps)
+        shown = "; ".join(map(str, self.gaps[:_SHOWN]))
+        more = f"; and {len(self.gaps) - _SHOWN} more" if len(self.gaps) > _SHOWN else ""
+        super().__init__(f"messages are missing: {shown}{more}. With failOnDataLoss=false they are skipped")
+
+    def __reduce__(self) -> tuple[type[DataLossError], tuple[list[UnreadableRange]]]:
+        return (DataLossError, (self.gaps,))
+
+
+@dataclass(frozen=True, slots=True)
+class GapPolicy:
+    """``fail``: raise. Otherwise gaps are logged, and written to a file of their own in ``folder`` unless that is empty."""
+
+    fail: bool = True
+    folder: str = ""
+
+    def take(self, gaps: Iterable[UnreadableRange]) -> None:
+        """Handle the gaps found at one time. Raises DataLossError."""
+        found = coalesced(gaps)
+        if not found:
+            return
+        if self.fail:
+            raise DataLossError(found)
+        for gap in found:
+            _log.warning("messages are missing and were skipped", **gap.to_json())
+        if self.folder:
+            folder = Path(self.folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            name = f"gaps-{secrets.token_hex(8)}.jsonl"
+            text = "".join(json.dumps(gap.to_json()) + "\n" for gap in found)
+            # Hidden, so that a program that reads the whole folder finds only complete files.
+            atomic_file.replace(folder / name, text.encode(), "gaps", durable=False, mode=0o666, hidden=True)
+
+
+def coalesced(gaps: Iterable[UnreadableRange]) -> list[UnreadableRange]:
+    """``gaps`` by queue and offset, neighbours with one reason merged, empty ones omitted."""
+    result: list[UnreadableRange] = []
+    for gap in sorted(gaps, key=lambda one: (one.store, one.topic, one.queue_id, one.first)):
+        if gap.first >= gap.end:
+            continue
+        last = result[-1] if result else None
+        if (
+            last is not None
+            and (last.store, last.topic, last.queue_id, last.reason) == (gap.store, gap.topic, gap.queue_id, gap.reason)
+            and last.end >= gap.first
+        ):
+            result[-1] = UnreadableRange(
+                last.store, last.topic, last.queue_id, last.first, max(last.end, gap.end), last.reason
+            )
+        else:
+            result.append(gap)
+    return result

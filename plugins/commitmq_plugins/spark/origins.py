@@ -1,29 +1,162 @@
 """The sources of messages: a store folder, or a node by its address. Both offer a plan the same methods.
 
-A node on this host is read like a folder, through its mapped files; a node elsewhere sends its records. An origin is a
-snapshot of the messages that were flushed when it was created. Create a new one to see more.
+A node on this host is read like a folder, through its mapped files; a node elsewhere sends its records, which
+:class:`RecordPuller` gets over ZeroMQ. An origin is a snapshot of the messages that were flushed when it was created. Create
+a new one to see more.
 
-Turns options into the wanted slice of each queue, and reports missing messages of the requested range.
+Options become the wanted slice of each queue here, and missing messages of the requested range are reported.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import numpy as np
+
 from commitmq.client.admin import Admin
-from commitmq.errors import ConfigError, NodeUnavailableError, ProtocolError, StoreError
+from commitmq.errors import ConfigError, CorruptRecordError, NodeUnavailableError, ProtocolError, StoreError
+from commitmq.format.constants import MIN_RECORD_BYTES
+from commitmq.format.units import UNIT
+from commitmq.kernels import compiled
+from commitmq.protocol.channel import Channel
+from commitmq.protocol.directory import Directory
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
-from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
-from commitmq_plugins.spark.gaps import Gap
-from commitmq_plugins.spark.options import EARLIEST, LATEST, Bound, SourceOptions
+from commitmq.store.recovery.cut_history import NO_CUT, CutHistory, LogCut
+from commitmq_plugins.spark.columns import Bytes, Numbers
+from commitmq_plugins.spark.options import EARLIEST, LATEST, Bound, SourceOptions, UnreadableRange
 from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition, cut, cut_evenly, parts_of
-from commitmq_plugins.spark.pulls import RecordPuller, cuts_of
 from commitmq_plugins.spark.stores import OpenStore, Slice, check_generation
+
+PATIENCE_S: Final = 60.0
+_CONNECT_S: Final = 5.0
+_ANSWER_S: Final = 15.0
+_MAX_BYTES: Final = 8 * 1024 * 1024
+
+Pulled = tuple[Bytes, Numbers, Numbers, Numbers, list[tuple[int, int]]]
+"""Memory, positions of records in it, their sizes and physical offsets, and the missing queue offsets before them."""
+
+
+class RecordPuller:
+    """One connection to a reader of the node at ``address``; the node filters by ``tags``. Not thread-safe."""
+
+    def __init__(self, address: str, tags: str = "") -> None:
+        self._directory = Directory(address)
+        self._filter = {"filter": tags} if tags else {}
+        self._channel: Channel | None = None
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._directory.close()
+
+    def records(self, one: Slice) -> Iterator[Pulled]:
+        """All records of a slice, some at a time. Inner batches may begin before it or end behind it. An unreachable
+        node is waited for a minute. Raises NodeUnavailableError, or ProtocolError when it refuses.
+        """
+        at = one.first
+        while at < one.end:
+            answer, frames = self._pull(one, at)
+            following = int(answer["next_offset"])
+            missing: list[tuple[int, int]] = []
+            if not int(answer["count"]):
+                skipped = following > at
+                if not skipped:
+                    following = one.end
+                # Messages skipped by a filter are not lost; all others that were skipped are.
+                if str(answer["status"]) != "NO_MATCHED_MESSAGE":
+                    missing = [(at, min(following, one.end))]
+                at = following
+                if missing:
+                    none = np.empty(0, np.int64)
+                    yield np.empty(0, np.uint8), none, none, none, missing
+                continue
+            for frame in frames:
+                data = np.frombuffer(frame.buffer, np.uint8)
+                yield (*_split(data), [])
+            at = following
+
+    def within_bytes(self, one: Slice, budget: int) -> int:
+        """The queue offset up to which the slice's records take ``budget`` bytes at most, by its units."""
+        at = one.first
+        while at < one.end:
+            answer, frames = self._pull(one, at, mode="ranges")
+            if not int(answer["count"]):
+                return at if int(answer["next_offset"]) <= at else min(int(answer["next_offset"]), one.end)
+            sizes = np.frombuffer(frames[0].buffer, UNIT)["size"].astype(np.int64)
+            fitting = int(np.searchsorted(np.cumsum(sizes), budget, side="right"))
+            if fitting < len(sizes):
+                # The messages of an inner batch count only all together.
+                return at if one.is_batch else min(at + fitting, one.end)
+            budget -= int(sizes.sum())
+            at = int(answer["next_offset"])
+        return min(at, one.end)
+
+    def offset_at(self, one: Slice, physical: int) -> int:
+        """The slice's first queue offset whose record begins at or behind ``physical``; its end without one."""
+
+        def is_behind(offset: int) -> bool:
+            answer, frames = self._pull(replace(one, end=offset + 1), offset, mode="ranges")
+            return (
+                bool(answer["count"]) and int(np.frombuffer(frames[0].buffer, UNIT)["physical_offset"][0]) >= physical
+            )
+
+        return bisect_left(range(one.end), True, one.first, one.end, key=is_behind)
+
+    def _pull(self, one: Slice, at: int, mode: str = "bytes") -> tuple[dict[str, Any], list[Any]]:
+        deadline = time.monotonic() + PATIENCE_S
+        fields: dict[str, Any] = {
+            "topic": one.topic,
+            "queue": one.queue_id,
+            "offset": at,
+            "max_messages": one.end - at,
+            "max_bytes": _MAX_BYTES,
+            "mode": mode,
+            **self._filter,
+        }
+        if one.incarnation.isdecimal():
+            fields["incarnation"] = int(one.incarnation)
+        while True:
+            try:
+                if self._channel is None:
+                    self._channel, _ = self._directory.connect("reader", time.monotonic() + _CONNECT_S)
+                return self._channel.request("pull", fields, timeout_s=_ANSWER_S)
+            except ProtocolError as error:
+                # A node with rates ([flow]) says when to ask again. That is no failure, however long it takes.
+                if error.code != "SYSTEM_BUSY" or error.retry_after_ms is None:
+                    raise
+                time.sleep(error.retry_after_ms / 1000)
+                deadline = time.monotonic() + PATIENCE_S
+            except NodeUnavailableError:
+                if self._channel is not None:
+                    self._channel.close()
+                    self._channel = None
+                if time.monotonic() > deadline:
+                    raise
+
+
+def cuts_of(admin: Admin) -> CutHistory:
+    """The cuts of a node's log: generations and ends."""
+    node = admin.status()["node"]
+    return CutHistory(
+        generation=node["generation"], cuts=[LogCut(generation, 0, "", end) for generation, end in node["log_ends"]]
+    )
+
+
+def _split(data: Bytes) -> tuple[Bytes, Numbers, Numbers, Numbers]:
+    room = len(data) // MIN_RECORD_BYTES + 1
+    positions, sizes, physical = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    count = compiled.split(data, positions, sizes, physical)
+    if count < 0:
+        raise CorruptRecordError("the answer of the node does not hold whole records")
+    return data, positions[:count], sizes[:count], physical[:count]
+
 
 _FLUSH_WAIT_S: Final = 30.0
 _LOOK_S: Final = 0.05
@@ -32,9 +165,7 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class SourceTopic:
-    """A topic in a store's configuration. For a topic that is not configured ``queues`` counts the queues that have
-    files.
-    """
+    """A topic in a store's configuration; for one that is not, ``queues`` counts the queues that have files."""
 
     queues: int
     in_memory: bool = False
@@ -63,20 +194,16 @@ class Origin(Protocol):
         ...
 
     def kept(self, queue: Slice, generation: int) -> int:
-        """The queue offset below which ``queue`` has the messages that it had in this ``generation``; its end when the log
-        was not cut since.
-        """
+        """The offset below which ``queue`` has what it had in this ``generation``; its end without a cut since."""
         ...
 
-    def topics(self) -> dict[str, SourceTopic]:
-        """Every topic of the store by name."""
-        ...
+    def topics(self) -> dict[str, SourceTopic]: ...
 
     def slices(self, wants: Callable[[str], bool]) -> list[Slice]:
         """The readable range of every queue of the wanted topics, empty queues included."""
         ...
 
-    def lost(self, wants: Callable[[str], bool]) -> list[Gap]:
+    def lost(self, wants: Callable[[str], bool]) -> list[UnreadableRange]:
         """Messages of the wanted topics that are known to exist and cannot be read."""
         ...
 
@@ -93,14 +220,10 @@ class Origin(Protocol):
         ...
 
     def partitions(self, slices: Sequence[Slice], parts: int) -> list[Partition]:
-        """The slices cut into about ``parts`` partitions for Spark. The cut depends only on both, not on later records
-        of the log.
-        """
+        """The slices cut into about ``parts`` for Spark, by both alone, not by later records of the log."""
         ...
 
-    def close(self) -> None:
-        """Close the files and connections."""
-        ...
+    def close(self) -> None: ...
 
 
 class FolderOrigin:
@@ -141,13 +264,13 @@ class FolderOrigin:
         end = self._cuts.end_since(generation)
         return queue.end if end == NO_CUT else self._store.offset_at(queue, end, self._bound)
 
-    def lost(self, wants: Callable[[str], bool]) -> list[Gap]:
+    def lost(self, wants: Callable[[str], bool]) -> list[UnreadableRange]:
         # A running node puts every record into its queues before readers may see it.
         if self._is_live:
             return []
         why = "in the log, but not in its queue: start the node once, or run commitmq store rebuild"
         return [
-            Gap(self.name, topic, queue, offset, offset + 1, why)
+            UnreadableRange(self.name, topic, queue, offset, offset + 1, why)
             for topic, queue, offset in self._store.unqueued(self._bound)
             if wants(topic)
         ]
@@ -208,7 +331,7 @@ class NodeOrigin:
                 except ProtocolError as error:
                     if error.code != "TOPIC_NOT_EXIST":
                         raise
-                    continue  # it was deleted meanwhile
+                    continue  # it was deleted in the meantime
                 found += [
                     Slice(name, queue, is_batch, low, max(low, high), incarnation=str(topic.incarnation))
                     for queue, low, high, _ in bounds
@@ -225,14 +348,12 @@ class NodeOrigin:
         end = self._cuts.end_since(generation)
         return queue.end if end == NO_CUT else self._puller.offset_at(queue, end)
 
-    def lost(self, wants: Callable[[str], bool]) -> list[Gap]:
+    def lost(self, wants: Callable[[str], bool]) -> list[UnreadableRange]:
         del wants
         return []
 
     def _wait_until_flushed(self) -> None:
-        """In asynchronous mode a node shows messages that a power cut may take back. Wait until the messages seen are
-        flushed.
-        """
+        """In asynchronous mode a node shows what a power cut may take back: wait until it is flushed."""
         positions = self._admin.status()["positions"]
         self._log_bytes = positions["written"] - positions["min_offset"]
         deadline = time.monotonic() + _FLUSH_WAIT_S
@@ -268,7 +389,6 @@ class NodeOrigin:
 
 def require_topics(origins: Sequence[Origin], wanted: Iterable[str], *, advice: str = "") -> None:
     """Raise ConfigError for a topic that none of ``origins`` has, and for one whose messages cannot be read there.
-
     ``advice`` for a missing topic ends its sentence.
     """
     wanted = list(wanted)
@@ -312,9 +432,7 @@ def queues_of(origin: Origin, topics: Iterable[str]) -> list[int]:
 
 
 def open_origins(options: SourceOptions) -> list[Origin]:
-    """Every store and node of ``options``, in their present state. Raises StoreError, NodeUnavailableError or
-    ConfigError.
-    """
+    """Every store and node of ``options``, as it is. Raises StoreError, NodeUnavailableError or ConfigError."""
     found: list[Origin] = []
     try:
         for folder in options.stores:
@@ -367,14 +485,14 @@ def is_here(root: Path, token: str) -> bool:
         return False
 
 
-ANEW: Final = "the topic was deleted and made anew"
+ANEW: Final = "the topic was deleted and recreated"
 EXPIRED: Final = "expired"
 GONE: Final = "the queue is gone"
 SHORT: Final = "the queue ends before"
 CUT: Final = "it was there, and the log has it no more: the log was cut, or is another one"
 
 
-def chosen(origin: Origin, options: SourceOptions, gaps: list[Gap]) -> list[Slice]:
+def chosen(origin: Origin, options: SourceOptions, gaps: list[UnreadableRange]) -> list[Slice]:
     """The slices that ``options`` select. Missing parts of them are added to ``gaps``."""
     found = origin.slices(options.wants)
     if options.end == Bound(LATEST):
@@ -389,7 +507,7 @@ def chosen(origin: Origin, options: SourceOptions, gaps: list[Gap]) -> list[Slic
     return result
 
 
-def position(origin: Origin, one: Slice, bound: Bound, gaps: list[Gap]) -> int:
+def position(origin: Origin, one: Slice, bound: Bound, gaps: list[UnreadableRange]) -> int:
     """The queue offset of ``bound``, within the slice. An offset outside the slice is a gap."""
     if bound.timestamp is not None:
         return origin.offset_by_time(one, bound.timestamp)
@@ -400,30 +518,36 @@ def position(origin: Origin, one: Slice, bound: Bound, gaps: list[Gap]) -> int:
         return one.end
     offset = int(wanted)
     if offset < one.first:
-        gaps.append(Gap(origin.name, one.topic, one.queue_id, offset, one.first, EXPIRED))
+        gaps.append(UnreadableRange(origin.name, one.topic, one.queue_id, offset, one.first, EXPIRED))
     if offset > one.end:
-        gaps.append(Gap(origin.name, one.topic, one.queue_id, one.end, offset, SHORT))
+        gaps.append(UnreadableRange(origin.name, one.topic, one.queue_id, one.end, offset, SHORT))
     return min(max(offset, one.first), one.end)
 
 
 def resumed(
-    origin: Origin, store: str, one: Slice, known: int | None, was: str | None, generation: int, gaps: list[Gap]
+    origin: Origin,
+    store: str,
+    one: Slice,
+    known: int | None,
+    was: str | None,
+    generation: int,
+    gaps: list[UnreadableRange],
 ) -> int:
-    """The queue offset at which a job goes on in a queue that it has read up to ``known``, when its topic had the
-    incarnation ``was`` and the store this ``generation``; None for a new queue. What it cannot read any more, and what it
-    has read and the log has not any more, is added to ``gaps``.
+    """The queue offset at which a job continues in a queue that it has read up to ``known``, when its topic had the
+    incarnation ``was`` and the store this ``generation``; None for a new queue. What it cannot read any more, and what
+    it has read and the log has not any more, is added to ``gaps``.
 
-    A new queue is read from its first message, and so is one of a topic made anew. Where the log was cut below ``known``, the
-    queue is read from the cut on.
+    A new queue is read from its first message, and so is one of a topic recreated. Where the log was cut below
+    ``known``, the queue is read from the cut on.
     """
     if known is None:
         return one.first
     if was != one.incarnation:
-        gaps.append(Gap(store, one.topic, one.queue_id, max(known - 1, 0), max(known, 1), ANEW))
+        gaps.append(UnreadableRange(store, one.topic, one.queue_id, max(known - 1, 0), max(known, 1), ANEW))
         return one.first
     kept = origin.kept(one, generation)
-    gaps.append(Gap(store, one.topic, one.queue_id, known, one.first, EXPIRED))
-    gaps.append(Gap(store, one.topic, one.queue_id, kept, known, CUT))
+    gaps.append(UnreadableRange(store, one.topic, one.queue_id, known, one.first, EXPIRED))
+    gaps.append(UnreadableRange(store, one.topic, one.queue_id, kept, known, CUT))
     return max(min(known, kept), one.first)
 
 
@@ -433,13 +557,13 @@ def cut_off(
     found: Iterable[Slice],
     known: Iterable[tuple[str, int, int]],
     generations: Mapping[str, int],
-) -> list[Gap]:
+) -> list[UnreadableRange]:
     """What a job has read of queues of which a cut of the log left nothing; ``known`` are topic, queue and position,
     ``generations`` those of the positions by topic.
     """
     there = {(one.topic, one.queue_id) for one in found}
     gone = [
-        Gap(store, topic, queue, 0, at, CUT)
+        UnreadableRange(store, topic, queue, 0, at, CUT)
         for topic, queue, at in known
         if (topic, queue) not in there and origin.is_cut_since(generations.get(topic, 0))
     ]
@@ -448,7 +572,7 @@ def cut_off(
 
 
 def remaining(
-    origin: Origin, wanted: Slice, found: Mapping[tuple[str, int], Slice], generation: int, gaps: list[Gap]
+    origin: Origin, wanted: Slice, found: Mapping[tuple[str, int], Slice], generation: int, gaps: list[UnreadableRange]
 ) -> Slice | None:
     """The part of ``wanted`` that can still be read; it was chosen when the store had this ``generation``. ``found`` are the
     present queues by topic and number. What is missing is added to ``gaps``.
@@ -458,7 +582,7 @@ def remaining(
     one = found.get((wanted.topic, wanted.queue_id))
 
     def miss(first: int, end: int, reason: str) -> None:
-        gaps.append(Gap(origin.name, wanted.topic, wanted.queue_id, first, end, reason))
+        gaps.append(UnreadableRange(origin.name, wanted.topic, wanted.queue_id, first, end, reason))
 
     if one is None or one.incarnation != wanted.incarnation:
         miss(wanted.first, wanted.end, GONE if one is None else ANEW)
@@ -470,12 +594,12 @@ def remaining(
     return left if left.count > 0 else None
 
 
-def unknown_queues(origin: Origin, bound: Bound, found: Sequence[Slice]) -> list[Gap]:
+def unknown_queues(origin: Origin, bound: Bound, found: Sequence[Slice]) -> list[UnreadableRange]:
     """Queues that ``bound`` names with an offset above 0 and that do not exist."""
     known = {(one.topic, one.queue_id) for one in found}
     topics = (bound.offsets or {}).get(origin.name) or (bound.offsets or {}).get("") or {}
     return [
-        Gap(origin.name, topic, queue, 0, offset, "there is no such queue")
+        UnreadableRange(origin.name, topic, queue, 0, offset, "there is no such queue")
         for topic, queues in topics.items()
         for queue, offset in queues.items()
         if (topic, queue) not in known and isinstance(offset, int) and offset > 0

@@ -82,9 +82,7 @@ def cut(store: OpenStore, slices: Sequence[Slice], bound: int, parts: int) -> li
 
 
 def _real(store: OpenStore, slices: Sequence[Slice], bound: int) -> list[Slice]:
-    """``slices`` without empty ones, each ending behind its last message: offsets that never had a message may follow
-    it.
-    """
+    """``slices`` that are not empty, each up to its last message: offsets that never had one may follow."""
     found = [replace(one, end=store.last_message(one, bound) + 1) for one in slices if one.count > 0]
     return [one for one in found if one.count > 0]
 
@@ -97,7 +95,7 @@ def cut_evenly(slices: Sequence[Slice], parts: int) -> list[tuple[Slice, ...]]:
 
 
 def parts_between(slices: Sequence[Slice], cuts: Sequence[Sequence[int]]) -> list[tuple[Slice, ...]]:
-    """``slices`` cut at the queue offsets of each of ``cuts``, which ascend; parts without a message are left out."""
+    """``slices`` cut at the queue offsets of each of ``cuts``, which ascend; parts without a message are omitted."""
     parts = []
     starts: Sequence[int] = [one.first for one in slices]
     for ends in [*cuts, [one.end for one in slices]]:
@@ -121,9 +119,8 @@ def _divide(
     parts: int,
     cuts: dict[int, list[int]],
 ) -> None:
-    """Find the cuts ``numbers`` of ``parts`` - 1, all within the physical offsets ``span``, the middle one first.
-
-    Cut ``k`` has about ``k / parts`` of all messages before it: for each slice the queue offset at which to cut.
+    """Find the cuts ``numbers`` of ``parts`` - 1, all within the physical offsets ``span``, the middle one first. Cut
+    ``k`` has about ``k / parts`` of all messages before it: for each slice the queue offset at which to cut.
     """
     if not numbers:
         return

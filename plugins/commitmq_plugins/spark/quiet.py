@@ -106,10 +106,8 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C: cancel running jobs, and raise KeyboardInterrupt.
-
-    Spark's handler cancels over the connection on which the interrupted thread waits, which fails. A thread of its own
-    has a connection of its own.
+    """Ctrl-C: cancel running jobs, and raise KeyboardInterrupt. Spark's handler cancels over the connection on which
+    the interrupted thread waits, which fails. A thread of its own has a connection of its own.
     """
     del number, frame
     from pyspark import SparkContext
@@ -146,10 +144,8 @@ def _stop_streams(spark: SparkSession) -> None:
 
 
 def _end(gateway: Any, process_id: int) -> None:
-    """At the end of the program: stop running queries, then the JVM, and wait for it.
-
-    Otherwise the JVM meets closed sockets of a Python that is gone, and writes about them behind the program's last
-    line.
+    """At the end of the program: stop running queries, then the JVM, and wait for it. Otherwise the JVM meets closed
+    sockets of a Python that is gone, and writes about them behind the program's last line.
     """
     if os.getpid() != process_id:
         # A forked child has no JVM.

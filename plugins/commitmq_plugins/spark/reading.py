@@ -3,6 +3,9 @@
 A partition of a folder is read in the order of the log: the units of all its slices are merged, and records are read
 from the mapped files. A partition of a node on another host is pulled, queue by queue. From there on both are the same:
 every place without a valid record counts as missing, inner batches are unwrapped, filters applied, columns built.
+
+The columns ``state`` and ``real_topic``, which a read has with ``option("state", "true")`` or when its schema names them,
+say what a message is: RocketMQ keeps delayed, half, retried and dead messages in topics of their own.
 """
 
 from __future__ import annotations
@@ -16,27 +19,78 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from commitmq.client.admin import Admin
 from commitmq.errors import StoreError
-from commitmq.format.constants import LMQ_PREFIX, PREBLANK_SIZE
+from commitmq.format.constants import DLQ_PREFIX, LMQ_PREFIX, PREBLANK_SIZE, RETRY_PREFIX, Property
 from commitmq.kernels.codes import NO_CRC_NEEDED, UNCHECKED
-from commitmq.store.queues.pull_result import PullStatus
+from commitmq.semantics.delay import SCHEDULE_TOPIC
+from commitmq.semantics.pop_revive import REVIVE_TOPIC_PREFIX
+from commitmq.semantics.timer import TIMER_TOPIC
+from commitmq.semantics.trace import TRACE_TOPIC
+from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC
+from commitmq.store.queues.record_filter import PullStatus
 from commitmq.store.queues.tag_filter import TagFilter
 from commitmq.store.recovery.cut_history import NO_CUT
 from commitmq.store.recovery.scan import REASONS
 from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.columns import Bytes, Flags, Numbers, Rows
-from commitmq_plugins.spark.gaps import Gap, GapPolicy
-from commitmq_plugins.spark.options import SourceOptions
-from commitmq_plugins.spark.origins import is_here
+from commitmq_plugins.spark.options import GapPolicy, SourceOptions, UnreadableRange
+from commitmq_plugins.spark.origins import PATIENCE_S, RecordPuller, cuts_of, is_here
 from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition
-from commitmq_plugins.spark.pulls import PATIENCE_S, RecordPuller, cuts_of
-from commitmq_plugins.spark.states import real_topics, state_of
 from commitmq_plugins.spark.stores import OpenStore, Slice, check_generation
+
+NORMAL: Final = "normal"
+_TOPICS: Final = {
+    SCHEDULE_TOPIC: "delayed",
+    TIMER_TOPIC: "timer",
+    HALF_TOPIC: "half",
+    OP_TOPIC: "op",
+    DISCARD_TOPIC: "discarded_half",
+    TRACE_TOPIC: "trace",
+}
+_PREFIXES: Final = {RETRY_PREFIX: "retry", DLQ_PREFIX: "dead_letter", REVIVE_TOPIC_PREFIX: "pop"}
+STATES: Final = (NORMAL, *_TOPICS.values(), *_PREFIXES.values())
+"""Every value of the column."""
+_HAVE_REAL_TOPIC: Final = {
+    "delayed": Property.REAL_TOPIC,
+    "timer": Property.REAL_TOPIC,
+    "half": Property.REAL_TOPIC,
+    "discarded_half": Property.REAL_TOPIC,
+    "retry": Property.RETRY_TOPIC,
+    "dead_letter": Property.RETRY_TOPIC,
+}
+
+
+def state_of(topic: str) -> str:
+    """What the messages of ``topic`` are."""
+    if topic in _TOPICS:
+        return _TOPICS[topic]
+    return next((state for prefix, state in _PREFIXES.items() if topic.startswith(prefix)), NORMAL)
+
+
+def real_topic_property(topic: str) -> str | None:
+    """The property of a message of ``topic`` that names its real topic: where it is to be delivered, or where it was sent
+    first. None where ``topic`` is the real one.
+    """
+    return _HAVE_REAL_TOPIC.get(state_of(topic))
+
+
+def real_topics(rows: Rows, topics: Sequence[str], numbers: Numbers, own: pa.Array) -> pa.Array:
+    """The real topic of each row. Row i is of topic ``topics[numbers[i]]``, which is ``own[i]`` too; a message that names
+    no other topic keeps that.
+    """
+    of_topic = np.array([real_topic_property(one) or "" for one in topics])
+    wanted = of_topic[numbers]
+    for name in sorted(set(of_topic.tolist()) - {""}):
+        named = rows.properties_named([name])[0]
+        own = pc.if_else(pa.array(wanted == name), pc.coalesce(named, own), own)
+    return own
+
 
 MAX_ROWS: Final = 131_072
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
@@ -98,7 +152,7 @@ class PartitionReader:
         self._slices = partition.slices
         self._tags = options.tag_filter
         self._policy = GapPolicy(options.fail_on_data_loss, options.gap_report)
-        self._gaps: list[Gap] = []
+        self._gaps: list[UnreadableRange] = []
         self._ends = np.array([one.end for one in self._slices], np.int64)
         self._firsts = np.array([one.first for one in self._slices], np.int64)
         self._in_batches = np.array([one.is_batch for one in self._slices], np.bool_)
@@ -110,9 +164,7 @@ class PartitionReader:
         )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All messages of the partition. Raises DataLossError for missing ones, unless gaps are allowed; then they are
-        reported at the end.
-        """
+        """All messages of the partition. Raises DataLossError for missing ones; with gaps allowed they are reported."""
         if isinstance(self._partition, FilePartition):
             with closing(_FileReader(self._partition, self._policy, self._gaps, self._tags)) as reader:
                 for units in reader.units():
@@ -145,8 +197,8 @@ class PartitionReader:
             gaps, self._gaps = self._gaps, []
             self._policy.take(gaps)
 
-    def _gap(self, one: Slice, first: int, end: int, reason: str) -> Gap:
-        return Gap(self._partition.name, one.topic, one.queue_id, first, end, reason)
+    def _gap(self, one: Slice, first: int, end: int, reason: str) -> UnreadableRange:
+        return UnreadableRange(self._partition.name, one.topic, one.queue_id, first, end, reason)
 
     # ------------------------------------------------------------ rows
 
@@ -191,9 +243,7 @@ class PartitionReader:
 
     def _belong(self, rows: Rows, units: Units) -> Flags:
         """Which records are those that their queue's units refer to: of the queue's topic, its number and their queue
-        offset.
-
-        In a light message queue the records are of another topic and have another queue offset.
+        offset. In a light message queue the records are of another topic and have another queue offset.
         """
         plain = (units.offsets >= 0) & ~self._in_batches[units.numbers]
         belong: Flags = ~plain | (rows.queue_offsets == units.offsets)
@@ -256,7 +306,7 @@ class PartitionReader:
 
 
 @dataclass(slots=True)
-class _Cursor:
+class _FileCursor:
     """The position reached in a slice, and the units that were read and not yet returned."""
 
     slice: Slice
@@ -268,7 +318,9 @@ class _Cursor:
 class _FileReader:
     """The units of a partition's slices, and the mapped segments of their records."""
 
-    def __init__(self, partition: FilePartition, policy: GapPolicy, gaps: list[Gap], tags: TagFilter | None) -> None:
+    def __init__(
+        self, partition: FilePartition, policy: GapPolicy, gaps: list[UnreadableRange], tags: TagFilter | None
+    ) -> None:
         self._partition = partition
         self._store = OpenStore(Path(partition.root), partition.sizes)
         self._policy = policy
@@ -280,7 +332,7 @@ class _FileReader:
         self._store.close()
 
     def check(self) -> None:
-        """Raise StoreError if the log was cut meanwhile."""
+        """Raise StoreError if the log was cut in the meantime."""
         check_generation(self._store, self._partition.generation, self._partition.bound)
 
     def units(self) -> Iterator[Units]:
@@ -288,7 +340,7 @@ class _FileReader:
         slices = self._partition.slices
         none = np.empty(0, np.int64)
         empty = Units(none, none, none, none, none)
-        cursors = [_Cursor(one, number, one.first, empty) for number, one in enumerate(slices)]
+        cursors = [_FileCursor(one, number, one.first, empty) for number, one in enumerate(slices)]
         ahead = max(_LEAST_AHEAD, min(MAX_ROWS, _UNITS_AHEAD // max(1, len(slices))))
         while cursors:
             for cursor in cursors:
@@ -313,16 +365,14 @@ class _FileReader:
                 yield self._possible(_joined(taken))
 
     def _possible(self, units: Units) -> Units:
-        """The units without those that cannot have a wanted tag. Inner batches have tag code 0 when their messages have
-        tags of their own.
-        """
+        """The units that can have a wanted tag. Inner batches have code 0 when their messages have tags."""
         if self._tags is None:
             return units
         passed = self._tags.may_match(units, units.codes, None)
         in_batches = np.array([one.is_batch for one in self._partition.slices], np.bool_)
         return units.take(passed | (in_batches[units.numbers] & (units.codes == 0)))
 
-    def _read_plain(self, cursor: _Cursor, count: int) -> None:
+    def _read_plain(self, cursor: _FileCursor, count: int) -> None:
         one = cursor.slice
         at, units = self._store.queues.units(
             one.topic,
@@ -356,7 +406,7 @@ class _FileReader:
         cursor.units = found.take(rising)
         cursor.next_offset = at + len(units)
 
-    def _read_batches(self, cursor: _Cursor, count: int) -> None:
+    def _read_batches(self, cursor: _FileCursor, count: int) -> None:
         one = cursor.slice
         result = self._store.batches.read(
             one.topic,
@@ -403,7 +453,7 @@ class _FileReader:
 
     def _miss(self, one: Slice, first: int, end: int, reason: str) -> None:
         if first < end:
-            self._gaps.append(Gap(self._partition.name, one.topic, one.queue_id, first, end, reason))
+            self._gaps.append(UnreadableRange(self._partition.name, one.topic, one.queue_id, first, end, reason))
 
     def _settle(self) -> None:
         if self._gaps and self._policy.fail:

@@ -11,7 +11,7 @@ that starts again, sends the same rows in the same order, and the node stores on
 driver that was believed dead and still sends is refused because of its old epoch.
 
 **Never lost.** That holds while a repeated micro-batch is cut into the same partitions. Spark ensures it for the same
-plan and checkpoint; but a person may change the plan between a crash and the restart. So the ids of messages are
+plan and checkpoint; but an operator may change the plan between a crash and the restart. So the ids of messages are
 derived from their content. When the node answers that a number is stored already, the stored message's id must be the
 expected one. Otherwise the task fails, with a message, before any row is skipped. Continuing then takes a new
 ``sinkId``, which stores the micro-batch again.
@@ -61,7 +61,6 @@ _NONE: Final = -1
 
 def by_time(rows: pa.RecordBatch) -> Iterator[tuple[dict[str, Any], pa.RecordBatch]]:
     """The rows of each time, in their order, with the arguments of ``send_batch`` for it; rows without one come first.
-
     Raises InvalidMessageError for a row with both columns, and for a negative delay. A delay of 0 is none.
     """
     if all(name not in rows.schema.names or rows.column(name).null_count == rows.num_rows for name in TIME_COLUMNS):
@@ -211,9 +210,7 @@ def sendable(batch: pa.RecordBatch) -> pa.Array:
 
 
 def row_messages(rows: pa.RecordBatch, tombstones: bool) -> tuple[Sequence[bytes | Message], dict[str, Any]]:
-    """The messages of ``rows``, and the further arguments of ``send_batch``. ``tombstones``: an empty body is no
-    mistake.
-    """
+    """The messages of ``rows``, and arguments of ``send_batch``. ``tombstones``: an empty body is no mistake."""
     names = rows.schema.names
     body = rows.column("body")
     if body.null_count:
@@ -283,7 +280,7 @@ class _ContentIds:
         self._prefix, self._counter = prefix, 0
 
     def block(self, count: int) -> tuple[bytes, int]:
-        """Like :meth:`commitmq.format.unique_ids.UniqueIds.block`."""
+        """Like :meth:`commitmq.format.message_id.UniqueIds.block`."""
         first = self._counter
         self._counter += count
         return self._prefix.encode(), first
@@ -445,9 +442,7 @@ class TaskSender:
 
 
 def queue_count(node: str | None, topic: str) -> int:
-    """The number of queues of ``topic``; the node creates the topic first if it does so automatically. Raises
-    CommitMQError.
-    """
+    """The number of queues of ``topic``, which may be made automatically first. Raises CommitMQError."""
     with Admin(node) as admin:
         if all(one.name != topic for one in admin.topics()):
             admin.topic_create(topic)
@@ -459,8 +454,8 @@ _QUERY_ID: Final = "sql.streaming.queryId"
 
 
 @dataclass(frozen=True)
-class Stored(WriterCommitMessage):
-    """The result of one task: an earlier attempt had stored ``repeated`` messages, ``empty`` rows were left out."""
+class TaskCommit(WriterCommitMessage):
+    """The result of one task: an earlier attempt had stored ``repeated`` messages, ``empty`` rows were omitted."""
 
     messages: int
     repeated: int
@@ -468,9 +463,7 @@ class Stored(WriterCommitMessage):
 
 
 class BatchSink(DataSourceArrowWriter):
-    """For ``df.write``. With a given ``sinkId`` another program can repeat the same write; ``epoch`` distinguishes
-    writes of one sink, and must grow.
-    """
+    """For ``df.write``. ``sinkId`` names the write for a repetition; ``epoch`` grows with each write of a sink."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         """Raises ConfigError for columns that a message does not have."""
@@ -479,7 +472,6 @@ class BatchSink(DataSourceArrowWriter):
         self._sink_id = options.sink_id or f"batch-{secrets.token_hex(12)}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send one partition."""
         return send_partition(iterator, self._options, self._sink_id, self._options.epoch)
 
 
@@ -513,10 +505,10 @@ def send_partition(
     *,
     pace: Callable[[int], None] | None = None,
     as_stored: bool = False,
-) -> Stored:
+) -> TaskCommit:
     """Send all rows of one partition, in their order, in the calling task. ``pace(n)`` is called before n rows are
     sent. ``as_stored``: the rows are messages of a store, so one with an empty body and a key is a tombstone, and one
-    without either, or with a body that cannot be decoded, is left out. Otherwise these are errors: a message needs at
+    without either, or with a body that cannot be decoded, is omitted. Otherwise these are errors: a message needs at
     least one byte.
 
     Raises InvalidMessageError, SendError, or SinkError.
@@ -536,6 +528,6 @@ def send_partition(
                     pace(rows.num_rows)
                 sender.send(topic, queue, rows, tombstones=as_stored)
         sender.check_end()
-        return Stored(sender.messages, sender.repeated, sender.empty)
+        return TaskCommit(sender.messages, sender.repeated, sender.empty)
     finally:
         sender.close()

@@ -1,41 +1,114 @@
 """A store folder as the source reads it: its queues, and the range of messages that may be shown.
 
-Only reads, never locks: the node may run meanwhile. While it runs, its control block gives the flushed and dispatched
-positions. For a store without a node the end of the log is found as a recovery finds it, without changing anything.
+Only reads, never locks: the node may run in the meantime. While it runs, its control block gives the flushed and
+dispatched positions. For a store without a node the end of the log is found as a recovery finds it, without changing
+anything.
+
+A reader finds the ends of a queue by bisection, because physical offsets ascend along it. One flipped bit in a unit of
+a closed store may make the bisection end there, and all units beyond it would silently be omitted. So the units next to
+the ends are examined (:class:`RawUnits`): a unit that the log proves to be of this queue belongs to it, and so do all
+units between. Reading them then reports the damage. The log proves none of the relics that RocketMQ left behind a
+queue's end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from commitmq.config import NodeConfig
 from commitmq.config.fitting import sizes_of
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import StoreError
-from commitmq.format.constants import LMQ_PREFIX, PREBLANK_SIZE
+from commitmq.format.constants import LMQ_PREFIX, PREBLANK_SIZE, UNIT_BYTES
+from commitmq.format.file_names import segment_name
+from commitmq.format.units import UNIT
 from commitmq.kernels.codes import NO_CRC_NEEDED
-from commitmq.store.access import require_store
+from commitmq.store.access import lock_holder, require_store
 from commitmq.store.geometry import BATCH_FILE, QUEUE_FILE, SEGMENT, look
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker, consumable
-from commitmq.store.metadata.deleted_topics import load_tombstones
 from commitmq.store.metadata.topic_config import TopicConfig
-from commitmq.store.metadata.topic_files import TopicReader
+from commitmq.store.metadata.topic_files import TopicReader, load_tombstones
 from commitmq.store.queues.batch_consume_queue import BatchQueueReader
-from commitmq.store.queues.queue_files import LogProof, has_record_before
+from commitmq.store.queues.queue_files import LogProof, Proof, has_record_before
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.store.recovery.cut_history import NO_CUT, CutHistory
 from commitmq.store.recovery.scan import scan_to_end
 from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.store.store_file import store_id
-from commitmq.store.store_lock import lock_holder
-from commitmq_plugins.spark.queue_ends import RawUnits, whole_span
+
+_LOOK: Final = 64
+_NEXT: Final = 2
+
+
+class RawUnits:
+    """The units of one ConsumeQueue as stored in its files."""
+
+    def __init__(self, folder: Path, file_bytes: int) -> None:
+        self._folder = folder
+        self._file_bytes = file_bytes
+
+    def at(self, offset: int, count: int) -> NDArray[np.void]:
+        """Up to ``count`` units from queue ``offset`` on, of one file; none when there is no file."""
+        base, within = divmod(offset * UNIT_BYTES, self._file_bytes)
+        try:
+            with (self._folder / segment_name(base * self._file_bytes)).open("rb") as file:
+                data = os.pread(file.fileno(), min(count * UNIT_BYTES, self._file_bytes - within), within)
+        except FileNotFoundError:
+            data = b""
+        return np.frombuffer(data[: len(data) - len(data) % UNIT_BYTES], UNIT)
+
+
+def whole_span(
+    units: RawUnits, first: int, end: int, *, bound: int, floor: int, proof: Proof, is_clean: bool
+) -> tuple[int, int]:
+    """``(first, end)`` of a queue, moved outwards over units that the log proves to be its own.
+
+    ``is_clean``: a node closed the store in order, which leaves nothing behind a queue's end; then every non-zero unit
+    there is a unit of the queue, or was one.
+    """
+
+    def proven(offset: int, unit: np.void) -> bool:
+        physical, size = int(unit["physical_offset"]), int(unit["size"])
+        whole = 0 < size < PREBLANK_SIZE and physical >= floor and physical + size <= bound
+        return whole and proof(offset, physical, size)
+
+    for offset, unit in _from(units, max(0, first - _NEXT), first):
+        if proven(offset, unit):
+            first = offset
+            break
+    last = end
+    for offset, unit in _from(units, end, None):
+        if not any(unit.tobytes()):
+            # One whole unit of zeros may be damage too, if a proven unit follows.
+            if any(proven(at, one) for at, one in _from(units, offset + 1, offset + _NEXT)):
+                continue
+            break
+        if proven(offset, unit) or is_clean:
+            last = offset + 1
+        elif offset >= last + _LOOK:
+            break
+    return first, last
+
+
+def _from(units: RawUnits, offset: int, end: int | None) -> Iterator[tuple[int, np.void]]:
+    """Units with their queue offsets, from ``offset`` up to ``end``, or up to a missing file."""
+    while end is None or offset < end:
+        found = units.at(offset, _LOOK if end is None else end - offset)
+        if not len(found):
+            return
+        for unit in found:
+            yield offset, unit
+            offset += 1
+
 
 _MAX_MAPPED: Final = 4
 _CHUNK_UNITS: Final = 65_536
@@ -55,7 +128,6 @@ class Sizes:
 @dataclass(frozen=True)
 class Slice:
     """Queue offsets ``[first, end)`` of one queue; records below physical offset ``floor`` belong to no topic.
-
     ``incarnation`` distinguishes topics of one name: a topic that is deleted and created again has another one.
     """
 
@@ -89,7 +161,6 @@ class OpenStore:
         self._topics: dict[str, TopicConfig] | None = None
 
     def close(self) -> None:
-        """Close descriptors and mappings."""
         self.queues.close()
         self.batches.close()
         self._proof.close()
@@ -97,7 +168,6 @@ class OpenStore:
 
     @property
     def is_live(self) -> bool:
-        """Whether a node runs on the store."""
         return bool(lock_holder(self.layout.lock)) and self.layout.control.exists()
 
     def span(self) -> tuple[int, int]:
@@ -175,9 +245,7 @@ class OpenStore:
         return max(floor, int(self._deleted.get(topic, 0)))
 
     def identity(self) -> str:
-        """The id that tells this store from others, the same under every name of the store: its store id, else the
-        log's folder on this machine.
-        """
+        """The id of this store under each of its names: its store id, else the log's folder on this machine."""
         known = store_id(self.layout.root)
         if known is not None:
             return known
@@ -203,9 +271,7 @@ class OpenStore:
         return self._topics
 
     def incarnation(self, topic: str) -> str:
-        """The incarnation of the present topic of this name: a number, or for a topic made by RocketMQ ``@`` and where its
-        predecessor ended.
-        """
+        """The incarnation of the present topic: a number, or for RocketMQ's ``@`` and its predecessor's end."""
         known = self.configured_topics().get(topic)
         if (known is None or not known.incarnation) and topic in self._deleted:
             return f"@{self._deleted[topic]}"
@@ -242,9 +308,7 @@ class OpenStore:
         return at - 1
 
     def offset_at(self, queue: Slice, physical: int, bound: int) -> int:
-        """First queue offset in the slice whose record begins at or behind ``physical``; the slice's end when there is
-        none.
-        """
+        """The slice's first queue offset whose record begins at or behind ``physical``; its end without one."""
         found = self._reader(queue).offset_at(queue.topic, queue.queue_id, physical, bound=bound, floor=queue.floor)
         return queue.end if found is None else min(max(found, queue.first), queue.end)
 

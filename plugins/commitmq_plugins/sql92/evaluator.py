@@ -84,7 +84,7 @@ def _value(node: parser.Node, batch: FilterBatch) -> _Value:
         case parser.Literal(value):
             is_long = type(value) is int and not INTEGER_RANGE[0] <= value <= INTEGER_RANGE[1]
             return _Scalar(value, is_long)
-        case parser.Property(name):
+        case parser.PropertyExpression(name):
             return batch[name]
         case parser.Negative(operand):
             return _negative(_value(operand, batch))
@@ -257,9 +257,7 @@ def _constants_equal(left: _Scalar, right: _Scalar) -> int:
 
 
 def _order(symbol: str, left: _Value, right: _Value, count: int) -> States:
-    """``left symbol right``: unknown on either side is NULL, and the right side is not evaluated if the left one is
-    unknown.
-    """
+    """``left symbol right``: unknown on a side is NULL; the right side is not evaluated after an unknown left."""
     comparison, valid = _compare(left, right, count)
     match symbol:
         case "<":

@@ -42,7 +42,7 @@ class Literal:
 
 
 @dataclass(frozen=True, slots=True)
-class Property:
+class PropertyExpression:
     """A property of the message, by name."""
 
     name: str
@@ -59,7 +59,7 @@ class Negative:
 class AsBoolean:
     """A property in the place of a truth value: FALSE when the message has it, because it is a string, else NULL."""
 
-    operand: Property
+    operand: PropertyExpression
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class IsNull:
 class In:
     """``operand [NOT] IN (texts)``."""
 
-    operand: Property
+    operand: PropertyExpression
     texts: tuple[str, ...]
     negated: bool
 
@@ -116,7 +116,7 @@ class TextTest:
     negated: bool
 
 
-Node = Literal | Property | Negative | AsBoolean | Not | And | Or | Equal | Order | IsNull | In | TextTest
+Node = Literal | PropertyExpression | Negative | AsBoolean | Not | And | Or | Equal | Order | IsNull | In | TextTest
 
 _BOOLEAN = (AsBoolean, Not, And, Or, Equal, Order, IsNull, In, TextTest)
 
@@ -135,7 +135,7 @@ def properties(node: Node) -> list[str]:
     while waiting:
         one = waiting.pop()
         match one:
-            case Property(name):
+            case PropertyExpression(name):
                 found[name] = None
             case And(operands) | Or(operands):
                 waiting += reversed(operands)
@@ -384,7 +384,7 @@ class _Parser:
         return both
 
     def _in(self, value: Node, start: int, negated: bool) -> Node:
-        if not isinstance(value, Property):
+        if not isinstance(value, PropertyExpression):
             raise FilterError("only a property can be IN a list", position=start)
         self._expect("(", "( after IN")
         texts = [_unquoted(self._expect("string", "a string in the list of IN"))]
@@ -416,7 +416,7 @@ class _Parser:
             self._depth -= 1
             return node
         if token.kind == "name":
-            return Property(self._take().text)
+            return PropertyExpression(self._take().text)
         if token.kind in _CONSTANTS:
             self._take()
             return Literal(_CONSTANTS[token.kind])
@@ -430,7 +430,7 @@ class _Parser:
 
     def _boolean(self, node: Node, at: int) -> Node:
         """``node`` where a truth value is needed."""
-        if isinstance(node, Property):
+        if isinstance(node, PropertyExpression):
             return AsBoolean(node)
         if not is_boolean(node):
             raise FilterError("this has no truth value; compare it with something", position=at)

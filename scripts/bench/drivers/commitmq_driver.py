@@ -181,7 +181,7 @@ def _batches(job: Job, number: int, barrier: Barrier) -> None:
 
 def floor(job: Job) -> Result:
     """Single sends of both promises, a bare echo over the same transport and a bare fdatasync, in turns of 200."""
-    from commitmq.bench.latency import measure_latency
+    from bench.latency import measure_latency
     from commitmq.bench.target import BenchTopic
 
     with BenchTopic(job.address) as topic:

@@ -115,7 +115,7 @@ def mixed(job: Job) -> Result:
 
 
 def _follow(job: Job, consumer: Consumer, orders: Connection) -> tuple[int, int, float]:
-    from commitmq.bench.checksum import checksum_of_batch
+    from commitmq.bench.reads import checksum_of_batch
 
     got = total = 0
     wanted = -1

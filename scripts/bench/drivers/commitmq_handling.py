@@ -33,7 +33,7 @@ def share(job: Job) -> Result:
 
 
 def _share(job: Job) -> Result:
-    from commitmq.bench.checksum import checksum_of_bodies  # its kernels cost every other work's clients 0.6 s
+    from commitmq.bench.reads import checksum_of_bodies  # its kernels would cost every other work's clients, too
 
     bodies = [body for body, _ in zip(itertools.cycle(make_bodies(job)), range(_FILL_BATCH), strict=False)]
     with Target(job) as target:

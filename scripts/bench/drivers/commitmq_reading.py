@@ -20,7 +20,7 @@ _POLL_MESSAGES = 10_000
 
 def read(job: Job) -> Result:
     """Columns: the CRC-32 of every body, over the arrays. Messages: an object with its own ``bytes`` body for each."""
-    from commitmq.bench.checksum import checksum_of_batch
+    from commitmq.bench.reads import checksum_of_batch
 
     touch = _copy_out if "messages" in words(job) else checksum_of_batch
     count = total = size = 0

@@ -14,7 +14,7 @@ from bench.system import HOST, Command, Durability, Server, free_ports
 from commitmq import Admin, CommitMQError
 from commitmq.network.ports import PORTS
 from commitmq.store.layout import StoreLayout
-from commitmq.store.memory.shared_memory import recorded_folder
+from commitmq.store.shared_memory import recorded_folder
 
 _PYTHON: Final = (sys.executable,)
 # Like RocketMQ's flushDiskType: an ack has the promise of the row, and with "async" consumers do not wait for the

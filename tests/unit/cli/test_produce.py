@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from commitmq.cli.produce import Ending, input_lines
+from commitmq.cli.produce import StopSignals, input_lines
 
 
 def test_input_that_came_before_the_signal_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command looks, and finds nothing. Then input comes, and then the signal; only then the command goes on."""
     inlet, outlet = os.pipe()
-    ending = Ending()
+    ending = StopSignals()
     look = select.select
 
     def late(*arguments: Any) -> Any:

@@ -34,10 +34,6 @@ NODE_VERBS: dict[str, list[str]] = {
     "store repair": ["{store}", "--cut", "--yes"],
     "store snapshot": ["{store}", "--to", "{new}"],
     "bench consume": [],
-    "bench rolls": [],
-    "bench restart": [],
-    "bench trace-points": [],
-    "bench all": [],
 }
 ALSO: dict[str, list[str]] = {
     "plugins": ["--all"],
@@ -92,7 +88,7 @@ for name in commitmq.__all__:
     getattr(commitmq, name)
 for module in pkgutil.iter_modules(commitmq.client.__path__, "commitmq.client."):
     import_module(module.name)
-print(*sorted({"numpy", "zmq"} & sys.modules.keys()), commitmq.format.crc.crc32.__module__)
+print(*sorted({"numpy", "zmq"} & sys.modules.keys()), commitmq.format.record.crc32.__module__)
 """
     assert run(variables, code).split() == ["numpy", "zmq", "zlib"]
 

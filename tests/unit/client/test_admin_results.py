@@ -1,11 +1,11 @@
-"""Goal: what an admin answers can be read by attributes, and like the dictionaries of former versions.
+"""Goal: what an admin answers can be read by attributes.
 
 Method: rows made from answers of this node, of an older one and of a newer one.
 """
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, asdict
 
 import orjson
 import pytest
@@ -24,24 +24,17 @@ ANSWER = {
 }
 
 
-def test_a_row_is_an_object_and_the_dictionary_it_was() -> None:
+def test_a_row_is_an_object() -> None:
     topic = TopicInfo.of(ANSWER)
     assert (topic.name, topic.write_queues, topic.attributes) == ("orders", 2, {"storage.type": "memory"})
-    assert dict(topic) == {**topic} == ANSWER
-    assert topic == ANSWER
-    assert topic["perm"] == 6
-    assert topic.get("nothing") is None
-    assert "perm" in topic
-    assert "of" not in topic
-    with pytest.raises(KeyError):
-        topic["_names"]
+    assert asdict(topic) == ANSWER
     with pytest.raises(FrozenInstanceError):
         topic.perm = 4  # type: ignore[misc]
     assert orjson.loads(orjson.dumps(topic)) == ANSWER
 
 
 def test_older_and_newer_nodes_are_understood() -> None:
-    assert TopicInfo.of({**ANSWER, "colour": "red"}) == ANSWER
+    assert TopicInfo.of({**ANSWER, "colour": "red"}) == TopicInfo.of(ANSWER)
     older = {name: value for name, value in ANSWER.items() if name not in ("incarnation", "system")}
     assert TopicInfo.of(older).incarnation == 0
     with pytest.raises(TypeError, match="perm"):
@@ -51,7 +44,7 @@ def test_older_and_newer_nodes_are_understood() -> None:
 def test_a_description_is_the_settings_and_the_groups() -> None:
     described = TopicDescription.of({**ANSWER, "groups": ["g"]})
     assert isinstance(described, TopicInfo)
-    assert described == {**ANSWER, "groups": ["g"]}
+    assert asdict(described) == {**ANSWER, "groups": ["g"]}
     assert described.groups == ["g"]
 
 
@@ -59,5 +52,4 @@ def test_rows_of_queues() -> None:
     queue, low, high, by_time = QueueBounds(3, 10, 20, None)
     assert (queue, low, high, by_time) == (3, 10, 20, None)
     lag = Lag("orders", 3, None, 20, 10, None, None)
-    assert lag["lag"] == lag.lag == 10
-    assert list(lag) == ["topic", "queue", "committed", "end", "lag", "member", "problem"]
+    assert list(asdict(lag)) == ["topic", "queue", "committed", "end", "lag", "member", "problem"]

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from commitmq.client.dead_letter_resend import resent_properties
-from commitmq.client.dead_letters import DeadLetter, DeadLetterFilter
+from commitmq.client.dead_letters import DeadLetter, DeadLetterFilter, resent_properties
 from commitmq.client.message import Message
-from commitmq.format.unique_ids import UniqueIds
+from commitmq.format.message_id import UniqueIds
 
 DIED_MS = 1_795_229_125_606
 

@@ -105,15 +105,10 @@ def types_of(function: Any, names: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("function", "dictionary", "besides"),
     [
-        (
-            producer.Producer.__init__,
-            options.ProducerOptions,
-            {"idempotent", "producer_id", "producer_epoch"},  # words of former versions
-        ),
+        (producer.Producer.__init__, options.ProducerOptions, set()),
         (producer.Producer.send, options.MessageOptions, {"multi_dispatch"}),
         (producer.Producer.send_async, options.MessageOptions, {"on_delivery"}),
-        (producer.Producer.send_batch, options.BatchOptions, set()),
-        (producer.Producer.send_batch_async, options.BatchOptions, set()),
+        (producer.Producer._batch_fields, options.BatchOptions, set()),
         (
             settings.ConsumerSettings.__init__,
             settings.GroupOptions,

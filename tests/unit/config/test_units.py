@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitmq.config.units import SIZES, TIMES, human, parse, parse_float, unit_of
+from commitmq.config.schema import SIZES, TIMES, human, parse, parse_float, unit_of
 
 
 @given(st.integers(0, 10**15), st.sampled_from(sorted(SIZES)))

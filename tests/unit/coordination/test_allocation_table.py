@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from commitmq.coordination.allocation_table import AllocationTable
 from commitmq.coordination.groups import use_strategy
-from commitmq.coordination.membership import Membership, Queue, View
+from commitmq.coordination.membership import AllocationTable, Membership, Queue, View
 from commitmq.errors import ProtocolError
 from commitmq.semantics import allocation
 from commitmq.semantics.allocation import MessageQueue, Strategy

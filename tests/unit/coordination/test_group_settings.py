@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitmq.config import NodeConfig
-from commitmq.coordination.groups import Groups
+from commitmq.coordination.groups import GroupCoordinator
 from commitmq.coordination.membership import Membership
 from commitmq.coordination.operations import GroupConfigOperations, begin_anew, to_begin_anew
 from commitmq.errors import ProtocolError, StoreError
@@ -27,8 +27,8 @@ def _full(*_: object) -> None:
     raise StoreError("the disk is full")
 
 
-def _load(layout: StoreLayout) -> Groups:
-    return Groups.load(layout, lambda _: [0, 1], NodeConfig().groups, first_generation=1, now_ms=0)
+def _load(layout: StoreLayout) -> GroupCoordinator:
+    return GroupCoordinator.load(layout, lambda _: [0, 1], NodeConfig().groups, first_generation=1, now_ms=0)
 
 
 def test_settings_that_cannot_be_written_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_the_size_of_settings_is_limited(tmp_path: Path) -> None:
     layout.config.mkdir(parents=True)
     layout.own.mkdir(parents=True)
     config = replace(NodeConfig().groups, max_group_settings_bytes=2_000, max_settings_bytes=3_000)
-    groups = Groups.load(layout, lambda _: [0, 1], config, first_generation=1, now_ms=0)
+    groups = GroupCoordinator.load(layout, lambda _: [0, 1], config, first_generation=1, now_ms=0)
 
     def refused(limit: str, act: Callable[[], object]) -> None:
         before = groups.table.object_bytes

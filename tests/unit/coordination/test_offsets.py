@@ -19,7 +19,7 @@ from commitmq.files import disk
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.group_config import ConsumerOffsets
-from commitmq.store.metadata.offsets_journal import DropTopic, OffsetsJournal, SetOffsets
+from commitmq.store.metadata.journal import DropTopic, OffsetsJournal, SetOffsets
 
 
 def _committed(offsets: GroupOffsets, group: str, *entries: tuple[str, int, int], reset: bool = False) -> None:

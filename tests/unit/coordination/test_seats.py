@@ -13,25 +13,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitmq.config import load
-from commitmq.coordination.groups import Groups, Seats
+from commitmq.coordination.groups import GroupCoordinator, Seats
 from commitmq.store.layout import StoreLayout
 
 SESSION_MS, GRACE_MS = 6_000, 2_000
 
 
 @pytest.fixture
-def groups(tmp_path: Path) -> Groups:
+def groups(tmp_path: Path) -> GroupCoordinator:
     layout = StoreLayout(tmp_path)
     layout.config.mkdir(parents=True)
     layout.own.mkdir(parents=True)
-    return Groups.load(layout, lambda _topic: (0, 1), load(None).groups, first_generation=1, now_ms=0, committed=[])
+    return GroupCoordinator.load(
+        layout, lambda _topic: (0, 1), load(None).groups, first_generation=1, now_ms=0, committed=[]
+    )
 
 
-def join(groups: Groups, member: str) -> None:
+def join(groups: GroupCoordinator, member: str) -> None:
     groups.join("g", member, ["t"], [], SESSION_MS, 0)
 
 
-def test_an_address_that_was_not_known_at_first_is_asked_for_again(groups: Groups) -> None:
+def test_an_address_that_was_not_known_at_first_is_asked_for_again(groups: GroupCoordinator) -> None:
     # The first request of a connection can come before the connection is known; the member had no address for its life.
     seats = Seats(groups, GRACE_MS)
     seats.take(b"1", "g", "a", lambda: ("ann", ""))
@@ -41,7 +43,7 @@ def test_an_address_that_was_not_known_at_first_is_asked_for_again(groups: Group
     assert seats.who("g", "a") == ("ann", "10.0.0.1")
 
 
-def test_a_member_is_given_up_a_while_after_its_connection(groups: Groups) -> None:
+def test_a_member_is_given_up_a_while_after_its_connection(groups: GroupCoordinator) -> None:
     seats = Seats(groups, GRACE_MS)
     for member, peer in (("a", b"1"), ("b", b"2")):
         join(groups, member)
@@ -53,7 +55,7 @@ def test_a_member_is_given_up_a_while_after_its_connection(groups: Groups) -> No
     assert groups.expire(SESSION_MS + 1_000) == [("g", "b")]
 
 
-def test_a_member_that_is_heard_again_stays(groups: Groups) -> None:
+def test_a_member_that_is_heard_again_stays(groups: GroupCoordinator) -> None:
     seats = Seats(groups, GRACE_MS)
     join(groups, "a")
     seats.take(b"1", "g", "a")
@@ -68,7 +70,7 @@ def test_a_member_that_is_heard_again_stays(groups: Groups) -> None:
     assert groups.expire(600 + SESSION_MS) == [("g", "a")]
 
 
-def test_the_end_of_a_former_connection_says_nothing(groups: Groups) -> None:
+def test_the_end_of_a_former_connection_says_nothing(groups: GroupCoordinator) -> None:
     seats = Seats(groups, GRACE_MS)
     join(groups, "a")
     seats.take(b"1", "g", "a")
@@ -78,7 +80,7 @@ def test_the_end_of_a_former_connection_says_nothing(groups: Groups) -> None:
     assert len(seats) == 1
 
 
-def test_without_a_grace_only_the_session_counts(groups: Groups) -> None:
+def test_without_a_grace_only_the_session_counts(groups: GroupCoordinator) -> None:
     seats = Seats(groups, 0)
     join(groups, "a")
     seats.take(b"1", "g", "a")

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from commitmq import failpoints
-from commitmq.coordination.topic_rules import MAX_QUEUES
-from commitmq.coordination.topics import Topics
+from commitmq.coordination.topics import MAX_QUEUES, TopicManager
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
@@ -21,8 +20,8 @@ from commitmq.store.metadata.topic_files import TopicsJournal, TopicTurn
 from golden_stores import GoldenStore
 
 
-def _load(layout: StoreLayout, *, auto_create: bool = True, max_topics: int = 1_000) -> Topics:
-    return Topics.load(layout, auto_create=auto_create, default_queues=4, max_topics=max_topics)
+def _load(layout: StoreLayout, *, auto_create: bool = True, max_topics: int = 1_000) -> TopicManager:
+    return TopicManager.load(layout, auto_create=auto_create, default_queues=4, max_topics=max_topics)
 
 
 @pytest.fixture
@@ -172,7 +171,7 @@ def test_other_settings_are_refused_unless_they_are_an_update(layout: StoreLayou
     assert (again.read_queues, again.unknown) == (3, {"future": 1})
 
 
-def _delete(topics: Topics, name: str, end: int = 1_000) -> None:
+def _delete(topics: TopicManager, name: str, end: int = 1_000) -> None:
     topics.delete(name)
     topics.write_deletions([name], end)
     topics.deletions.finish([name])
@@ -217,7 +216,7 @@ def test_a_tombstone_goes_when_nothing_lies_below_it(layout: StoreLayout) -> Non
 
 
 def test_deleted_topics_that_are_remembered_are_limited(layout: StoreLayout) -> None:
-    topics = Topics.load(layout, auto_create=True, default_queues=4, max_topics=9, max_deleted=2)
+    topics = TopicManager.load(layout, auto_create=True, default_queues=4, max_topics=9, max_deleted=2)
     for name in ("a", "b", "c"):
         topics.create(name, 1)
     _delete(topics, "a")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.counting.families import Family, Kind, doubling
-from commitmq.counting.table import BLOCK_BYTES, OTHER, CountReader, CountTable, Described
+from commitmq.counting import BLOCK_BYTES, OTHER, CountReader, CountTable, Described, Family, Kind, doubling
 from commitmq.errors import StoreError
 
 SENT = Family("sent_total", Kind.COUNTER, "Sent.", ("topic",))

@@ -23,7 +23,7 @@ from commitmq.format.java import java_string_hash
 from commitmq.format.units import UNIT
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.consume_queue_ext import MAX_ADDRESS, ExtensionReader
-from commitmq_dispatchers import queue_extensions
+from commitmq_dispatchers import consume_queue
 
 
 def codes(node: Node) -> np.ndarray:
@@ -82,8 +82,8 @@ def look_at_all(node: Node) -> None:
 def test_units_that_lead_nowhere_get_their_tags_codes(
     tmp_path: Path, at: str | int, which: int, bit_maps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_extensions, "_LOOK_UNITS", 16)
-    monkeypatch.setattr(queue_extensions, "_LOOK_S", 0)
+    monkeypatch.setattr(consume_queue, "_LOOK_UNITS", 16)
+    monkeypatch.setattr(consume_queue, "_LOOK_S", 0)
     node = Node(tmp_path, bit_maps=bit_maps)
     node.subscriptions.join("g", ["t"], EXPRESSIONS[1])
     node.subscriptions.write()

@@ -23,17 +23,18 @@ import pytest
 from commitmq import failpoints
 from commitmq.config import NodeConfig
 from commitmq.errors import DiskFullError, OffsetOutOfRangeError, StoreError
+from commitmq.format.constants import Host
 from commitmq.format.java import java_string_hash
 from commitmq.format.message_id import pack_host
-from commitmq.format.record import Host, Record, decode_record, encode_record
+from commitmq.format.record import Record, decode_record, encode_record
 from commitmq.log import get_log
 from commitmq.plugin.hookspecs import TopicStoreView
 from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.log.run_check import MessageIllegalError
-from commitmq.store.memory.memory_files import UNIT_FILE_BYTES, MemoryTopics
-from commitmq.store.memory.shared_memory import check_private
-from commitmq.store.queues.pull_result import PullStatus
+from commitmq.store.memory_files import UNIT_FILE_BYTES, MemoryTopics
 from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.store.queues.record_filter import PullStatus
+from commitmq.store.shared_memory import check_private
 from commitmq_dispatchers.memory import MemoryStore
 
 SEGMENT = 64 * 1024

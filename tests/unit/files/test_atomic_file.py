@@ -112,23 +112,20 @@ def test_the_mode_is_the_callers_and_the_umasks(tmp_path: Path, umask: int, mode
 # ---------------------------------------------------------------- the sources
 
 OTHER_RENAMES = {
-    "node/commitmq/files/aside.py": "sets a damaged file aside",
-    "node/commitmq/files/disk.py": "the calls themselves",
+    "node/commitmq/files/disk.py": "the calls themselves, and a damaged file set aside",
     "node/commitmq/files/unshare.py": "a copy takes the place of a file that has other names",
     "node/commitmq/offline/snapshot.py": "a folder that was made whole gets its name",
     "node/commitmq/supervision/supervisor.py": "log files move on by one number, each to a name that is free",
     "node/commitmq/offline/rebuild.py": "exchanges folders of rebuilt files",
-    "node/commitmq/offline/rebuild_index.py": "moves a finished index file to its place, where none is",
-    "node/commitmq/offline/rebuild_parallel.py": "moves folders of rebuilt queues to their place, where none is",
+    "node/commitmq/offline/rebuild_parallel.py": "moves rebuilt queues and index files to their place, where none is",
     "node/commitmq/offline/rebuild_pieces.py": "moves folders of rebuilt queues to their place, where none is",
     "node/commitmq/security/audit.py": "a full file of the audit log gets the number of its first line",
     "node/commitmq/plugin/project.py": "a folder that was made whole gets its name",
     "node/commitmq/store/index/index_file.py": "a new index file gets a name that must be free",
     "node/commitmq/store/metadata/json_config.py": "RocketMQ's .bak: the former file is kept (spec 1.4)",
     "node/commitmq/workers/allocate.py": "a new segment gets a name that must be free",
-    "dispatchers/commitmq_dispatchers/memory/segments.py": "a new segment in shared memory gets a name that is free",
-    "dispatchers/commitmq_dispatchers/memory/store.py": "folders in shared memory get their names, the owner's file last",
-    "plugins/commitmq_plugins/spark/java.py": "several processes may make the file at once, each under a name of its own",
+    "dispatchers/commitmq_dispatchers/memory.py": "segments and folders in shared memory get names that are free",
+    "plugins/commitmq_plugins/spark/sessions.py": "several processes may make the file at once, each under a name of its own",
     "plugins/commitmq_plugins/spark/jobs/manifest.py": "a file of an export gets a name that is free, before its commit",
 }
 

@@ -90,7 +90,16 @@ def test_every_call_fails_on_both_sides_and_leaks_nothing(
 def test_the_table_above_has_every_operation() -> None:
     public = {name for name, value in vars(disk).items() if callable(value) and value.__module__ == disk.__name__}
     named = {name.removesuffix("_file") for name in public if not name.startswith("_")}
-    assert named - {"opened", "open_folder"} == set(OPERATIONS)
+    without_one = {
+        "opened",
+        "open_folder",
+        "write_all",
+        "overwrite",
+        "start_writeback",
+        "set_aside",
+        "DamagedFileError",
+    }
+    assert named - without_one == set(OPERATIONS), "each has a failpoint of disk.py on both sides"
 
 
 def test_a_rename_takes_no_name_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.files.file_system import file_system_of
+from commitmq.files.disk_space import file_system_of
 
 TABLE = """22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
 30 22 0:40 / /srv rw shared:2 - btrfs /dev/sdb rw

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from commitmq.errors import DiskFullError, StoreError
-from commitmq.files.no_space import is_no_space, kind_of, tells_of_no_space
+from commitmq.files.disk_space import is_no_space, kind_of, tells_of_no_space
 
 PROJECT = Path(__file__).resolve().parents[3]
 NAMED = re.compile(r"errno\.(ENOSPC|EDQUOT)|errno (not )?(in|==|!=) \(?\d")
 # The others make such an error themselves, as the system call would.
 MAKERS = {
-    "node/commitmq/files/no_space.py",
-    "node/commitmq/files/write_all.py",
+    "node/commitmq/files/disk_space.py",
+    "node/commitmq/files/disk.py",
     "node/commitmq/security/audit.py",
 }
 

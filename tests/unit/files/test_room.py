@@ -1,6 +1,6 @@
 """Goal: a write without room is done later, status and log say so once, and other errors are raised as they are.
 
-Method: a Room whose context records what it is told, and writes that fail as they are asked to.
+Method: a DiskRoom whose context records what it is told, and writes that fail as they are asked to.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import pytest
 
 from commitmq.errors import DiskFullError, StoreError
-from commitmq.files.room import StoppedWithoutRoom
+from commitmq.files.disk_space import StoppedWithoutRoom
 from small_disk import Told, room
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

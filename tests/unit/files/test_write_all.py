@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from commitmq import failpoints
-from commitmq.files.write_all import write_all
+from commitmq.files.disk import write_all
 
 PROJECT = Path(__file__).resolve().parents[3]
 WRITERS = {
-    "node/commitmq/files/write_all.py",
-    "node/commitmq/store/store_lock.py",  # four bytes that nobody reads, in a file that has them already
+    "node/commitmq/files/disk.py",
+    "node/commitmq/store/access.py",  # four bytes that nobody reads, in a file that has them already
 }
 
 

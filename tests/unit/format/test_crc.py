@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isal import isal_zlib
 
-from commitmq.format import crc
+from commitmq.format import record
 from commitmq.kernels import compiled
 
 
 @pytest.fixture(scope="module")
 def plain() -> ModuleType:
-    """:mod:`commitmq.format.crc` as it is without isal."""
-    spec = importlib.util.find_spec("commitmq.format.crc")
+    """:mod:`commitmq.format.record` as it is without isal."""
+    spec = importlib.util.find_spec("commitmq.format.record")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -35,7 +35,7 @@ def plain() -> ModuleType:
 
 
 def test_which_one_is_used(plain: ModuleType) -> None:
-    assert crc.crc32 is isal_zlib.crc32
+    assert record.crc32 is isal_zlib.crc32
     assert plain.crc32 is zlib.crc32
 
 
@@ -46,11 +46,11 @@ def test_all_of_them_agree(plain: ModuleType, data: bytes, start: int) -> None:
     expected = int(compiled.crc32(np.frombuffer(b"\0" + part, np.uint8), 1, len(part), 0))
     tables = int(compiled.crc32_tables(np.frombuffer(b"\0" + part, np.uint8), 1, len(part), 0))
     for one in (part, bytearray(part), view):
-        assert plain.crc32(one) == crc.crc32(one) == expected == tables
-        assert plain.body_crc(one) == crc.body_crc(one) == expected & 0x7FFFFFFF
+        assert plain.crc32(one) == record.crc32(one) == expected == tables
+        assert plain.body_crc(one) == record.body_crc(one) == expected & 0x7FFFFFFF
 
 
 def test_what_is_long(plain: ModuleType) -> None:
     data = np.random.default_rng(1).integers(0, 256, 3 << 20, np.uint8).tobytes()
-    assert plain.crc32(data) == crc.crc32(data)
-    assert plain.crc32(b"") == crc.crc32(b"") == 0
+    assert plain.crc32(data) == record.crc32(data)
+    assert plain.crc32(b"") == record.crc32(b"") == 0

@@ -46,7 +46,7 @@ def test_modules_for_single_sends_are_light() -> None:
     """A client that sends single messages must not load numpy."""
     code = (
         "import sys\n"
-        "from commitmq.format import record, properties, crc, message_id, constants, java, client_batch, compression\n"
+        "from commitmq.format import record, properties, message_id, constants, java, client_batch, compression\n"
         "from commitmq.store.metadata import topic_config\n"
         "print([name for name in ('numpy', 'zmq', 'lz4', 'zstandard') if name in sys.modules])"
     )

@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 
 from commitmq.errors import CorruptRecordError, InvalidMessageError
 from commitmq.format.constants import MAGIC_V1, MAGIC_V2, Host, SysFlag
-from commitmq.format.crc import body_crc, crc_digits, parse_crc_digits
-from commitmq.format.record import Record, decode_record, encode_filler, encode_record, peek, record_size
+from commitmq.format.record import (
+    Record,
+    body_crc,
+    crc_digits,
+    decode_record,
+    encode_filler,
+    encode_record,
+    parse_crc_digits,
+    peek,
+    record_size,
+)
 from record_strategies import records
 
 V4, V6 = Host("10.1.2.3", 10911), Host("2001:db8::7", 9)

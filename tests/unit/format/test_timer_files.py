@@ -12,10 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq.errors import CorruptRecordError, StoreError
-from commitmq.format import timer_check, timer_log, timer_wheel
-from commitmq.format.timer_check import TimerCheck, decode_check, encode_check
-from commitmq.format.timer_log import TimerFiller, TimerUnit, decode_unit, encode_unit
-from commitmq.format.timer_wheel import Slot, decode_slot, encode_slot
+from commitmq.format import timer
+from commitmq.format.timer import (
+    Slot,
+    TimerCheck,
+    TimerFiller,
+    TimerUnit,
+    decode_check,
+    decode_slot,
+    decode_unit,
+    encode_check,
+    encode_slot,
+    encode_unit,
+)
 from golden_stores import unpack
 from record_strategies import INT32, INT64
 
@@ -38,13 +47,13 @@ def test_the_golden_timer_log_is_units_fillers_and_zeros(root: Path) -> None:
             found = decode_unit(data, offset)
             kinds.append(type(found).__name__)
             if isinstance(found, TimerUnit):
-                assert timer_log.fits(int(path.name) + offset, len(data))
+                assert timer.fits(int(path.name) + offset, len(data))
                 rebuilt += encode_unit(found)
-                offset += timer_log.UNIT_BYTES
+                offset += timer.UNIT_BYTES
             elif isinstance(found, TimerFiller):
                 assert offset + found.blank_bytes == len(data)
-                assert not timer_log.fits(offset, len(data))
-                rebuilt += timer_log.encode_filler(found.blank_bytes)
+                assert not timer.fits(offset, len(data))
+                rebuilt += timer.encode_filler(found.blank_bytes)
                 break
             else:
                 break
@@ -54,13 +63,13 @@ def test_the_golden_timer_log_is_units_fillers_and_zeros(root: Path) -> None:
 
 def test_the_golden_wheel_has_slots_of_32_bytes(root: Path) -> None:
     data = (root / "timerwheel").read_bytes()
-    assert len(data) == timer_wheel.WHEEL_BYTES
-    used = [index for index in range(timer_wheel.SLOTS) if any(data[index * 32 : index * 32 + 32])]
+    assert len(data) == timer.WHEEL_BYTES
+    used = [index for index in range(timer.SLOTS) if any(data[index * 32 : index * 32 + 32])]
     assert len(used) == 36
     for index in used:
         slot = decode_slot(data, index)
         assert encode_slot(slot) == data[index * 32 : index * 32 + 32]
-        assert slot.time % timer_wheel.SLOTS == index
+        assert slot.time % timer.SLOTS == index
         assert slot.magic == 0
     assert decode_slot(data, 0) == Slot(0, 0, 0, 0)
 
@@ -70,7 +79,7 @@ def test_the_golden_timercheck(root: Path) -> None:
     check = decode_check(data)
     assert check == TimerCheck(1_795_339_432_000, 4_784, 88, 88, 0, 1_795_339_432_140, 95)
     assert encode_check(check) == data
-    assert len(data) == timer_check.FILE_BYTES
+    assert len(data) == timer.FILE_BYTES
 
 
 def test_a_short_timercheck_is_refused() -> None:
@@ -81,7 +90,7 @@ def test_a_short_timercheck_is_refused() -> None:
 @given(UNITS, st.binary(max_size=9))
 def test_a_unit_comes_back_from_its_bytes(unit: TimerUnit, before: bytes) -> None:
     data = encode_unit(unit)
-    assert len(data) == timer_log.UNIT_BYTES
+    assert len(data) == timer.UNIT_BYTES
     assert decode_unit(before + data, len(before)) == unit
 
 
@@ -115,13 +124,13 @@ def test_a_torn_unit_is_corruption_and_zeros_are_the_end() -> None:
     with pytest.raises(CorruptRecordError, match="20 bytes are left"):
         decode_unit(encode_unit(SAMPLE)[:20])
     with pytest.raises(CorruptRecordError, match="claims 3 bytes"):
-        decode_unit(timer_log.encode_filler(3))
+        decode_unit(timer.encode_filler(3))
 
 
 def test_a_file_ends_where_a_unit_and_a_filler_no_longer_fit() -> None:
     # Files of 20 units: the 20th place has no room for the filler behind a unit.
-    assert [timer_log.fits(52 * index, 1_040) for index in (0, 18, 19)] == [True, True, False]
-    assert timer_log.place_of_next(18 * 52, 1_040) == 18 * 52
-    assert timer_log.place_of_next(19 * 52, 1_040) == 1_040
-    assert timer_log.place_of_next(1_040 + 19 * 52, 1_040) == 2_080
-    assert timer_log.last_unit_offset(1_040) == 18 * 52
+    assert [timer.fits(52 * index, 1_040) for index in (0, 18, 19)] == [True, True, False]
+    assert timer.place_of_next(18 * 52, 1_040) == 18 * 52
+    assert timer.place_of_next(19 * 52, 1_040) == 1_040
+    assert timer.place_of_next(1_040 + 19 * 52, 1_040) == 2_080
+    assert timer.last_unit_offset(1_040) == 18 * 52

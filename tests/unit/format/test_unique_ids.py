@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from commitmq.format.unique_ids import MAX_BLOCK, UniqueIds
+from commitmq.format.message_id import MAX_BLOCK, UniqueIds
 
 
 def test_an_id_has_the_form_of_rocketmq() -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from commitmq.client.receiving.record_check import lacks_sector
+from commitmq.format.constants import Host
 from commitmq.format.message_id import pack_host
-from commitmq.format.record import Host
 from commitmq.kernels import codes, compiled
 from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.log.run_check import MessageIllegalError

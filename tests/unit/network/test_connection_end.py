@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from commitmq.network.connection import Connection
+from commitmq.network.connection import PeerConnection
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def is_open(ours: socket.socket, theirs: socket.socket) -> bool:
 
 
 def test_what_was_never_opened_is_not_shut_down(pair: tuple[socket.socket, socket.socket]) -> None:
-    connection = Connection(pair[0].fileno())
+    connection = PeerConnection(pair[0].fileno())
     connection.end()
     assert connection.ended
     assert is_open(*pair)
@@ -45,7 +45,7 @@ def test_what_was_never_opened_is_not_shut_down(pair: tuple[socket.socket, socke
 
 def test_what_was_opened_is_shut_down_and_its_number_is_nobodys(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
-    connection = Connection(ours.fileno())
+    connection = PeerConnection(ours.fileno())
     connection.open()
     other, peer = socket.socketpair()
     with other, peer:
@@ -58,7 +58,7 @@ def test_what_was_opened_is_shut_down_and_its_number_is_nobodys(pair: tuple[sock
 
 def test_without_a_descriptor_it_is_refused_over_libzmqs(pair: tuple[socket.socket, socket.socket]) -> None:
     number = pair[0].fileno()
-    Connection(number).refuse()
+    PeerConnection(number).refuse()
     assert pair[1].recv(1) == b""
     os.fstat(number)  # it stays libzmq's to close
 
@@ -68,7 +68,7 @@ def test_a_number_that_belongs_to_a_file_by_now_costs_no_descriptor() -> None:
     reading, writing = os.pipe()
     try:
         with pytest.raises(OSError, match="socket"):
-            Connection(writing).open()
+            PeerConnection(writing).open()
     finally:
         os.close(writing)
     with open(reading, "rb") as pipe:
@@ -78,7 +78,7 @@ def test_a_number_that_belongs_to_a_file_by_now_costs_no_descriptor() -> None:
 def test_what_comes_is_counted_once_while_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
     """An offset that is set while somebody reads is lost now and then, and what was counted so far comes again."""
     ours, theirs = pair
-    connection = Connection(ours.fileno())
+    connection = PeerConnection(ours.fileno())
     connection.open()
     read, stop = [0], threading.Event()
 
@@ -140,7 +140,7 @@ class LateReader:
 
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_reader_may_undo_a_renewal(after: int) -> None:
-    connection = Connection(-1)
+    connection = PeerConnection(-1)
     late = LateReader(after)
     connection._is_unix, connection._socket = True, late  # type: ignore[assignment]
     total = 0

@@ -25,8 +25,7 @@ from commitmq.protocol.channel import Channel
 from commitmq.protocol.node_address import Profile
 from commitmq.security.access_file import AccessFile, AccessTable, parse_local_users
 from commitmq.security.node_keys import KeyPair, load_node_keys, make_node_keys
-from commitmq.security.policy import Entry, Policies
-from commitmq.security.user import Secret, User
+from commitmq.security.policy import Policies, PolicyEntry, Secret, User
 from nodes import eventually
 
 SHOP = KeyPair.make()
@@ -52,7 +51,7 @@ class Served:
     def _make_user(table: AccessTable) -> None:
         table.users["shop"] = User("shop", Secret.make(), keys=(SHOP.public,))
         allowed = {"resource": "Topic:orders", "actions": ["Get"], "decision": "Allow"}
-        table.policies["shop"] = Policies((Entry.from_json(allowed),))
+        table.policies["shop"] = Policies((PolicyEntry.from_json(allowed),))
 
     def connect(self, number: int = 0) -> Channel:
         """A connection to the tcp address, or with 1 to that of ipc."""

@@ -14,9 +14,8 @@ import zmq
 from commitmq.config import NetworkConfig
 from commitmq.log import get_log
 from commitmq.network import router as router_module
-from commitmq.network.connection import Connection
-from commitmq.network.long_requests import LONG_HEADER_BYTES, REST, LongRequests
-from commitmq.network.router import Router, open_router
+from commitmq.network.connection import PeerConnection
+from commitmq.network.router import LONG_HEADER_BYTES, REST, LongRequests, Router, open_router
 from commitmq.protocol import wire
 from nodes import eventually
 from zmtp import RawPeer, frame
@@ -33,10 +32,10 @@ class _Line(LongRequests):
     def __init__(self) -> None:
         super().__init__(lambda: self.now_ns)
         self.now_ns = _MS
-        self.owners: dict[bytes, Connection] = {}
+        self.owners: dict[bytes, PeerConnection] = {}
 
     def put(self, peer: bytes, header: bytes, number: int = 0) -> None:
-        owner = self.owners.setdefault(peer, Connection(-1))
+        owner = self.owners.setdefault(peer, PeerConnection(-1))
         self.add([peer, header, b"%d" % number], len(header) + len(peer) + 1, owner)
 
     def handle(self, cost_ms: int) -> bytes | None:
@@ -210,7 +209,7 @@ def test_a_header_that_names_no_operation_is_refused_unread(opened: tuple[Router
 def test_requests_after_the_one_that_ends_a_connection_are_dropped_and_end_it_at_once(
     opened: tuple[Router, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitmq.network.endings._ANSWER_S", 60.0)
+    monkeypatch.setattr("commitmq.network.connection._ANSWER_S", 60.0)
     router, endpoints = opened
     with RawPeer(endpoints[0]) as hostile:
         hostile.send(wire.pack({"op": "x" * LONG_HEADER_BYTES, "id": 1}))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from commitmq.network.connection import Connection
+from commitmq.network.connection import PeerConnection
 from commitmq.network.gate import Gate
 from commitmq.network.router import Router
 from commitmq.protocol import wire
@@ -58,7 +58,7 @@ def wait_until_closed(descriptor: int) -> None:
 def peer_on(descriptor: int, endpoint: str) -> RawPeer:
     """A peer whose connection libzmq gets as ``descriptor``: all lower ones are taken, but one for the peer's own end.
 
-    Another thread may open a file at that moment; then it is tried again.
+    Another thread, or the collection of garbage, may open or close a file at that moment; then it is tried again.
     """
     for _ in range(20):
         taken = [os.open("/dev/null", os.O_RDONLY)]
@@ -71,14 +71,23 @@ def peer_on(descriptor: int, endpoint: str) -> RawPeer:
         for one in taken:
             os.close(one)
         with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and peer.socket.fileno() != descriptor:
+            found = os.fstat(descriptor)
+            # The gate's own descriptor of the same connection, which is the later one, must not be taken for libzmq's.
+            is_first = all(os.fstat(one).st_ino != found.st_ino for one in open_below(descriptor))
+            if stat.S_ISSOCK(found.st_mode) and peer.socket.fileno() != descriptor and is_first:
                 return peer
         peer.close()
         time.sleep(0.1)
     raise AssertionError(f"libzmq got another descriptor than {descriptor}")
 
 
-def only_connection(gate: Gate) -> Connection:
+def open_below(descriptor: int) -> list[int]:
+    """The open descriptors with lower numbers; without the one by which they are listed."""
+    listed = [int(one) for one in os.listdir("/proc/self/fd")]
+    return [one for one in listed if one < descriptor and os.path.lexists(f"/proc/self/fd/{one}")]
+
+
+def only_connection(gate: Gate) -> PeerConnection:
     assert eventually(lambda: len(gate) == 1, "the gate has heard of it")
     [found] = gate._connections.values()
     return found
@@ -164,13 +173,13 @@ def test_a_peer_under_an_id_of_the_nodes_is_ended(tmp_path: Path) -> None:
 
 def test_a_first_request_while_the_gate_opens_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The gate then knew two connections, one without a request, which it ended after first_request_timeout_ms.
-    opens = Connection.open
+    opens = PeerConnection.open
 
-    def slowly(self: Connection) -> int:
+    def slowly(self: PeerConnection) -> int:
         time.sleep(0.2)
         return opens(self)
 
-    monkeypatch.setattr(Connection, "open", slowly)
+    monkeypatch.setattr(PeerConnection, "open", slowly)
     with opened(tmp_path) as (router, endpoints), RawPeer(endpoints[0]) as peer:
         ask(peer, 1)
         take(router, 1)

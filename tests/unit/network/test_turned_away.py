@@ -23,8 +23,7 @@ import zmq
 from commitmq.config import NetworkConfig
 from commitmq.errors import ProtocolError, RequestError
 from commitmq.network import gate
-from commitmq.network.connection import Connection
-from commitmq.network.endings import Ending
+from commitmq.network.connection import Disconnect, PeerConnection
 from commitmq.network.router import Router
 from commitmq.protocol import wire
 from commitmq.protocol.channel import Channel
@@ -140,12 +139,12 @@ def test_a_bound_that_is_broken_for_long_fills_no_log(
 ) -> None:
     now = 1_000.0
     with opened(tmp_path) as (router, _endpoints):
-        monkeypatch.setattr("commitmq.network.endings.time.monotonic", lambda: now)
-        connection = Connection(0)
+        monkeypatch.setattr("commitmq.network.connection.time.monotonic", lambda: now)
+        connection = PeerConnection(0)
         for _ in range(600):
             now += 1.0
-            router.gate.endings.tell(Ending(connection, "max_connections", "no place"))
-        router.gate.endings.tell(Ending(connection, "frames", "too many"))
+            router.gate.endings.tell(Disconnect(connection, "max_connections", "no place"))
+        router.gate.endings.tell(Disconnect(connection, "frames", "too many"))
         monkeypatch.undo()
     lines = [line for line in caplog.text.splitlines() if "connection ended" in line]
     assert 10 <= len(lines) <= 20

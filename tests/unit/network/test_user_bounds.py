@@ -23,8 +23,7 @@ from commitmq.protocol.channel import Channel
 from commitmq.protocol.node_address import Profile
 from commitmq.security.access_file import AccessFile, AccessTable, UserQuotas
 from commitmq.security.node_keys import KeyPair, make_node_keys
-from commitmq.security.policy import Entry, Policies
-from commitmq.security.user import Secret, User
+from commitmq.security.policy import Policies, PolicyEntry, Secret, User
 from nodes import eventually
 
 KEYS = {"shop": KeyPair.make(), "cook": KeyPair.make()}
@@ -42,7 +41,7 @@ class Bounded:
                 own = tuple(quotas.items()) if name == "shop" else ()
                 table.users[name] = User(name, Secret.make(), keys=(keys.public,), quotas=own)
                 allowed = {"resource": "Topic:*", "actions": ["Get"], "decision": "Allow"}
-                table.policies[name] = Policies((Entry.from_json(allowed),))
+                table.policies[name] = Policies((PolicyEntry.from_json(allowed),))
 
         AccessFile(folder).change(make)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -14,7 +14,7 @@ import zmq
 
 from commitmq.config import NetworkConfig
 from commitmq.log import get_log
-from commitmq.network.connection import Connection
+from commitmq.network.connection import PeerConnection
 from commitmq.network.router import open_router
 from commitmq.protocol import wire
 from nodes import eventually
@@ -65,7 +65,7 @@ def test_what_waits_behind_a_long_turn_is_late_and_what_comes_after_it_is_not(tm
 def test_no_request_is_taken_for_older_than_it_is(seed: int) -> None:
     """Requests of random sizes come and are handled at random; each is judged late only if it is."""
     chance = random.Random(seed)
-    connection = Connection(0)
+    connection = PeerConnection(0)
     now, end, others = connection.accepted_s, 0, chance.randrange(900)
     waiting: list[tuple[float, int]] = []  # when it came, where it ends
     found = 0
@@ -81,7 +81,7 @@ def test_no_request_is_taken_for_older_than_it_is(seed: int) -> None:
             if connection.is_late:
                 found += 1
                 assert now - came > LIMIT_S
-        if chance.random() < 0.2:  # a look, as Connection.look would count
+        if chance.random() < 0.2:  # a look, as PeerConnection.look would count
             others += chance.randrange(2)
             connection._handled_at_look = connection.handled
             connection.received = end + others
@@ -90,7 +90,7 @@ def test_no_request_is_taken_for_older_than_it_is(seed: int) -> None:
 
 
 def test_nothing_is_noted_without_a_limit() -> None:
-    connection = Connection(0)
+    connection = PeerConnection(0)
     connection.received = 10_000_000
     connection.judge(connection.accepted_s, all_taken=False)
     assert (connection.is_late, len(connection._marks)) == (False, 0)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from commitmq.config import from_mapping
+from commitmq.offline.held_store import StoreView
 from commitmq.offline.queue_check import find_losses
-from commitmq.offline.store_view import StoreView
-from commitmq.store.queues import queue_bytes
+from commitmq.store.queues import queue_files
 from commitmq.store.queues.queue_ends import QueueEnd, QueueEnds
 from queue_store import QueueStore
 
@@ -45,8 +45,8 @@ def test_units_that_a_power_cut_took_from_the_middle_are_found(
     tmp_path: Path, number: int, was_open: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an orderly stop only the files' edges and the newest units are read."""
-    monkeypatch.setattr(queue_bytes, "_TAIL_UNITS", 8)
-    monkeypatch.setattr(queue_bytes, "_PIECE_UNITS", 4)
+    monkeypatch.setattr(queue_files, "_TAIL_UNITS", 8)
+    monkeypatch.setattr(queue_files, "_PIECE_UNITS", 4)
     store = QueueStore(tmp_path / "store")
     store.topic("orders", 1)
     for each in range(3 * UNITS_A_FILE):
@@ -62,3 +62,21 @@ def test_units_that_a_power_cut_took_from_the_middle_are_found(
     found = [one.why for one in find_losses(view, ends, store.end, lambda *_: None)]
     assert bool(found) == (was_open or number in (0, 9, 10, 19, 24))
     assert all("does not hold units of records that follow each other" in why for why in found)
+
+
+def test_the_newest_units_of_a_light_queue_are_missed_without_the_record_of_ends(tmp_path: Path) -> None:
+    """A light queue that has no files at all is no loss: RocketMQ may have been told not to fill it."""
+    store = QueueStore(tmp_path / "store")
+    store.topic("orders", 1)
+    for each in range(UNITS_A_FILE - 1):
+        store.put("orders", 0, b"%d" % each, light="%LMQ%a")
+    view = StoreView(store.root, CONFIG, (0,), was_open=True, batch_topics={"orders": False})
+    assert not find_losses(view, None, store.end, lambda *_: None)
+    (path,) = (store.layout.consume_queue / "%LMQ%a" / "0").iterdir()
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + bytes(len(data) - 100))
+    (loss,) = find_losses(view, None, store.end, lambda *_: None)
+    assert (loss.topic, loss.queue_id) == ("%LMQ%a", 0)
+    assert "has no unit" in loss.why
+    path.unlink()
+    assert not find_losses(view, None, store.end, lambda *_: None)

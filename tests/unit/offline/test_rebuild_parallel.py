@@ -22,12 +22,10 @@ import pytest
 from commitmq.config import load
 from commitmq.errors import CorruptRecordError, StoreError
 from commitmq.format.record import Record
-from commitmq.offline.held_store import HeldStore
+from commitmq.offline.held_store import HeldStore, StoreView, run_here
 from commitmq.offline.rebuild import rebuild
 from commitmq.offline.rebuild_parallel import rebuild_parallel
 from commitmq.offline.rebuild_pieces import FillTask, fill
-from commitmq.offline.runner import run_here
-from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify import verify
 from golden_stores import GoldenStore
 from index_store import IndexStore

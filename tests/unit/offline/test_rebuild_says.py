@@ -15,8 +15,7 @@ from commitmq.config import load
 from commitmq.errors import CorruptRecordError
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import rebuild
-from commitmq.offline.rebuild_check import checked
-from commitmq.offline.rebuild_parallel import rebuild_parallel
+from commitmq.offline.rebuild_parallel import checked, rebuild_parallel
 from commitmq.offline.verify import verify
 from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GoldenStore

@@ -17,8 +17,7 @@ import pytest
 from commitmq.config import load
 from commitmq.errors import StoreError
 from commitmq.offline.held_store import HeldStore
-from commitmq.offline.repair import How, repair
-from commitmq.offline.restore import restore
+from commitmq.offline.repair import How, repair, restore
 from commitmq.offline.verify import verify
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery import cut_record
@@ -147,7 +146,7 @@ def test_a_restoration_that_is_killed_is_run_again(clean: GoldenStore, how: How,
     mended(clean, how)
     code = (
         "import sys; from pathlib import Path; from commitmq.config import load;"
-        "from commitmq.offline.held_store import HeldStore; from commitmq.offline.restore import restore;"
+        "from commitmq.offline.held_store import HeldStore; from commitmq.offline.repair import restore;"
         f"store = HeldStore(Path(sys.argv[1]), load(None, {SETTINGS!r})); store.__enter__(); restore(store)"
     )
     environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "COMMITMQ_FAILPOINTS": f"{point}=kill"}

@@ -24,11 +24,11 @@ from commitmq.errors import StoreLockedError
 from commitmq.format.record import Record
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import rebuild
-from commitmq.offline.verify import Finding, Report, verify
+from commitmq.offline.verify import Report, StoreFinding, verify
+from commitmq.store.access import StoreLock
 from commitmq.store.layout import StoreLayout
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.recovery.sidecar import Sidecar
-from commitmq.store.store_lock import StoreLock
 from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GoldenStore
 from index_store import IndexStore
@@ -42,7 +42,7 @@ def check(root: Path, settings: tuple[str, ...] = SETTINGS) -> Report:
         return verify(store)
 
 
-def damage_of(report: Report) -> list[Finding]:
+def damage_of(report: Report) -> list[StoreFinding]:
     return [finding for finding in report.findings if not finding.is_note]
 
 
@@ -350,7 +350,7 @@ def test_a_rebuild_that_is_interrupted_leaves_the_store_as_it_was(clean: Path) -
 
 def test_a_store_that_somebody_uses_is_refused(clean: Path) -> None:
     held = subprocess.Popen(
-        [sys.executable, "-c", "import sys; from pathlib import Path; from commitmq.store.store_lock import StoreLock;"
+        [sys.executable, "-c", "import sys; from pathlib import Path; from commitmq.store.access import StoreLock;"
          "StoreLock(Path(sys.argv[1])).acquire(); print('held', flush=True); sys.stdin.read()", str(clean / "lock")],
         env={**os.environ, "PYTHONPATH": ":".join(sys.path)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip

@@ -18,9 +18,8 @@ import pytest
 
 from commitmq.config import load
 from commitmq.format.record import Record
-from commitmq.offline.held_store import HeldStore
+from commitmq.offline.held_store import HeldStore, Runner, run_here
 from commitmq.offline.rebuild import rebuild
-from commitmq.offline.runner import Runner, run_here
 from commitmq.offline.verify import verify
 from damaged_stores import damage
 from golden_stores import GoldenStore

@@ -23,7 +23,7 @@ from commitmq.log import get_log
 from commitmq.security.access_file import LOOK_MS, AccessFile, AccessTable, LiveAccess, written_down
 from commitmq.security.audit import Actor
 from commitmq.security.audit_trail import AuditTrail
-from commitmq.security.user import Secret, User
+from commitmq.security.policy import Secret, User
 
 SECRET = "canary-of-the-secret"
 

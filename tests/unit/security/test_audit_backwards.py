@@ -13,7 +13,7 @@ import pytest
 
 from commitmq.log import get_log
 from commitmq.security.audit import Actor, AuditLimits, AuditLog, Event, older_files
-from commitmq.security.audit_trail import Backwards, Place
+from commitmq.security.audit_trail import Backwards, TrailPosition
 
 
 def written(folder: Path, count: int, max_file_bytes: int = 4_000) -> AuditLog:
@@ -39,7 +39,7 @@ def test_all_lines_the_newest_first(tmp_path: Path) -> None:
 def test_looks_go_on_where_the_one_before_ended(tmp_path: Path, step: int) -> None:
     log = written(tmp_path, 100)
     found: list[int] = []
-    place: Place | None = None
+    place: TrailPosition | None = None
     while True:
         with contextlib.closing(Backwards(log.path, place)) as look:
             log.write(Event(Actor("bob"), "send", "Topic:now"))  # while it is open
@@ -66,7 +66,7 @@ def test_junk_and_an_open_end_are_passed_over(tmp_path: Path) -> None:
 
 def test_nothing_is_there(tmp_path: Path) -> None:
     look = Backwards(tmp_path / "none" / "writer.jsonl")
-    assert (numbers(look), look.place) == ([], Place(0, 0))
+    assert (numbers(look), look.place) == ([], TrailPosition(0, 0))
     empty = tmp_path / "writer.jsonl"
     empty.touch()
     assert numbers(Backwards(empty)) == []

@@ -13,20 +13,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq.security.access_file import AccessTable
-from commitmq.security.policy import Action, Entry, Policies, Resource, ResourceType, decide, parse_address
-from commitmq.security.user import Secret, User
+from commitmq.security.policy import (
+    Action,
+    Policies,
+    PolicyEntry,
+    Resource,
+    ResourceType,
+    Secret,
+    User,
+    decide,
+    parse_address,
+)
 
 ORDERS = Resource(ResourceType.TOPIC, "orders")
 ANN = User("ann", Secret("a-secret-of-ann"))
 PUB = (Action.PUB,)
 
 
-def entry(resource: str, actions: str = "All", decision: str = "Allow", *networks: str) -> Entry:
+def entry(resource: str, actions: str = "All", decision: str = "Allow", *networks: str) -> PolicyEntry:
     members: dict[str, Any] = {"resource": resource, "actions": actions.split(","), "decision": decision}
-    return Entry.from_json({**members, "from": list(networks)})
+    return PolicyEntry.from_json({**members, "from": list(networks)})
 
 
-def may(*entries: Entry, default: tuple[Entry, ...] = (), address: str = "10.1.2.3", user: User = ANN) -> bool:
+def may(
+    *entries: PolicyEntry, default: tuple[PolicyEntry, ...] = (), address: str = "10.1.2.3", user: User = ANN
+) -> bool:
     return decide(user, Policies(entries, default), ORDERS, PUB, parse_address(address)).allowed
 
 
@@ -107,7 +118,7 @@ def test_a_request_of_several_actions_needs_one() -> None:
 )
 def test_what_is_no_entry_is_refused(members: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"actions?|decision|address|resource"):
-        Entry.from_json(members)
+        PolicyEntry.from_json(members)
 
 
 RESOURCES = st.sampled_from(
@@ -125,7 +136,7 @@ ENTRIES = st.lists(
 
 
 @given(ENTRIES, ENTRIES)
-def test_a_second_decision_agrees(custom: list[Entry], default: list[Entry]) -> None:
+def test_a_second_decision_agrees(custom: list[PolicyEntry], default: list[PolicyEntry]) -> None:
     exactness = ["Topic:orders", "Topic:ord*", "Topic:o*", "Topic:*", "*"]
 
     def naive() -> bool:

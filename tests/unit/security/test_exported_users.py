@@ -12,8 +12,7 @@ import pytest
 
 from commitmq.security.access_file import AccessTable
 from commitmq.security.imported_access import ExportedUsers, UserChange, exported_users
-from commitmq.security.policy import Policies
-from commitmq.security.user import MAX_KEYS, Secret, User
+from commitmq.security.policy import MAX_KEYS, Policies, Secret, User
 
 KEYS = tuple(digit * 40 for digit in "123456789abcdefghi")
 ENTRY = {"resource": "Topic:orders", "actions": ["Pub"], "decision": "Allow"}

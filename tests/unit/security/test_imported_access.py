@@ -12,7 +12,7 @@ import pytest
 
 from commitmq.security.access_file import AccessTable
 from commitmq.security.imported_access import read_json, read_tables
-from commitmq.security.user import Secret, User
+from commitmq.security.policy import Secret, User
 
 USERS = """\
 #UserName         #Password               #UserType               #UserStatus

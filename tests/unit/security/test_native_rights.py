@@ -87,6 +87,13 @@ _NO_OPERATIONS = {
     "dry_run",
     "from_offset",
     "needed_by",
+    "tag",
+    "unique",
+    "key",
+    "log_generation",
+    "born",
+    "body_bytes",
+    "session_timeout_ms",
 }
 """Fields of answers in the same sources."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commitmq.security.audit import Actor
-from commitmq.security.on_behalf import FIELD, Vouching
+from commitmq.security.native_rights import FIELD, Vouching
 
 ANN = Actor("ann", "dashboard", "10.1.2.3")
 

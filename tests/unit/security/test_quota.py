@@ -13,7 +13,7 @@ import pytest
 from commitmq.config import NodeConfig
 from commitmq.log import get_log
 from commitmq.security.access_file import AccessFile, AccessTable, UserQuotas
-from commitmq.security.user import QUOTAS, Quota, Secret, User, parse_quota, quotas_from_json
+from commitmq.security.policy import QUOTAS, Quota, Secret, User, parse_quota, quotas_from_json
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import hmac
 
 import pytest
 
-from commitmq.security.user import SIGNATURE, is_signed, sign
+from commitmq.security.policy import SIGNATURE, is_signed, sign
 
 FIELDS = {"AccessKey": "ann", "b": "orders", "a": "group", "e": "0", "i": "KEYS\x01k\x02"}
 BODY = b"a body"

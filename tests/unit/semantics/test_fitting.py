@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import MAX_PROPERTIES_BYTES, Host, Property
 from commitmq.format.record import Record, decode_record, encode_record
-from commitmq.semantics.derived import broker_order, derived
-from commitmq.semantics.fitting import first_that_fits, lighter
+from commitmq.semantics.derived import broker_order, derived, first_that_fits, lighter
 from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey, retries
 from commitmq.semantics.retry import TO_DEAD_LETTERS, SentBack, copies
 

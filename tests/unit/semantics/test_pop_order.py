@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq.errors import InvalidMessageError
-from commitmq.semantics.pop_order import OrderAck, OrderState, first_pop, table_from_json, table_to_json
+from commitmq.semantics.pop import OrderAck, OrderState, first_pop, table_from_json, table_to_json
 from commitmq.store.metadata import json_config
 from pending_store import PendingStore
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from commitmq.semantics.priority import counts, priority_of, queue_of
+from commitmq_plugins.rocketmq.broker.sending import counts, priority_of, queue_of
 
 PRIORITY = "_SYS_MSG_PRIORITY_"
 

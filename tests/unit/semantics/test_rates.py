@@ -5,10 +5,10 @@ Method: a clock that the test moves.
 
 from __future__ import annotations
 
-from commitmq.semantics.rates import LEAST_WAIT_MS, LONGEST_WAIT_MS, Rates
+from commitmq.semantics.rates import LEAST_WAIT_MS, LONGEST_WAIT_MS, RateLimiter
 
 
-def passes(rates: Rates, name: str, count: int, size_bytes: int, now_s: float) -> bool:
+def passes(rates: RateLimiter, name: str, count: int, size_bytes: int, now_s: float) -> bool:
     if rates.wait_ms(name, now_s):
         return False
     rates.take(name, count, size_bytes, now_s)
@@ -16,13 +16,13 @@ def passes(rates: Rates, name: str, count: int, size_bytes: int, now_s: float) -
 
 
 def test_a_stream_passes_at_its_rate_after_the_burst() -> None:
-    rates = Rates("topic", 100, 0, 10)
+    rates = RateLimiter("topic", 100, 0, 10)
     passed = sum(passes(rates, "a", 1, 1_000, step / 1000) for step in range(10_000))
     assert 1_050 <= passed <= 1_110  # ten seconds of the rate, and the burst of one
 
 
 def test_a_refused_request_passes_after_the_time_that_its_refusal_names() -> None:
-    rates = Rates("topic", 10, 0, 10)
+    rates = RateLimiter("topic", 10, 0, 10)
     assert passes(rates, "a", 25, 0, 0.0)
     wait_ms = rates.wait_ms("a", 0.0)
     assert 1_500 < wait_ms < 1_700  # a debt of 15 messages and one more
@@ -31,30 +31,30 @@ def test_a_refused_request_passes_after_the_time_that_its_refusal_names() -> Non
 
 
 def test_rates_that_are_set_anew_forgive_no_debt_and_give_no_second_burst() -> None:
-    before = Rates("user", 100, 0, 10)
+    before = RateLimiter("user", 100, 0, 10)
     assert passes(before, "greedy", 1_000, 0, 0.0)
     assert passes(before, "used", 60, 0, 0.0)
     for messages_per_s in (100, 200):
-        rates = Rates("user", messages_per_s, 0, 10)
+        rates = RateLimiter("user", messages_per_s, 0, 10)
         rates.continue_from(before)
         assert rates.wait_ms("greedy", 0.0) >= 900 * 1000 // messages_per_s
         assert passes(rates, "used", 40, 0, 0.0)
         assert not passes(rates, "used", 1, 0, 0.0)
         assert passes(rates, "new", messages_per_s, 0, 0.0)
-    lower = Rates("user", 10, 50, 1)
+    lower = RateLimiter("user", 10, 50, 1)
     lower.continue_from(before)
     assert len(lower) == 1
     assert lower.wait_ms("greedy", 0.0) == LONGEST_WAIT_MS
-    off = Rates("user", 0, 0, 10)
+    off = RateLimiter("user", 0, 0, 10)
     off.continue_from(before)
     assert len(off) == 0
-    bytes_too = Rates("user", 0, 100, 10)
+    bytes_too = RateLimiter("user", 0, 100, 10)
     bytes_too.continue_from(before)  # bytes were not bounded, so nothing of them is known
     assert not bytes_too.wait_ms("greedy", 0.0)
 
 
 def test_bytes_and_messages_bound_each_by_itself() -> None:
-    rates = Rates("client", 1_000, 1_000, 10)
+    rates = RateLimiter("client", 1_000, 1_000, 10)
     assert passes(rates, "bytes", 1, 5_000, 0.0)
     assert not passes(rates, "bytes", 1, 1, 1.0)
     assert passes(rates, "messages", 1_000, 10, 0.0)
@@ -62,16 +62,16 @@ def test_bytes_and_messages_bound_each_by_itself() -> None:
 
 
 def test_one_request_of_any_size_passes_and_the_wait_after_it_is_bounded() -> None:
-    rates = Rates("topic", 0, 1, 10)
+    rates = RateLimiter("topic", 0, 1, 10)
     assert passes(rates, "a", 1, 1 << 40, 0.0)
     assert rates.wait_ms("a", 1.0) == LONGEST_WAIT_MS
-    rates = Rates("topic", 1 << 30, 0, 10)
+    rates = RateLimiter("topic", 1 << 30, 0, 10)
     assert passes(rates, "a", 1 << 30, 0, 0.0)
     assert rates.wait_ms("a", 0.0) == LEAST_WAIT_MS
 
 
 def test_names_without_end_take_bounded_memory_and_a_debt_is_not_forgotten_for_them() -> None:
-    rates = Rates("client", 1, 0, 100)
+    rates = RateLimiter("client", 1, 0, 100)
     assert passes(rates, "greedy", 1_000, 0, 0.0)
     for number in range(10_000):
         rates.take(f"idle-{number}", 0, 0, 0.0)
@@ -83,7 +83,7 @@ def test_names_without_end_take_bounded_memory_and_a_debt_is_not_forgotten_for_t
 
 
 def test_a_clock_that_stands_still_gives_nothing() -> None:
-    rates = Rates("topic", 1, 0, 10)
+    rates = RateLimiter("topic", 1, 0, 10)
     assert passes(rates, "a", 1, 0, 5.0)
     assert not passes(rates, "a", 1, 0, 5.0)
     assert not passes(rates, "a", 1, 0, 4.0)
@@ -91,7 +91,7 @@ def test_a_clock_that_stands_still_gives_nothing() -> None:
 
 def test_names_have_rates_of_their_own() -> None:
     of = {"small": (10, 0), "large": (1_000, 0)}
-    rates = Rates("user", 0, 0, 10, lambda name: of.get(str(name), (0, 0)))
+    rates = RateLimiter("user", 0, 0, 10, lambda name: of.get(str(name), (0, 0)))
     assert rates.is_bounded
     for name, most in (("small", 130), ("large", 10_000)):
         passed = sum(passes(rates, name, 1, 0, step / 1000) for step in range(10_000))

@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Property
 from commitmq.format.record import Record
-from commitmq.semantics.recall import RECALL_TAG, RecallHandle, recall_handle, recall_record
-from commitmq.semantics.timer import TIMER_TOPIC, TimerRefusedError, TimerRules, delete_key, timer_request
+from commitmq.semantics.timer import (
+    RECALL_TAG,
+    TIMER_TOPIC,
+    RecallHandle,
+    TimerRefusedError,
+    TimerRules,
+    delete_key,
+    recall_handle,
+    recall_record,
+    timer_request,
+)
 from pending_store import BROKER, PendingStore
 
 DAYS_7 = TimerRules(max_delay_s=604_800)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from commitmq.format.constants import WAITING_TOPICS
 from commitmq.semantics.delay import SCHEDULE_TOPIC
-from commitmq.semantics.stored_topics import topics_of
+from commitmq.semantics.retry import topics_of
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC
 

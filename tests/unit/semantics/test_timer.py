@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from commitmq.format.constants import Property
 from commitmq.format.record import Record
-from commitmq.format.timer_wheel import SLOTS, Slot
+from commitmq.format.timer import SLOTS, Slot
 from commitmq.semantics.timer import (
     REQUESTS,
     TIMER_TOPIC,

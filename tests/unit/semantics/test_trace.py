@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from commitmq.errors import InvalidMessageError
 from commitmq.semantics.trace import (
     TRACE_TOPIC,
-    ConsumeResult,
+    ConsumeReturnType,
     EndTransactionTrace,
     MessageType,
     Pub,
-    Recall,
+    RecallTrace,
     SubAfter,
     SubBefore,
     TraceRecord,
@@ -70,8 +70,8 @@ def test_sub_after_of_every_client_is_read() -> None:
     found = [one for text in texts for one in decode_trace(text)]
     assert all(isinstance(one, SubAfter) for one in found)
     assert [one.result for one in found if isinstance(one, SubAfter)] == [
-        ConsumeResult.SUCCESS,
-        *[ConsumeResult.FAILED] * 3,
+        ConsumeReturnType.SUCCESS,
+        *[ConsumeReturnType.FAILED] * 3,
     ]
     assert encode_trace(found[3:]) == texts[3]
 
@@ -84,7 +84,7 @@ def test_the_other_kinds_have_their_fields_in_order() -> None:
     )
     recall = record("Recall", "1", "DefaultRegion", "g", "orders", "ID", "false")
     found = decode_trace(before + end + recall)
-    assert [type(one) for one in found] == [SubBefore, EndTransactionTrace, Recall]
+    assert [type(one) for one in found] == [SubBefore, EndTransactionTrace, RecallTrace]
     assert encode_trace(found) == before + end + recall
     assert isinstance(found[1], EndTransactionTrace)
     assert (found[1].message_type, found[1].state, found[1].from_check) == (MessageType.COMMIT, "COMMIT_MESSAGE", True)
@@ -99,7 +99,7 @@ def test_an_unknown_kind_is_skipped_and_a_broken_record_refused() -> None:
 
 
 def test_a_separator_inside_a_text_is_refused() -> None:
-    recall = Recall(timestamp=1, region="r", group="g\x01", topic="t", message_id="ID", success=True)
+    recall = RecallTrace(timestamp=1, region="r", group="g\x01", topic="t", message_id="ID", success=True)
     with pytest.raises(InvalidMessageError, match="0x01 or 0x02"):
         encode_trace([recall])
 
@@ -113,10 +113,10 @@ RECORDS: st.SearchStrategy[TraceRecord] = st.one_of(
               message_type=st.sampled_from(MessageType), offset_message_id=texts, success=st.booleans(), **plain),
     st.builds(SubBefore, timestamp=numbers, request_id=texts, retry_times=numbers, **plain),
     st.builds(SubAfter, request_id=texts, message_id=texts, cost_ms=numbers, success=st.booleans(), keys=texts,
-              result=st.sampled_from(ConsumeResult), timestamp=numbers, group=texts),
+              result=st.sampled_from(ConsumeReturnType), timestamp=numbers, group=texts),
     st.builds(EndTransactionTrace, timestamp=numbers, topic=texts, tags=texts, store_host=texts, state=words,
               message_type=st.sampled_from(MessageType), transaction_id=texts, from_check=st.booleans(), **plain),
-    st.builds(Recall, timestamp=numbers, region=texts, group=texts, topic=texts, message_id=texts, success=st.booleans()),
+    st.builds(RecallTrace, timestamp=numbers, region=texts, group=texts, topic=texts, message_id=texts, success=st.booleans()),
 )  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_records_come_back_from_a_body(records: list[TraceRecord]) -> None:
 
 
 def test_keys_are_the_ids_and_keys_of_all_records_once() -> None:
-    recall = Recall(timestamp=1, region=None, group=None, topic=None, message_id="ID", success=True)
+    recall = RecallTrace(timestamp=1, region=None, group=None, topic=None, message_id="ID", success=True)
     before = SubBefore(
         timestamp=1, region=None, group=None, request_id=None, message_id="ID", retry_times=0, keys="b a"
     )

@@ -27,9 +27,9 @@ from commitmq.store.metadata.group_config import ConsumerOffsets, GroupTable
 from commitmq.store.metadata.topic_config import TopicTable
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.queue_files import list_queues
-from commitmq.store.queues.queue_times import offset_by_time
 from commitmq.store.recovery import abort_file
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
+from queue_times import offset_by_time
 
 RECORDS = {"clean": 410, "crash": 412}
 LOG_END = {"clean": 274_646, "crash": 286_835}

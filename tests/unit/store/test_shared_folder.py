@@ -14,9 +14,9 @@ import pytest
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
+from commitmq.store import shared_memory
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log import transient_pool
-from commitmq.store.memory import shared_memory
 from commitmq.supervision import node_files
 
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq.errors import StoreError, StoreLockedError
+from commitmq.store.access import StoreLock, lock_holder
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.recovery import abort_file
-from commitmq.store.store_lock import StoreLock, lock_holder
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -80,7 +80,7 @@ def test_abort_file(tmp_path: Path) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from commitmq.store.store_lock import StoreLock
+from commitmq.store.access import StoreLock
 lock = StoreLock(Path(sys.argv[1])); lock.acquire()
 print("held", flush=True); sys.stdin.read()
 """
@@ -109,7 +109,7 @@ def test_a_second_process_is_refused_by_pid(tmp_path: Path) -> None:
         assert own.value.pid == os.getpid()
         # The refused try must not have dropped the lock: closing a descriptor of the file would.
         code = (
-            "import sys; from pathlib import Path; from commitmq.store.store_lock import lock_holder\n"
+            "import sys; from pathlib import Path; from commitmq.store.access import lock_holder\n"
             "print(lock_holder(Path(sys.argv[1])))"
         )
         done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ import pytest
 
 from commitmq.log import get_log
 from commitmq.supervision.process_table import ProcessTable
-from commitmq.supervision.roster import Role
+from commitmq.supervision.roster import ProcessSpec
 from commitmq.supervision.supervisor import Drain
 from commitmq.supervision.worker_process import Phase, WorkerProcess
 
@@ -35,7 +35,7 @@ def drained(worker: WorkerProcess) -> WorkerProcess:
     ("essential", "started_ms", "unclean"), [(False, 0, False), (False, 5, True), (True, 0, True), (True, 5, True)]
 )
 def test_a_worker_that_waits_for_its_start(essential: bool, started_ms: int, unclean: bool) -> None:
-    worker = WorkerProcess(Role("schedule", "commitmq.workers.schedule.process", 10, essential=essential))
+    worker = WorkerProcess(ProcessSpec("schedule", "commitmq.workers.schedule.process", 10, essential=essential))
     worker.wanted, worker.phase, worker.started_ms = True, Phase.WAITING, started_ms
     drained(worker)
     assert (worker.unclean, worker.phase, worker.wanted) == (unclean, Phase.IDLE, False)
@@ -43,7 +43,7 @@ def test_a_worker_that_waits_for_its_start(essential: bool, started_ms: int, unc
 
 @pytest.mark.parametrize("phase", [Phase.IDLE, Phase.DONE])
 def test_a_worker_that_ended_stays_as_it_is(phase: Phase) -> None:
-    worker = WorkerProcess(Role("schedule", "commitmq.workers.schedule.process", 10))
+    worker = WorkerProcess(ProcessSpec("schedule", "commitmq.workers.schedule.process", 10))
     worker.phase = phase
     drained(worker)
     assert (worker.unclean, worker.phase) == (False, phase)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from commitmq import failpoints
 from commitmq.config import load
 from commitmq.errors import StoreError
 from commitmq.security.start_rule import is_loopback
@@ -60,6 +61,23 @@ def test_a_long_path_gets_a_socket_folder_that_nobody_could_make_before_us(tmp_p
     first.rmdir()
     node_files.empty_run_folder(layout)
     assert layout.sockets == second, "clients that outlive a stop look there"
+    node_files.clear_run_folder(layout)
+
+
+@pytest.mark.parametrize("call", ["open", "sync", "replace", "sync_folder"])
+def test_a_record_of_the_socket_folder_that_cannot_be_written_ends_the_start_and_the_next_one_is_right(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = StoreLayout(tmp_path / ("long" * 20))
+    node_files.make_folders(layout)
+    with monkeypatch.context() as armed:
+        armed.setattr(failpoints, "_points", failpoints.parse(f"disk.{call}.socket_record:before=errno:EIO"))
+        armed.setattr(failpoints, "ACTIVE", True)
+        with pytest.raises(StoreError, match="cannot make a folder for Unix sockets"):
+            node_files.empty_run_folder(layout)
+    node_files.empty_run_folder(layout)
+    assert layout.sockets.is_dir()
+    assert layout.socket_record.read_bytes()
     node_files.clear_run_folder(layout)
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 import pytest
 
 from commitmq.supervision.console import lines_of
-from commitmq.supervision.roster import Role
+from commitmq.supervision.roster import ProcessSpec
 from commitmq.supervision.supervisor import Servers
 from commitmq.supervision.worker_process import Phase, WorkerProcess
 
 
 def worker(name: str, *, listens: bool = True) -> WorkerProcess:
-    role = Role(f"worker-{name}", "m", 10, essential=False, plugin="p", listens=listens)
+    role = ProcessSpec(f"worker-{name}", "m", 10, essential=False, plugin="p", listens=listens)
     return WorkerProcess(role, Phase.WAITING)
 
 

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from commitmq.supervision.roster import Role
+from commitmq.supervision.roster import ProcessSpec
 from commitmq.supervision.worker_process import WorkerProcess, describe_exit
 
-FLUSH = Role("flush", "commitmq.workers.flush", 5)
+FLUSH = ProcessSpec("flush", "commitmq.workers.flush", 5)
 
 
 def child(code: int | None) -> WorkerProcess:

@@ -22,10 +22,10 @@ from commitmq.workers.timer import progress as timer
 LOG = get_log("test")
 FILES: dict[str, Any] = {
     "commitmq/pop.json": ProgressFile,
-    "commitmq/schedule.json": schedule.ProgressFiles,
-    "config/delayOffset.json": schedule.ProgressFiles,
-    "commitmq/timer.json": timer.ProgressFiles,
-    "config/timercheck": timer.ProgressFiles,
+    "commitmq/schedule.json": schedule.ScheduleProgressFiles,
+    "config/delayOffset.json": schedule.ScheduleProgressFiles,
+    "commitmq/timer.json": timer.TimerProgressFiles,
+    "config/timercheck": timer.TimerProgressFiles,
 }
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "folder": Path.mkdir,

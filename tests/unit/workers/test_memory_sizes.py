@@ -10,8 +10,8 @@ import pytest
 
 from commitmq.config import NodeConfig, load
 from commitmq.errors import ConfigError, StoreError
-from commitmq.store.memory.memory_files import NodeWord, node_page
-from commitmq.store.memory.shared_memory import available_bytes
+from commitmq.store.memory_files import NodeWord, node_page
+from commitmq.store.shared_memory import available_bytes
 from commitmq.workers import memory
 from commitmq.workers.memory import sizes, sizes_of_life
 

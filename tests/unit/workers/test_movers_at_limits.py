@@ -17,15 +17,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitmq.client.dead_letter_resend import resent_properties
-from commitmq.client.dead_letters import DLQ_ORIGIN_MESSAGE_ID, DLQ_ORIGIN_TOPIC
+from commitmq.client.dead_letters import DLQ_ORIGIN_MESSAGE_ID, DLQ_ORIGIN_TOPIC, resent_properties
 from commitmq.config import load
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import MAX_PROPERTIES_BYTES, Host, Property
 from commitmq.format.message_id import pack_host
 from commitmq.format.properties import encode_properties
 from commitmq.format.record import Record, decode_record, encode_record
-from commitmq.semantics.fitting import first_that_fits, without
+from commitmq.semantics.derived import first_that_fits, without
 from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey
 from commitmq.semantics.reply import pushed
 from commitmq.semantics.retry import UNDELIVERED_TOPIC

@@ -26,8 +26,7 @@ from commitmq.semantics.transaction import HALF_TOPIC
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.run_check import CheckedRun, RunCheck
 from commitmq.workers.writer import put_rules
-from commitmq.workers.writer.put_rules import Placed, PutRules
-from commitmq.workers.writer.send_checks import Refusal
+from commitmq.workers.writer.put_rules import PlacedRun, PutRefusal, PutRules
 from pending_store import PendingStore, blank
 
 NOW_MS = 1_795_339_323_456
@@ -63,11 +62,11 @@ def message(**properties: str) -> Record:
     return Record("orders", 2, properties=named, body=b"x", born_timestamp=5, born_host=Host("1.2.3.4", 5))
 
 
-def placed(rules: PutRules, *records: Record) -> Placed:
+def placed(rules: PutRules, *records: Record) -> PlacedRun:
     return rules.place(run_of(*records), records[0].topic, records[0].queue_id)
 
 
-def properties_of(one: Placed) -> dict[str, str]:
+def properties_of(one: PlacedRun) -> dict[str, str]:
     return dict(decode_record(one.run.data.tobytes(), check_crc=False).properties)
 
 
@@ -145,21 +144,21 @@ def test_the_first_request_of_seconds_milliseconds_and_a_time_wins(rules: PutRul
 @pytest.mark.parametrize("name", ["TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
 @pytest.mark.parametrize("text", ["x", " 1", "1_0", "٣", "9223372036854775808", "1.0", "-"])
 def test_a_request_that_is_no_number_is_illegal(rules: PutRules, name: str, text: str) -> None:
-    with pytest.raises(Refusal, match=name) as caught:
+    with pytest.raises(PutRefusal, match=name) as caught:
         placed(rules, message(**{name: text}))
     assert caught.value.code == "WHEEL_TIMER_MSG_ILLEGAL"
 
 
 def test_a_delay_beyond_the_limit_is_illegal(rules: PutRules) -> None:
     assert placed(rules, message(TIMER_DELAY_MS="604800000")).topic == TIMER_TOPIC
-    with pytest.raises(Refusal, match="604800001") as caught:
+    with pytest.raises(PutRefusal, match="604800001") as caught:
         placed(rules, message(TIMER_DELAY_MS="604800001"))
     assert caught.value.code == "WHEEL_TIMER_MSG_ILLEGAL"
 
 
 def test_a_cancellation_of_what_has_passed_is_illegal(rules: PutRules) -> None:
     cancel = message(TIMER_DELIVER_MS=str(NOW_MS), TIMER_DEL_UNIQKEY="AB")
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(PutRefusal) as caught:
         placed(rules, cancel)
     assert caught.value.code == "WHEEL_TIMER_MSG_ILLEGAL"
 
@@ -191,7 +190,7 @@ def test_a_level_of_nothing_or_less_is_no_delay(rules: PutRules, text: str) -> N
 
 @pytest.mark.parametrize("text", ["x", "1s", "1.0", " 1", "٣", "2147483648", "99999999999"])
 def test_a_level_that_is_no_number_is_refused(rules: PutRules, text: str) -> None:
-    with pytest.raises(Refusal, match="DELAY must be a delay level") as caught:
+    with pytest.raises(PutRefusal, match="DELAY must be a delay level") as caught:
         placed(rules, message(DELAY=text))
     assert caught.value.code == "MESSAGE_ILLEGAL"
 
@@ -241,12 +240,12 @@ def test_a_retry_that_an_old_client_sends_delayed_is_no_half_message(rules: PutR
 def test_what_could_never_be_committed_is_no_half_message(rules: PutRules) -> None:
     half: dict[str, Any] = {"TRAN_MSG": "true", "PGROUP": "g"}
     for wrong in ({"DELAY": "x"}, {"TIMER_DELAY_SEC": "x"}, {"TIMER_DELAY_SEC": "999999"}):
-        with pytest.raises(Refusal):
+        with pytest.raises(PutRefusal):
             placed(rules, message(**half, **wrong))
     assert placed(rules, message(**half, DELAY="3", TIMER_DELAY_SEC="x")).topic == HALF_TOPIC, "the level will win"
-    with pytest.raises(Refusal, match="PGROUP"):
+    with pytest.raises(PutRefusal, match="PGROUP"):
         placed(rules, message(TRAN_MSG="true"))
-    with pytest.raises(Refusal, match="UNIQ_KEY"):
+    with pytest.raises(PutRefusal, match="UNIQ_KEY"):
         placed(rules, replace(message(), properties=half))
 
 

@@ -23,8 +23,8 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
 from commitmq.workers.runtime.run_making import RunMaker
-from commitmq.workers.schedule.process import NEVER_MS, Level, Portion
-from commitmq.workers.schedule.progress import Progress, ProgressFiles
+from commitmq.workers.schedule.process import NEVER_MS, Level, LevelRuns
+from commitmq.workers.schedule.progress import ScheduleProgress, ScheduleProgressFiles
 from golden_stores import GOLDEN_SEGMENT_BYTES
 from log_builder import HOST, SEGMENT_BYTES, build_log
 from pending_store import PendingStore, blank
@@ -52,14 +52,14 @@ class Waiting:
         self.reports: list[str] = []
         self._runs = RunMaker(self.log, PLAIN, lambda why, _: self.reports.append(why))
 
-    def take(self, now_ms: int = NOW_MS, later_ms: int = 0) -> Portion | None:
+    def take(self, now_ms: int = NOW_MS, later_ms: int = 0) -> LevelRuns | None:
         """``later_ms``: by the monotonic clock, which begins at 0."""
         return self.level.take(
             now_ms, later_ms, count=99, bound=0, floor=0, runs=self._runs, log_end=7, is_moved=None
         )  # fmt: skip
 
 
-def counts(portion: Portion | None) -> list[tuple[str, int, int]]:
+def counts(portion: LevelRuns | None) -> list[tuple[str, int, int]]:
     assert portion is not None
     return [(one.topic, one.queue_id, one.run.count) for one in portion.runs]
 
@@ -207,9 +207,9 @@ def test_levels_that_the_file_does_not_name_begin_at_the_front(tmp_path: Path) -
     layout = StoreLayout(tmp_path)
     layout.config.mkdir()
     (layout.config / "delayOffset.json").write_text('{"offsetTable":{1:17,3:3,19:4,0:1,2:-5}}')
-    assert ProgressFiles(layout, get_log("test")).load().offsets == {1: 17, 3: 3}
+    assert ScheduleProgressFiles(layout, get_log("test")).load().offsets == {1: 17, 3: 3}
     (layout.config / "delayOffset.json").unlink()
-    assert ProgressFiles(layout, get_log("test")).load().offsets == {}
+    assert ScheduleProgressFiles(layout, get_log("test")).load().offsets == {}
 
 
 @pytest.mark.parametrize(
@@ -231,27 +231,27 @@ def test_a_damaged_file_is_kept_aside_and_what_is_left_counts(tmp_path: Path, co
     layout.config.mkdir()
     layout.own.mkdir()
     theirs, ours = layout.config / "delayOffset.json", layout.own / "schedule.json"
-    files = ProgressFiles(layout, get_log("test"))
+    files = ScheduleProgressFiles(layout, get_log("test"))
     for number in (1, 2):
-        files.store(Progress({1: 10 * number, 2: number}, 1_000 * number))
+        files.store(ScheduleProgress({1: 10 * number, 2: number}, 1_000 * number))
 
-    def load() -> Progress:
-        return ProgressFiles(layout, get_log("test")).load()
+    def load() -> ScheduleProgress:
+        return ScheduleProgressFiles(layout, get_log("test")).load()
 
     (theirs.with_name("delayOffset.json.bak")).unlink()
     theirs.write_text(content)
-    assert load() == Progress({1: 20, 2: 2}, 2_000), "schedule.json alone is enough"
-    files.store(Progress({1: 10, 2: 1}, 1_000))
-    files.store(Progress({1: 20, 2: 2}, 2_000))
+    assert load() == ScheduleProgress({1: 20, 2: 2}, 2_000), "schedule.json alone is enough"
+    files.store(ScheduleProgress({1: 10, 2: 1}, 1_000))
+    files.store(ScheduleProgress({1: 20, 2: 2}, 2_000))
     theirs.with_name("delayOffset.json.damaged").unlink()
     theirs.write_text(content)
-    assert load() == Progress({1: 20, 2: 2}, 2_000), "schedule.json knows the generation before"
+    assert load() == ScheduleProgress({1: 20, 2: 2}, 2_000), "schedule.json knows the generation before"
     assert theirs.with_name("delayOffset.json.damaged").read_text() == content
     ours.write_text(content)
-    assert load() == Progress({1: 10, 2: 1}, 1_000), "both generations before"
+    assert load() == ScheduleProgress({1: 10, 2: 1}, 1_000), "both generations before"
     for path in (theirs, ours):
         path.with_name(path.name + ".bak").write_text(content)
-    assert load() == Progress(), "all messages are looked at again"
+    assert load() == ScheduleProgress(), "all messages are looked at again"
     assert len(list(tmp_path.glob("*/*.damaged*"))) == 4
 
 

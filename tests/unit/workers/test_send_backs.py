@@ -22,8 +22,7 @@ from commitmq.semantics.retry import dead_letter_topic, retry_topic
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.run_check import RunCheck
 from commitmq.workers.writer import send_requests as module
-from commitmq.workers.writer.put_rules import PutRules
-from commitmq.workers.writer.send_checks import Refusal
+from commitmq.workers.writer.put_rules import PutRefusal, PutRules
 from commitmq.workers.writer.send_requests import SendBacks
 from pending_store import BROKER, PendingStore, blank
 
@@ -98,6 +97,6 @@ def test_a_level_above_the_last_waits_in_the_last(
 def test_a_message_is_named_by_its_place(pending: PendingStore, backs: SendBacks) -> None:
     source = pending.of(retry_topic(GROUP))[0]
     for wrong in ({"topic": "other"}, {"queue": 9}, {"queue_offset": 9_999}):
-        with pytest.raises(Refusal, match="is not") as caught:
+        with pytest.raises(PutRefusal, match="is not") as caught:
             backs.copy_of(request_of(source) | wrong)
         assert caught.value.code == "MESSAGE_ILLEGAL"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from commitmq.counting.table import CountReader, CountTable
+from commitmq.counting import CountReader, CountTable
 from commitmq.workers.writer.send_answers import PendingAck
 from commitmq.workers.writer.send_requests import SendCounts
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commitmq.format.timer_wheel import SLOT_BYTES, WHEEL_BYTES, Slot, encode_slot
+from commitmq.format.timer import SLOT_BYTES, WHEEL_BYTES, Slot, encode_slot
 from commitmq.semantics.timer import slot_index
 from commitmq.workers.writer import put_rules as module
-from commitmq.workers.writer.put_rules import SlotLimit
-from commitmq.workers.writer.send_checks import Refusal
+from commitmq.workers.writer.put_rules import PutRefusal, SlotLimit
 
 SLOT_MS = 1_795_000_000_000
 LIMIT = 4
@@ -32,7 +31,7 @@ def wheel(path: Path, *slots: Slot) -> Path:
 def refuses(limit: SlotLimit, slot_ms: int = SLOT_MS, count: int = 1) -> bool:
     try:
         limit.take(np.full(count, slot_ms, np.int64))
-    except Refusal as refusal:
+    except PutRefusal as refusal:
         assert refusal.code == "WHEEL_TIMER_FLOW_CONTROL"
         assert refusal.fields == {"retry_after_ms": 1_000}
         return True
@@ -56,7 +55,7 @@ def test_a_run_is_taken_or_refused_as_a_whole(tmp_path: Path) -> None:
     limit = SlotLimit(tmp_path / "none", LIMIT, draw=lambda: 1.0)
     assert refuses(limit, count=2 * LIMIT + 1)
     assert not refuses(limit, count=2 * LIMIT)
-    with pytest.raises(Refusal):
+    with pytest.raises(PutRefusal):
         limit.take(np.array([SLOT_MS + 1_000, SLOT_MS], np.int64))
     assert not refuses(limit, SLOT_MS + 1_000, 2 * LIMIT), "nothing of the refused run counts"
 

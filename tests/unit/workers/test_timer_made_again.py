@@ -21,9 +21,8 @@ from commitmq.semantics.timer import TIMER_TOPIC, TimerRules
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.workers.timer.incoming import Incoming, TimerQueue, slots_of
-from commitmq.workers.timer.index import TimerIndex
-from commitmq.workers.timer.making_again import MakingAgain
-from commitmq.workers.timer.progress import Progress, SetBack
+from commitmq.workers.timer.progress import ClockSetBack, TimerProgress
+from commitmq.workers.timer.wheel import MakingAgain, TimerIndex
 from log_builder import HOST, build_log
 from queue_in_memory import QueueInMemory
 
@@ -50,7 +49,7 @@ def all_keys(messages: Incoming) -> Any:
     return np.ones(len(messages), np.bool_)
 
 
-def waiting(queue: TimerQueue, progress: Progress, opens_ms: int) -> list[str]:
+def waiting(queue: TimerQueue, progress: TimerProgress, opens_ms: int) -> list[str]:
     """The keys of the messages that wait; cancellations with a minus before them."""
     again = MakingAgain(progress)
     again.survey(queue, 0, 0, NOW_MS, opens_ms, lambda: None)
@@ -77,7 +76,7 @@ def test_a_slot_that_is_not_opened_any_more_has_its_cancellations(tmp_path: Path
             timed(b"0", later, "D", TIMER_DEL_UNIQKEY="D"),
         ],
     )
-    progress = Progress(read_ms=slot - 1_000)
+    progress = TimerProgress(read_ms=slot - 1_000)
     assert waiting(queue, progress, NOW_MS - 12 * DAY_MS) == ["A", "C", "D", "-A", "-B", "-D"]
 
 
@@ -85,7 +84,7 @@ def test_a_message_without_a_unique_id_cannot_be_cancelled(tmp_path: Path) -> No
     old = NOW_MS - DAY_MS
     message, cancels = timed(b"m", old, ""), timed(b"c", old, "b", TIMER_DEL_UNIQKEY="orders+")
     del message.properties["UNIQ_KEY"]
-    assert waiting(queue_of(tmp_path, [message, cancels]), Progress(OLD_MS), NOW_MS) == ["", "-b"]
+    assert waiting(queue_of(tmp_path, [message, cancels]), TimerProgress(OLD_MS), NOW_MS) == ["", "-b"]
 
 
 def test_another_topic_may_have_the_same_unique_id(tmp_path: Path) -> None:
@@ -102,7 +101,7 @@ def test_another_topic_may_have_the_same_unique_id(tmp_path: Path) -> None:
             timed(b"first", due, "B", TIMER_ROLL_TIMES="1"),
         ],
     )
-    assert waiting(queue, Progress(read_ms=slot - 1_000), NOW_MS - 12 * DAY_MS) == ["A", "-A", "B", "B"]
+    assert waiting(queue, TimerProgress(read_ms=slot - 1_000), NOW_MS - 12 * DAY_MS) == ["A", "-A", "B", "B"]
 
 
 def test_a_cancellation_rolls_on_its_own(tmp_path: Path) -> None:
@@ -119,7 +118,7 @@ def test_a_cancellation_rolls_on_its_own(tmp_path: Path) -> None:
             timed(b"0", due, "B", TIMER_DEL_UNIQKEY="B", TIMER_ROLL_TIMES="1"),
         ],
     )
-    assert waiting(queue, Progress(read_ms=NOW_MS), NOW_MS) == ["A", "-A", "B", "-B"]
+    assert waiting(queue, TimerProgress(read_ms=NOW_MS), NOW_MS) == ["A", "-A", "B", "-B"]
 
 
 def taken(tmp_path: Path, record: Record) -> Incoming:
@@ -128,11 +127,11 @@ def taken(tmp_path: Path, record: Record) -> Incoming:
     return found
 
 
-def put(index: TimerIndex, messages: Incoming) -> Progress:
+def put(index: TimerIndex, messages: Incoming) -> TimerProgress:
     slots, rolls = slots_of(messages.out_ms, NOW_MS, TimerRules())
     index.add(messages, slots, rolls, NOW_MS)
     index.flush()
-    return Progress(NOW_MS, len(messages), log_end=index.log.end, is_whole=True)
+    return TimerProgress(NOW_MS, len(messages), log_end=index.log.end, is_whole=True)
 
 
 def test_a_folder_in_the_place_of_the_wheel_makes_way(tmp_path: Path) -> None:
@@ -211,8 +210,8 @@ def test_after_the_clock_was_set_back_nobody_waits_longer_than_asked_for(tmp_pat
         timed(b"", NOW_MS + DAY_MS, "came later"),
     ]
     queue = queue_of(tmp_path, records)
-    one = SetBack(8, ahead_ms, ahead_ms + 500, NOW_MS + 300, 0)
-    progress = Progress(NOW_MS // 1000 * 1000, 8, set_backs=(one,))
+    one = ClockSetBack(8, ahead_ms, ahead_ms + 500, NOW_MS + 300, 0)
+    progress = TimerProgress(NOW_MS // 1000 * 1000, 8, set_backs=(one,))
     again = MakingAgain(progress)
     again.survey(queue, 0, 0, NOW_MS, NOW_MS, lambda: None)
     messages = queue.take(0, 100, bound=0, floor=0, with_keys=all_keys)
@@ -245,7 +244,7 @@ def test_what_is_due_soon_comes_first_and_each_message_once(tmp_path: Path, coun
     chance = random.Random(count)
     times = [NOW_MS + chance.choice([-5_000, 1_000, 59_000, 61_000, DAY_MS]) for _ in range(60)]
     queue = queue_of(tmp_path, [timed(b"", out, str(number)) for number, out in enumerate(times)])
-    again = MakingAgain(Progress(NOW_MS - 5_000))
+    again = MakingAgain(TimerProgress(NOW_MS - 5_000))
     again.survey(queue, 0, 0, NOW_MS, NOW_MS, lambda: None)
     again.until -= 3  # these came later
     found: list[list[int]] = []

@@ -17,9 +17,9 @@ from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.workers.runtime.mover_positions import MoverPositions
 from commitmq.workers.timer.deliveries import ROW, DueSlot
-from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.process import Timer
-from commitmq.workers.timer.progress import Progress, ProgressFiles, SetBack
+from commitmq.workers.timer.progress import ClockSetBack, TimerProgress, TimerProgressFiles
+from commitmq.workers.timer.wheel import TimerIndex
 from small_disk import room
 
 
@@ -38,12 +38,12 @@ def timer(tmp_path_factory: pytest.TempPathFactory) -> Timer:
     made = object.__new__(Timer)
     made._control = Words({Word.WRITTEN: 1_000, Word.FLUSHED: 0})  # type: ignore[assignment]
     made._context = SimpleNamespace(tell=lambda **_: None, control=made._control, room=room())  # type: ignore[assignment]
-    made._files = ProgressFiles(layout, get_log("test"))
+    made._files = TimerProgressFiles(layout, get_log("test"))
     made._index = TimerIndex.make_empty(layout, 1_040)
     made._deliveries = SimpleNamespace(left=[], begins_at=list)  # type: ignore[assignment]
     made._metrics = SimpleNamespace(write_down=lambda: None)  # type: ignore[assignment]
     made._way = SimpleNamespace(report_again=lambda: None)  # type: ignore[assignment]
-    made._positions = MoverPositions(made._context, 0, take=made._progress, store=made._store, start=Progress())
+    made._positions = MoverPositions(made._context, 0, take=made._progress, store=made._store, start=TimerProgress())
     made._again, made._slot, made._changed = None, None, True
     made._read_ms, made._offset, made._set_backs = 5_000, 7, ()
     return made
@@ -56,12 +56,12 @@ def words(timer: Timer) -> dict[Word, int]:
 def test_nothing_is_written_down_before_the_log_is_flushed_as_far(timer: Timer) -> None:
     words(timer)[Word.FLUSHED] = 600
     timer._write_down()
-    assert timer._files.load() == Progress(), "the message before offset 7 may be lost with the power"
+    assert timer._files.load() == TimerProgress(), "the message before offset 7 may be lost with the power"
     timer._offset, timer._changed = 9, True
     words(timer)[Word.WRITTEN] = 2_000
     words(timer)[Word.FLUSHED] = 1_500
     timer._write_down()
-    assert timer._files.load() == Progress(5_000, 7, 600, 0, is_whole=True), "what was so when 1,000 was the end"
+    assert timer._files.load() == TimerProgress(5_000, 7, 600, 0, is_whole=True), "what was so when 1,000 was the end"
     timer._write_down()
     assert timer._files.load().queue_offset == 7
     words(timer)[Word.FLUSHED] = 2_000
@@ -80,11 +80,11 @@ def test_a_clock_that_was_set_back_is_written_down_when_what_was_delivered_is_fl
     assert not timer._follow_clock()
     words(timer)[Word.WRITTEN] = 5_000  # others send meanwhile
     assert not timer._follow_clock()
-    assert timer._files.load() == Progress()
+    assert timer._files.load() == TimerProgress()
     words(timer)[Word.FLUSHED] = 1_000
     assert timer._follow_clock()
     (one,) = timer._files.load().set_backs
-    assert one == SetBack(7, 5_000, 0, 6_000, 1_000)
+    assert one == ClockSetBack(7, 5_000, 0, 6_000, 1_000)
 
 
 def test_a_slot_that_was_opened_again_keeps_its_first_deliveries_in_view(timer: Timer) -> None:

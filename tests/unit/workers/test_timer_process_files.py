@@ -15,21 +15,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitmq import failpoints
-from commitmq.counting import families
-from commitmq.counting.table import OTHER, CountReader, CountTable
-from commitmq.format.timer_check import TimerCheck, decode_check, encode_check
-from commitmq.format.timer_log import TimerFiller, TimerUnit, decode_unit
-from commitmq.format.timer_wheel import WHEEL_BYTES, decode_slot
+from commitmq import counting, failpoints
+from commitmq.counting import OTHER, CountReader, CountTable
+from commitmq.format.timer import (
+    WHEEL_BYTES,
+    TimerCheck,
+    TimerFiller,
+    TimerUnit,
+    decode_check,
+    decode_slot,
+    decode_unit,
+    encode_check,
+)
 from commitmq.log import get_log
 from commitmq.semantics.timer import TimerRules, slot_index
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.append import longs
 from commitmq.workers.timer.incoming import Incoming, slots_of
-from commitmq.workers.timer.index import TimerIndex
-from commitmq.workers.timer.metrics import TimerMetrics
-from commitmq.workers.timer.progress import Progress, ProgressFiles
-from commitmq.workers.timer.unit_log import DamagedTimerLogError
+from commitmq.workers.timer.process import TimerMetrics
+from commitmq.workers.timer.progress import TimerProgress, TimerProgressFiles
+from commitmq.workers.timer.wheel import DamagedTimerLogError, TimerIndex
 from small_disk import fill, room, small_disk
 from timer_model import slot_time
 
@@ -89,7 +94,7 @@ def test_slots_and_chains(tmp_path_factory: pytest.TempPathFactory, batches: lis
     check_bytes(layout, model)
     if cut >= len(batches):
         kept, end = model, index.log.end
-    again = TimerIndex.open(layout, FILE_BYTES, Progress(START_MS, log_end=end, is_whole=True))
+    again = TimerIndex.open(layout, FILE_BYTES, TimerProgress(START_MS, log_end=end, is_whole=True))
     for slot in range(START_MS, START_MS + 9_000, 1000):
         assert (chain(again, slot) if again.newest(slot) >= 0 else []) == kept.get(slot, [])
     assert again.wheel.count(START_MS // 1000) == sum(map(len, kept.values()))
@@ -127,7 +132,7 @@ def test_a_damaged_unit_is_found(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[52 + 12 : 52 + 16] = b"\xff" * 4
     path.write_bytes(data)
-    again = TimerIndex.open(layout, FILE_BYTES, Progress(START_MS, log_end=index.log.end, is_whole=True))
+    again = TimerIndex.open(layout, FILE_BYTES, TimerProgress(START_MS, log_end=index.log.end, is_whole=True))
     with pytest.raises(DamagedTimerLogError):
         chain(again, START_MS)
 
@@ -176,7 +181,7 @@ def test_no_look_into_a_hole_of_the_timer_log_on_a_full_disk(tmp_path: Path) -> 
 def open_and_damage(folder: Path, file_bytes: int, end: int) -> None:
     """Open with the later units cut off, and with positions that name units in a hole, as a torn file has them."""
     layout = StoreLayout(folder)
-    index = TimerIndex.open(layout, file_bytes, Progress(START_MS, log_end=end, is_whole=True))
+    index = TimerIndex.open(layout, file_bytes, TimerProgress(START_MS, log_end=end, is_whole=True))
     assert chain(index, START_MS) == [0, 100, 200]
     in_hole = 52 * 4_000
     for look in (
@@ -217,16 +222,16 @@ def test_rocketmqs_positions_count_where_its_version_is_newer(tmp_path: Path) ->
     layout = StoreLayout(tmp_path)
     layout.config.mkdir()
     layout.own.mkdir()
-    files = ProgressFiles(layout, get_log("test"))
-    assert files.load() == Progress()
-    mine = Progress(5_000, 7, 100, 520, is_whole=True)
+    files = TimerProgressFiles(layout, get_log("test"))
+    assert files.load() == TimerProgress()
+    mine = TimerProgress(5_000, 7, 100, 520, is_whole=True)
     files.store(mine)
-    assert ProgressFiles(layout, get_log("test")).load() == mine
+    assert TimerProgressFiles(layout, get_log("test")).load() == mine
     check = bytearray((layout.config / "timercheck").read_bytes())
     assert len(check) == 4_096
     check[40:48] = b"\0" * 8
     (layout.config / "timercheck").write_bytes(check)
-    assert ProgressFiles(layout, get_log("test")).load() == Progress(5_000, 7)
+    assert TimerProgressFiles(layout, get_log("test")).load() == TimerProgress(5_000, 7)
 
 
 def test_timercheck_has_each_position_in_its_place(tmp_path: Path) -> None:
@@ -234,16 +239,18 @@ def test_timercheck_has_each_position_in_its_place(tmp_path: Path) -> None:
     layout = StoreLayout(tmp_path)
     layout.config.mkdir()
     layout.own.mkdir()
-    files, path = ProgressFiles(layout, get_log("test")), layout.config / "timercheck"
-    files.store(Progress(5_000, 7, 100, 520, is_whole=True))
+    files, path = TimerProgressFiles(layout, get_log("test")), layout.config / "timercheck"
+    files.store(TimerProgress(5_000, 7, 100, 520, is_whole=True))
     check = decode_check(path.read_bytes())
     assert check[:5] == (5_000, 520, 7, 7, 0)
     assert check.counter == 1
-    files.store(Progress(5_000, 7, 100), first_offset=3)
+    files.store(TimerProgress(5_000, 7, 100), first_offset=3)
     assert decode_check(path.read_bytes())[:4] == (5_000, 0, 3, 3)
     for offset, master in ((7, 4), (4, 7)):
         path.write_bytes(encode_check(TimerCheck(6_000, 520, offset, master, 0, 1, 9)))
-        assert ProgressFiles(layout, get_log("test")).load() == Progress(6_000, 4), "RocketMQ's versions are not ours"
+        assert TimerProgressFiles(layout, get_log("test")).load() == TimerProgress(6_000, 4), (
+            "RocketMQ's versions are not ours"
+        )
 
 
 @pytest.mark.parametrize("name", ["config/timercheck", "commitmq/timer.json"])
@@ -261,16 +268,16 @@ def test_a_damaged_file_is_kept_aside_and_the_queue_counts(tmp_path: Path, name:
         (layout.config / "timercheck").unlink(missing_ok=True)
         (layout.own / "timer.json").unlink(missing_ok=True)
         path.write_bytes(content)
-        files = ProgressFiles(layout, get_log("test"))
-        assert files.load() == Progress(), "all that the topic has is looked at again"
+        files = TimerProgressFiles(layout, get_log("test"))
+        assert files.load() == TimerProgress(), "all that the topic has is looked at again"
         aside = path.with_name(path.name + (".damaged", ".damaged-1")[number])
         assert (aside.read_bytes(), path.exists()) == (content, False)
-    mine = Progress(5_000, 7, 100, 520, is_whole=True)
+    mine = TimerProgress(5_000, 7, 100, 520, is_whole=True)
     files.store(mine)
-    assert ProgressFiles(layout, get_log("test")).load() == mine
+    assert TimerProgressFiles(layout, get_log("test")).load() == mine
     (layout.config / "timercheck").write_bytes(b"")
-    loaded = ProgressFiles(layout, get_log("test")).load()
-    assert loaded == Progress(5_000, 7, 100, 520), "timer.json alone is enough, and the wheel is made again"
+    loaded = TimerProgressFiles(layout, get_log("test")).load()
+    assert loaded == TimerProgress(5_000, 7, 100, 520), "timer.json alone is enough, and the wheel is made again"
 
 
 def metrics_of(layout: StoreLayout, names: dict[int, str]) -> TimerMetrics:
@@ -292,7 +299,7 @@ def test_the_counts_of_topics_follow_from_the_timer_log(tmp_path: Path) -> None:
     index.add(other, np.full(3, START_MS + 9_000), np.zeros(3, np.bool_), START_MS)
     assert metrics.counts() == {"orders": 12, "parcels": 1}
     index.flush()
-    again = TimerIndex.open(layout, FILE_BYTES, Progress(START_MS, log_end=index.log.end, is_whole=True))
+    again = TimerIndex.open(layout, FILE_BYTES, TimerProgress(START_MS, log_end=index.log.end, is_whole=True))
     for from_ms, counts in (
         (START_MS, {"orders": 12, "parcels": 1}),
         (START_MS + 9_000, {"orders": 3, "parcels": 1}),
@@ -337,7 +344,7 @@ def test_topics_that_share_a_row_of_counts_are_added_up(tmp_path: Path) -> None:
         reader.close()
         return dict(rows)
 
-    name = families.DELAYED_WAITING.name
+    name = counting.DELAYED_WAITING.name
     names = {number: f"topic-{number}" for number in range(6)}
     table = CountTable(tmp_path / "counts", 4)
     metrics = TimerMetrics(tmp_path / "timermetrics", get_log("test"), room(), names.get, lambda: START_MS, table)

@@ -19,19 +19,18 @@ from commitmq.config import load
 from commitmq.format.constants import Property
 from commitmq.format.java import java_string_hash
 from commitmq.format.record import Record
-from commitmq.format.timer_log import MAGIC_DELETE
-from commitmq.format.timer_wheel import SLOTS
+from commitmq.format.timer import MAGIC_DELETE, SLOTS
 from commitmq.semantics.timer import LATE_ENQUEUE_MS, TIMER_TOPIC, TimerRules
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.workers.runtime.clocks import SteadyClock
-from commitmq.workers.runtime.moved_before import MovedBefore
 from commitmq.workers.runtime.run_making import RunMaker
+from commitmq.workers.runtime.run_mover import MovedBefore
 from commitmq.workers.timer import deliveries as module
 from commitmq.workers.timer.deliveries import ROW, Deliveries, DueSlot
 from commitmq.workers.timer.incoming import Incoming, TimerQueue, delete_keys, message_key, slots_of
-from commitmq.workers.timer.index import TimerIndex
 from commitmq.workers.timer.process import Timer, oldest_slot_ms
+from commitmq.workers.timer.wheel import TimerIndex
 from golden_stores import GOLDEN_SEGMENT_BYTES
 from log_builder import HOST, build_log
 from pending_store import TIMER_LOG_FILE_BYTES, PendingStore, blank

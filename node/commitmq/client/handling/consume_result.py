@@ -88,7 +88,7 @@ class RetryLater(Exception):
         super().__init__(f"again in {self.delay_s:g} s")
 
 
-class Verdict(NamedTuple):
+class HandlerResult(NamedTuple):
     """What came of one call of a handler. ``delay_s``: what the handler asked for; None: the back-off decides."""
 
     result: ConsumeResult
@@ -96,7 +96,7 @@ class Verdict(NamedTuple):
     error: BaseException | None = None
 
 
-def of_value(value: Any) -> Verdict:
+def of_value(value: Any) -> HandlerResult:
     """The verdict of a handler that returned ``value``.
 
     Another value than those of :class:`ConsumeResult` is a mistake, so the message counts as failed: if it counted as done, a
@@ -105,25 +105,25 @@ def of_value(value: Any) -> Verdict:
     if value is None or value is True:
         return _DONE
     if value is False:
-        return Verdict(ConsumeResult.RETRY)
+        return HandlerResult(ConsumeResult.RETRY)
     if isinstance(value, ConsumeResult):
-        return Verdict(value)
-    return Verdict(
+        return HandlerResult(value)
+    return HandlerResult(
         ConsumeResult.RETRY,
         error=TypeError(f"a handler must return None, a bool or a ConsumeResult, not {type(value).__name__}"),
     )
 
 
-def of_error(error: BaseException, longest_s: float | None = None) -> Verdict:
+def of_error(error: BaseException, longest_s: float | None = None) -> HandlerResult:
     """The verdict of a handler that raised ``error``. A RetryLater above ``longest_s`` is a mistake: the message fails."""
     if isinstance(error, RetryLater):
         if longest_s is not None and error.delay_s > longest_s:
-            return Verdict(ConsumeResult.RETRY, error=too_long("the delay of RetryLater", error.delay_s))
-        return Verdict(ConsumeResult.RETRY, error.delay_s)
-    return Verdict(ConsumeResult.RETRY, error=error)
+            return HandlerResult(ConsumeResult.RETRY, error=too_long("the delay of RetryLater", error.delay_s))
+        return HandlerResult(ConsumeResult.RETRY, error.delay_s)
+    return HandlerResult(ConsumeResult.RETRY, error=error)
 
 
-_DONE = Verdict(ConsumeResult.DONE)
+_DONE = HandlerResult(ConsumeResult.DONE)
 
 
 class Concurrency(Protocol):
@@ -143,5 +143,5 @@ class Work(Protocol):
     @property
     def settings(self) -> Concurrency: ...
     def take(self) -> Any: ...
-    def judge(self, entry: Any, verdict: Verdict) -> None: ...
+    def judge(self, entry: Any, verdict: HandlerResult) -> None: ...
     def abandon(self, entry: Any) -> None: ...

@@ -15,10 +15,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, Protocol
 
-from commitmq.client.handling.consume_result import ConsumeResult, Verdict, delay_of
-from commitmq.client.handling.counts import HandlerCounts
-from commitmq.client.handling.send_back import Answer, Request, request_of
-from commitmq.client.handling.settings import Settings
+from commitmq.client.handling.consume_result import ConsumeResult, HandlerResult, delay_of
+from commitmq.client.handling.send_back import SendBackRequest, SendBackResult, request_of
+from commitmq.client.handling.settings import HandlerCounts, Settings
 from commitmq.client.message import Message
 from commitmq.log import get_log
 
@@ -31,7 +30,7 @@ class Limits(NamedTuple):
     span: int | None
 
 
-class Entry:
+class UnfinishedMessage:
     """One unfinished message."""
 
     __slots__ = ("message", "offset", "queue", "size_bytes")
@@ -61,9 +60,9 @@ class ProcessQueue:
         self.is_revoked = False  # it is wanted back: nothing starts
         self.is_dropped = False  # it was taken away: nothing starts, and nothing counts any more
         self.is_held = False  # its limits keep it from being fetched
-        self._unfinished: OrderedDict[int, Entry] = OrderedDict()
-        self._waiting: deque[Entry] = deque()
-        self._later: list[tuple[float, int, Entry]] = []  # heap: to be tried again, with the time
+        self._unfinished: OrderedDict[int, UnfinishedMessage] = OrderedDict()
+        self._waiting: deque[UnfinishedMessage] = deque()
+        self._later: list[tuple[float, int, UnfinishedMessage]] = []  # heap: to be tried again, with the time
         self._suspended_until = 0.0  # ordered mode
         self._last = -1  # the highest offset that was fetched
 
@@ -77,17 +76,17 @@ class ProcessQueue:
         return next(iter(self._unfinished), None)
 
     def add(self, messages: Iterable[Message]) -> None:
-        """Messages that were fetched, in the order of their offsets. One that is here already is passed over."""
+        """Messages that were fetched, in the order of their offsets. One that is here already is skipped."""
         for message in messages:
             if message.queue_offset in self._unfinished:
                 continue
-            entry = Entry(self, message)
+            entry = UnfinishedMessage(self, message)
             self._unfinished[entry.offset] = entry
             self._last = entry.offset
             self.size_bytes += entry.size_bytes
             self._waiting.append(entry)
 
-    def take(self, now: float) -> Entry | None:
+    def take(self, now: float) -> UnfinishedMessage | None:
         """The next entry to be handled, which is out from now on."""
         if not self.is_startable(now):
             return None
@@ -112,13 +111,13 @@ class ProcessQueue:
             return self._suspended_until if self._waiting and not self.out else None
         return self._later[0][0] if self._later else None
 
-    def finish(self, entry: Entry) -> None:
+    def finish(self, entry: UnfinishedMessage) -> None:
         """An entry that was out is done."""
         self.out -= 1
         if self._unfinished.pop(entry.offset, None) is not None:
             self.size_bytes -= entry.size_bytes
 
-    def put_back(self, entry: Entry, at: float) -> None:
+    def put_back(self, entry: UnfinishedMessage, at: float) -> None:
         """An entry that was out is tried again here, not before ``at``. In ordered mode the queue waits for it."""
         self.out -= 1
         if self.is_dropped:
@@ -129,7 +128,7 @@ class ProcessQueue:
         else:
             heapq.heappush(self._later, (at, entry.offset, entry))
 
-    def give_up(self, entry: Entry) -> None:
+    def give_up(self, entry: UnfinishedMessage) -> None:
         """An entry that was out came to no end: it stays unfinished, and nothing starts it again."""
         self.out -= 1
 
@@ -146,7 +145,7 @@ class ProcessQueue:
         messages = self.limits.messages - len(self._unfinished)
         if self.limits.span is not None:
             # RocketMQ measures it to the highest unfinished offset, which bounds nothing when all but the first are done. Here
-            # it bounds what is handled again after a crash. Offsets that a filter left out count too.
+            # it bounds what is handled again after a crash. Offsets that a filter omitted count too.
             first = self.first
             messages = min(messages, self.limits.span - (0 if first is None else self._last - first))
         size_bytes = self.limits.size_bytes - self.size_bytes
@@ -192,7 +191,7 @@ class Backlog:
         queue.add(messages)
         self._look_at(queue)
 
-    def take(self, now: float) -> Entry | None:
+    def take(self, now: float) -> UnfinishedMessage | None:
         """The next entry to be handled, which is out from now on."""
         self.due(now)
         while self._ready:
@@ -205,12 +204,12 @@ class Backlog:
             self._plan(queue)
         return None
 
-    def finish(self, entry: Entry) -> None:
+    def finish(self, entry: UnfinishedMessage) -> None:
         """See :meth:`ProcessQueue.finish`."""
         entry.queue.finish(entry)
         self._look_at(entry.queue)
 
-    def put_back(self, entry: Entry, at: float) -> None:
+    def put_back(self, entry: UnfinishedMessage, at: float) -> None:
         """See :meth:`ProcessQueue.put_back`."""
         entry.queue.put_back(entry, at)
         self._plan(entry.queue)
@@ -256,17 +255,21 @@ _MOST_REQUESTS: Final = 100  # that are under way to the node at a time
 _log = get_log("consumer")
 
 
-class Sender(Protocol):
+class SendBackProtocol(Protocol):
     """:class:`~commitmq.client.handling.send_back.SendBack`, as far as the engine uses it."""
 
-    def exchange(self, requests: list[Request]) -> list[Answer]: ...
+    def exchange(self, requests: list[SendBackRequest]) -> list[SendBackResult]: ...
     def close(self) -> None: ...
 
 
 class Engine:
-    """See the module. ``lock`` guards everything; a pool's condition shares it."""
+    """What handlers, the fetching loop and the sender of returns share. ``lock`` guards everything; a pool's
+    condition shares it.
+    """
 
-    def __init__(self, settings: Settings, sender: Sender, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: Settings, sender: SendBackProtocol, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.settings = settings
         self.lock = threading.RLock()  # a signal handler in the loop's thread may ask for the counts
         self.wake: Callable[[int], None] = lambda count: None
@@ -281,7 +284,7 @@ class Engine:
         self._backlog = Backlog(limits, ordered=settings.ordered)
         self._enough = max(1, min(settings.max_unfinished, settings.max_unfinished_span) // 2)
         self._running = self._handled = self._failed = self._dead = 0
-        self._back: deque[tuple[Entry, Request]] = deque()  # to be sent back
+        self._back: deque[tuple[UnfinishedMessage, SendBackRequest]] = deque()  # to be sent back
         self._exchanging = 0
         self._max_retries = 0
         self._is_closed = False
@@ -367,7 +370,7 @@ class Engine:
 
     # ------------------------------------------------------------ the pool's side
 
-    def take(self) -> Entry | None:
+    def take(self) -> UnfinishedMessage | None:
         """The next entry, for a handler that runs from now on. The lock is held by the caller."""
         if self.is_stopping:
             return None
@@ -376,7 +379,7 @@ class Engine:
             self._running += 1
         return entry
 
-    def judge(self, entry: Entry, verdict: Verdict) -> None:
+    def judge(self, entry: UnfinishedMessage, verdict: HandlerResult) -> None:
         """The handler that had ``entry`` has ended."""
         delay_s = verdict.delay_s
         if verdict.result is ConsumeResult.RETRY and delay_s is None:
@@ -401,18 +404,18 @@ class Engine:
                 self._changed.notify()
             self._tell_the_end()
 
-    def abandon(self, entry: Entry) -> None:
+    def abandon(self, entry: UnfinishedMessage) -> None:
         """The handler that had ``entry`` was cancelled: its message stays unfinished."""
         with self.lock:
             self._running -= 1
             entry.queue.give_up(entry)
             self._tell_the_end()
 
-    def _is_dead(self, entry: Entry, verdict: Verdict) -> bool:
+    def _is_dead(self, entry: UnfinishedMessage, verdict: HandlerResult) -> bool:
         """Ordered mode: whether the message has had its tries."""
         return verdict.result is ConsumeResult.DEAD or entry.message.reconsume_times >= self._max_retries
 
-    def _delay_of(self, entry: Entry) -> float | None:
+    def _delay_of(self, entry: UnfinishedMessage) -> float | None:
         """The delay before the next try by the program's back-off, whose function may fail."""
         try:
             return delay_of(self.settings.backoff, entry.message.reconsume_times, self.settings.longest_delay_s)
@@ -420,7 +423,7 @@ class Engine:
             _log.warning("the back-off function failed: RocketMQ's delay is taken", error=repr(error))
             return None
 
-    def _finish(self, entry: Entry) -> None:
+    def _finish(self, entry: UnfinishedMessage) -> None:
         self._backlog.finish(entry)
         if entry.queue.is_held and entry.queue.room()[0] >= self._enough:
             entry.queue.is_held = False
@@ -428,7 +431,7 @@ class Engine:
         elif entry.queue.is_revoked and not entry.queue.out:
             self.ring()
 
-    def _put_back(self, entry: Entry, delay_s: float) -> None:
+    def _put_back(self, entry: UnfinishedMessage, delay_s: float) -> None:
         entry.message.reconsume_times += 1
         self._backlog.put_back(entry, self._clock() + delay_s)
         self._changed.notify()  # its thread waits until something is due
@@ -449,8 +452,8 @@ class Engine:
         finally:
             self._sender.close()
 
-    def _next_batch(self) -> list[tuple[Entry, Request]]:
-        """Wait for what is to be sent back; empty at the end. Wakes the pool meanwhile for what is due again."""
+    def _next_batch(self) -> list[tuple[UnfinishedMessage, SendBackRequest]]:
+        """Wait for what is to be sent back; empty at the end. Wakes the pool in the meantime for what is due again."""
         with self.lock:
             while not self._is_closed:
                 while self._back and self._back[0][0].queue.is_dropped:
@@ -467,13 +470,13 @@ class Engine:
                 self._changed.wait(None if at is None else at - now)
             return []
 
-    def _send(self, batch: list[tuple[Entry, Request]]) -> None:
+    def _send(self, batch: list[tuple[UnfinishedMessage, SendBackRequest]]) -> None:
         try:
             answers = self._sender.exchange([request for _, request in batch])
         except Exception as error:
             # This thread must live: without it no failed message would ever be done.
             _log.exception("sending messages back failed")
-            answers = [Answer(error=error)] * len(batch)
+            answers = [SendBackResult(error=error)] * len(batch)
         with self.lock:
             self._exchanging = 0
             for (entry, _), answer in zip(batch, answers, strict=True):
@@ -481,7 +484,7 @@ class Engine:
                 if answer.error is None:
                     self._finish(entry)
                     if self.settings.ordered:
-                        self.wake(1)  # the queue goes on
+                        self.wake(1)  # the queue continues
                 else:
                     _log.warning(
                         "a message could not be sent back: it is tried again here",

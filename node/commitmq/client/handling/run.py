@@ -1,7 +1,7 @@
 """The loop of ``run``: it fetches, hands what it got to the engine, commits, gives queues back, and stops.
 
-It runs in one thread, which holds the consumer's lock all the time, as a poll does for a moment. Everything that touches the
-consumer's sockets is done there. The consumer asks its run what may be committed and given back; see
+It runs in one thread, which holds the consumer's lock all the time, as a poll does for a moment. Everything that
+touches the consumer's sockets is done there. The consumer asks its run what may be committed and returned; see
 :mod:`commitmq.client.receiving.base_consumer`.
 """
 
@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from commitmq.client.handling.counts import HandlerCounts
 from commitmq.client.handling.engine import Engine, ProcessQueue
+from commitmq.client.handling.settings import HandlerCounts
 from commitmq.client.message import Message
-from commitmq.client.receiving.assignment import Assignment, Queue, QueueState, Taken
+from commitmq.client.receiving.assignment import Assignment, FetchLimit, Queue, QueueState, TakenBatch
 from commitmq.client.receiving.batch import MessageBatch
-from commitmq.client.receiving.room import Room
 from commitmq.errors import CorruptRecordError
 from commitmq.format.constants import RETRY_PREFIX, Property
 from commitmq.log import get_log
@@ -38,21 +37,21 @@ class Pool(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class HandlerSource:
     """The consumer, as far as a run uses it. ``fetch(deadline)`` returns the next messages, or none; ``wait(timeout_s)``
     returns when the assignment's bell rings, or at the end of the time.
     """
 
     assignment: Assignment
-    fetch: Callable[[float], Taken]
+    fetch: Callable[[float], TakenBatch]
     wait: Callable[[float], None]
     is_closing: Callable[[], bool]
 
 
-class Run:
+class HandlerRun:
     """One call of ``run``."""
 
-    def __init__(self, engine: Engine, pool: Pool, source: Source) -> None:
+    def __init__(self, engine: Engine, pool: Pool, source: HandlerSource) -> None:
         self.engine = engine
         self._pool = pool
         self._source = source
@@ -69,7 +68,7 @@ class Run:
             try:
                 taken = self._source.fetch(time.monotonic() + _FETCH_S)
             except CorruptRecordError as error:
-                # Its queue stands still until an operator has seen to it. The others go on.
+                # Its queue stands still until an operator has seen to it. The others continue.
                 self._pool.report(None, error)
                 continue
             self._hand_over(taken)
@@ -95,7 +94,7 @@ class Run:
             self._assignment.polled_at = time.monotonic()
             self._assignment.is_polling = False
 
-    def _hand_over(self, taken: Taken) -> None:
+    def _hand_over(self, taken: TakenBatch) -> None:
         states = {portion.state.key: portion.state for portion in taken.portions}
         for part in taken.batch._parts:
             state = states[part.topic, part.queue_id]
@@ -115,7 +114,7 @@ class Run:
         assignment, engine = self._assignment, self.engine
         limits = engine.settings
         with assignment.lock:
-            assignment.room = Room(limits.max_unfinished, limits.max_unfinished_bytes)
+            assignment.room = FetchLimit(limits.max_unfinished, limits.max_unfinished_bytes)
             owned = list(assignment.owned.values())
         current = set(owned)
         for state in [state for state in self._queues if state not in current]:
@@ -125,7 +124,7 @@ class Run:
             if queue is None:
                 queue = self._queues[state] = engine.open()
             engine.revoke(queue, bool(state.revoked_at))
-            state.room = Room(*engine.room(queue))
+            state.room = FetchLimit(*engine.room(queue))
 
     def may_give_back(self, state: QueueState) -> bool:
         """Whether no handler has a message of the queue."""

@@ -14,6 +14,7 @@ import orjson
 
 from commitmq.client.message import Message
 from commitmq.errors import NodeUnavailableError, RequestError
+from commitmq.log import get_log
 from commitmq.protocol import wire
 from commitmq.protocol.channel import Channel
 from commitmq.protocol.directory import Directory
@@ -24,7 +25,7 @@ NODE_LEVEL: Final = 0
 """The delay level that means: the node decides, 3 + how often the message was retried (RocketMQ's)."""
 
 
-class Request(NamedTuple):
+class SendBackRequest(NamedTuple):
     """One message to send back. ``delay_s`` None: by ``delay_level``. ``max_retries`` None: the node's default.
 
     ``reconsume_times``: how often it was tried again, if that is more than its record says.
@@ -40,15 +41,15 @@ class Request(NamedTuple):
     reconsume_times: int = 0
 
 
-def request_of(message: Message, *, dead: bool, delay_s: float | None, max_retries: int | None) -> Request:
+def request_of(message: Message, *, dead: bool, delay_s: float | None, max_retries: int | None) -> SendBackRequest:
     """The request for ``message``, which was read from its ``stored_topic``."""
     place = (message.stored_topic, message.queue_id, message.queue_offset, message.physical_offset)
     if dead:
-        return Request(*place, delay_level=DEAD_LEVEL, reconsume_times=message.reconsume_times)
-    return Request(*place, delay_s=delay_s, max_retries=max_retries)
+        return SendBackRequest(*place, delay_level=DEAD_LEVEL, reconsume_times=message.reconsume_times)
+    return SendBackRequest(*place, delay_s=delay_s, max_retries=max_retries)
 
 
-class Answer(NamedTuple):
+class SendBackResult(NamedTuple):
     """What became of one request: ``is_dead`` when it went to the dead letters; ``error`` when it was not acknowledged."""
 
     is_dead: bool = False
@@ -70,14 +71,14 @@ class SendBack:
             self._channel = None
         self._directory.close()
 
-    def exchange(self, requests: Sequence[Request]) -> list[Answer]:
+    def exchange(self, requests: Sequence[SendBackRequest]) -> list[SendBackResult]:
         """Send all of ``requests`` back, and wait for their answers together: they share the flushes of the log.
 
         An answer that is missing at the end of the time, or with the connection, is an error: the message may have been sent
         back all the same.
         """
         deadline = time.monotonic() + self._timeout_s
-        answers: dict[int, Answer] = {}
+        answers: dict[int, SendBackResult] = {}
         places: dict[int, int] = {}  # id of a request -> its place in `requests`
         try:
             channel = self._connected(deadline)
@@ -90,14 +91,14 @@ class SendBack:
                 channel.rest()
                 found = places.get(answer.get("id", -1))
                 if found is not None:
-                    answers[found] = Answer(bool(answer.get("dead"))) if answer["ok"] else _refused(answer)
+                    answers[found] = SendBackResult(bool(answer.get("dead"))) if answer["ok"] else _refused(answer)
         except RequestError as error:
             self._drop_channel()
-            missing = Answer(error=error)
+            missing = SendBackResult(error=error)
             return [answers.get(place, missing) for place in range(len(requests))]
         return [answers[place] for place in range(len(requests))]
 
-    def _header(self, one: Request, identity: int) -> dict[str, Any]:
+    def _header(self, one: SendBackRequest, identity: int) -> dict[str, Any]:
         header: dict[str, Any] = {
             "v": wire.PROTOCOL_VERSION,
             "op": "send_back",
@@ -133,5 +134,26 @@ class SendBack:
             self._channel = None
 
 
-def _refused(answer: dict[str, Any]) -> Answer:
-    return Answer(error=wire.refusal(answer))
+def _refused(answer: dict[str, Any]) -> SendBackResult:
+    return SendBackResult(error=wire.refusal(answer))
+
+
+_log = get_log("consumer")
+
+
+class PassOver:
+    """What becomes of a failed message of a broadcasting consumer: it counts as done (RocketMQ's rule; remoting 6.4).
+
+    Takes the place of :class:`~commitmq.client.handling.send_back.SendBack`: there is no retry topic.
+    """
+
+    def exchange(self, requests: list[SendBackRequest]) -> list[SendBackResult]:
+        for one in requests:
+            _log.warning(
+                "a failed message is skipped, because the consumer broadcasts",
+                topic=one.topic, queue=one.queue, offset=one.queue_offset,
+            )  # fmt: skip
+        return [SendBackResult()] * len(requests)
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -11,7 +11,6 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from commitmq.client.message import Message
-from commitmq.client.producer_base import ProducerBase
 from commitmq.client.producing.fault_strategy import FaultStrategy, NodeFaults
 from commitmq.client.properties import both_keys
 from commitmq.client.routes import not_stored
@@ -24,7 +23,7 @@ from commitmq.protocol.directory import Directory
 _NEVER_S: Final = float("inf")
 
 
-class Node:
+class ProducerNode:
     """One node of a producer with several: its address, its producer, and what is known of it.
 
     Any thread may ask.
@@ -41,7 +40,7 @@ class Node:
         self.slow_s = strategy.slow_s
 
     def unanswered_s(self, now: float) -> float:
-        """The age of the oldest request that was handed over and not answered."""
+        """The age of the oldest request that was passed on and not answered."""
         oldest = min([one.since for one in self.watches], default=_NEVER_S)
         if self.calls:
             oldest = min(oldest, min(self.calls.copy().values(), default=_NEVER_S))
@@ -70,11 +69,11 @@ class Detector:
     def __init__(self, strategy: FaultStrategy) -> None:
         self._strategy = strategy
         self._lock = threading.Lock()
-        self._wanted: set[Node] = set()
+        self._wanted: set[ProducerNode] = set()
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
 
-    def add(self, node: Node) -> None:
+    def add(self, node: ProducerNode) -> None:
         """Ask ``node`` until it answers. Never blocks for long."""
         if node in self._wanted or self._ended.is_set():
             return
@@ -139,7 +138,7 @@ _COUNTED: Final = frozenset(
 )
 
 
-class Verdict(Enum):
+class RetryDecision(Enum):
     """What becomes of a message after a try that failed."""
 
     RAISE = "raise"
@@ -147,16 +146,16 @@ class Verdict(Enum):
     UNCOUNTED = "another node, or the same one later"
 
 
-def verdict(error: SendError, *, may_store_twice: bool) -> Verdict:
+def verdict(error: SendError, *, may_store_twice: bool) -> RetryDecision:
     """The rule of the module for one failed try."""
     if error.outcome is not Outcome.NOT_STORED:
-        return Verdict.COUNTED if may_store_twice else Verdict.RAISE
+        return RetryDecision.COUNTED if may_store_twice else RetryDecision.RAISE
     if error.code in _UNCOUNTED or (error.code == Code.SYSTEM_BUSY and error.retry_after_ms is not None):
-        return Verdict.UNCOUNTED
-    return Verdict.COUNTED if error.code in _COUNTED else Verdict.RAISE
+        return RetryDecision.UNCOUNTED
+    return RetryDecision.COUNTED if error.code in _COUNTED else RetryDecision.RAISE
 
 
-class Pin(Enum):
+class Affinity(Enum):
     """What keeps a message at its node."""
 
     FREE = "nothing"
@@ -167,67 +166,67 @@ class Pin(Enum):
 class Nodes(Protocol):
     """The nodes of a producer (:class:`commitmq.client.producing.choice.NodeSet`)."""
 
-    nodes: list[Node]
+    nodes: list[ProducerNode]
     retries: int
     may_store_twice: bool
     strategy: FaultStrategy
 
-    def choose(self, topic: str, pin: Pin, name: str, tried: set[Node]) -> Node:
+    def choose(self, topic: str, affinity: Affinity, name: str, tried: set[ProducerNode]) -> ProducerNode:
         """The node for the next try of a message."""
 
-    def failed(self, node: Node, error: SendError, topic: str) -> None:
+    def failed(self, node: ProducerNode, error: SendError, topic: str) -> None:
         """A try at ``node`` failed."""
 
 
-class Effort:
-    """The effort for one send: which nodes it tries, in which order, and when it gives up.
+class SendAttempts:
+    """The attempts of one send: which nodes get them, in which order, and when the send has failed.
 
     The model of failures. A try at a node ends in one of four ways:
 
         stored, with the ack         done
-        certainly not stored         refused, or no connection, or never handed over: another node may take the message
+        not stored         refused, or no connection, or never passed on: another node may take the message
         stored without the ack       the message is in the log: nothing more may be done
-        unknown                      handed over, and no answer: the message may be in the log
+        unknown                      passed on, and no answer: the message may be in the log
 
-    Only the second kind goes to another node by itself, so a message is stored once. ``retry_may_store_twice`` adds the last
-    two; then a message may be stored on two nodes. A refusal of the message itself (too large, illegal, out of order) is no
-    fault of the node, and is raised at once.
+    Only the second kind goes to another node by itself, so a message is stored once. ``retry_may_store_twice`` adds the
+    last two; then a message may be stored on two nodes. A refusal of the message itself (too large, illegal, out of
+    order) is no fault of the node, and is raised at once.
 
-    ``retries`` counts refusals. A node without a connection, one that is busy and names a time, and one that does not take the
-    message from the producer, are not counted: such a message waits, and ``timeout_s`` bounds it, as with one node. After a
-    round over all nodes the effort pauses.
+    ``retries`` counts refusals. A node without a connection, one that is busy and names a time, and one that does not
+    take the message from the producer, are not counted: such a message waits, and ``timeout_s`` bounds it, as with one
+    node. After a round over all nodes there is a pause.
 
-    A *pin* keeps a message at its node: a queue or an idempotent producer for good, a sharding key while the producer
-    can reach the node.
+    An *affinity* keeps a message at its node: a queue or an idempotent producer permanently, a sharding key while the
+    producer can reach the node.
 
-    ``name`` is what the home of a pinned message is computed from.
+    ``name`` is what the home of a message with an affinity is computed from.
     """
 
-    __slots__ = ("_nodes", "_retries", "_round", "_rounds", "deadline", "name", "node", "pin", "problems", "topic")
+    __slots__ = ("_nodes", "_retries", "_round", "_rounds", "affinity", "deadline", "name", "node", "problems", "topic")
 
-    def __init__(self, nodes: Nodes, topic: str, pin: Pin, name: str, deadline: float) -> None:
+    def __init__(self, nodes: Nodes, topic: str, affinity: Affinity, name: str, deadline: float) -> None:
         self.topic = topic
-        self.pin = pin
+        self.affinity = affinity
         self.name = name
         self.deadline = deadline
         """In monotonic seconds."""
-        self.node: Node | None = None
+        self.node: ProducerNode | None = None
         """The node of the present try."""
         self.problems: list[str] = []
         self._nodes = nodes
         self._retries = nodes.retries
-        self._round: set[Node] = set()  # nodes that were tried since the last pause
+        self._round: set[ProducerNode] = set()  # nodes that were tried since the last pause
         self._rounds = 0
 
-    def next(self) -> Node:
+    def next(self) -> ProducerNode:
         """The node of the next try."""
-        node = self.node = self._nodes.choose(self.topic, self.pin, self.name, self._round)
+        node = self.node = self._nodes.choose(self.topic, self.affinity, self.name, self._round)
         return node
 
     def time_s(self, now: float) -> float:
         """The time of the present try."""
         left_s = max(self.deadline - now, 0.001)
-        if self._nodes.may_store_twice and self._retries > 0 and self.pin is Pin.FREE:
+        if self._nodes.may_store_twice and self._retries > 0 and self.affinity is Affinity.FREE:
             return min(left_s, self._nodes.strategy.timeout_per_request_s)
         return left_s
 
@@ -239,13 +238,13 @@ class Effort:
         self.problems.append(f"{node.address}: {error.code}")
         del self.problems[:-_MOST_PROBLEMS]
         decided = verdict(error, may_store_twice=nodes.may_store_twice)
-        if self.pin is not Pin.FREE:
-            is_last = decided is not Verdict.UNCOUNTED
-        elif decided is Verdict.COUNTED:
+        if self.affinity is not Affinity.FREE:
+            is_last = decided is not RetryDecision.UNCOUNTED
+        elif decided is RetryDecision.COUNTED:
             is_last = self._retries < 1
             self._retries -= 1
         else:
-            is_last = decided is Verdict.RAISE or not nodes.retries
+            is_last = decided is RetryDecision.RAISE or not nodes.retries
         if is_last:
             raise self._noted(error)
         pause_s = self._pause_s(node, error)
@@ -253,15 +252,17 @@ class Effort:
             raise self._noted(error)
         return pause_s
 
-    def _pause_s(self, node: Node, error: SendError) -> float:
+    def _pause_s(self, node: ProducerNode, error: SendError) -> float:
         """The pause after a try at ``node``: none while the message has another node to go to."""
         nodes = self._nodes.nodes
         self._round.add(node)
-        if self.pin is Pin.FREE:
+        if self.affinity is Affinity.FREE:
             has_other = len(self._round) < len(nodes)
         else:
             has_other = (
-                self.pin is Pin.KEY and not node.faults.is_reachable and any(one.faults.is_reachable for one in nodes)
+                self.affinity is Affinity.KEY
+                and not node.faults.is_reachable
+                and any(one.faults.is_reachable for one in nodes)
             )
         if has_other:
             return 0.0
@@ -284,14 +285,15 @@ class Effort:
 class NodeSet:
     """The nodes of one producer, what it knows of each, and the choice among them (RocketMQ's TopicPublishInfo over brokers).
 
-    A message without a pin goes to the nodes in turn. The choice prefers, in this order and among the nodes that this message
-    has not tried: nodes that are available (:class:`NodeFaults`), not full and not resting; nodes that answer; any node.
+    A message without an affinity goes to the nodes in turn. The choice prefers, in this order and among the nodes that this
+    message has not tried: nodes that are available (:class:`NodeFaults`), not full and not resting; nodes that answer; any
+    node.
 
-    The home of a pinned message is the first node of an order that depends on its name and on the addresses only (rendezvous
-    hashing): not on the order of the list. So programs with the same nodes send a sharding key to the same node, and with one
-    node more or less only the keys of that node move.
+    The home of a message with an affinity is the first node of an order that depends on its name and on the addresses only
+    (rendezvous hashing): not on the order of the list. So programs with the same nodes send a sharding key to the same node,
+    and with one node more or less only the keys of that node move.
 
-    ``retries`` and ``may_store_twice`` are for the efforts. Any thread may choose.
+    ``retries`` and ``may_store_twice`` are for the attempts. Any thread may choose.
     """
 
     def __init__(
@@ -307,14 +309,13 @@ class NodeSet:
         self.strategy = strategy
         self.retries = 0 if is_idempotent else retries
         self.may_store_twice = may_store_twice and not is_idempotent
-        self.nodes = [Node(address, strategy, clock) for address in addresses]
+        self.nodes = [ProducerNode(address, strategy, clock) for address in addresses]
         self.detector = Detector(strategy)
-        self._is_idempotent = is_idempotent
         self._clock = clock
         self._turn = int(time.time_ns() // 1000) % len(self.nodes)  # so that many short-lived producers use all nodes
 
-    def attach(self, node: Node, producer: ProducerBase) -> None:
-        """``producer`` is the one of ``node``: watch it."""
+    def attach(self, node: ProducerNode, producer: Any) -> None:
+        """``producer`` is the one of ``node``, a :class:`commitmq.Producer`: watch it."""
         node.producer = producer
 
         def away(error: SendError) -> None:
@@ -339,11 +340,11 @@ class NodeSet:
             producer._lanes.routes.patience_s = self.strategy.connect_timeout_s
         producer._lanes.routes.away = away
 
-    def effort(self, topic: str, pin: Pin, name: str, deadline: float) -> Effort:
-        """The effort for one message or batch."""
-        return Effort(self, topic, pin, name, deadline)
+    def attempts(self, topic: str, affinity: Affinity, name: str, deadline: float) -> SendAttempts:
+        """The attempts of one message or batch."""
+        return SendAttempts(self, topic, affinity, name, deadline)
 
-    def pin_of(self, topic: str, body: Any, fields: dict[str, Any]) -> tuple[Pin, str]:
+    def affinity_of(self, topic: str, body: Any, fields: dict[str, Any]) -> tuple[Affinity, str]:
         """What keeps a message at its node, and the name that its home is computed from. Raises InvalidMessageError."""
         queue = fields.get("queue")
         sharding_key = fields.get("sharding_key")
@@ -351,20 +352,20 @@ class NodeSet:
             _, sharding_key = both_keys(key, fields.get("keys"), sharding_key)
         if isinstance(body, Message) and not sharding_key:
             sharding_key = body.properties.get(Property.SHARDING_KEY)
-        return self.pin(topic, queue, sharding_key)
+        return self.affinity(topic, queue, sharding_key)
 
-    def pin(self, topic: str, queue: Any, sharding_key: Any) -> tuple[Pin, str]:
+    def affinity(self, topic: str, queue: Any, sharding_key: Any) -> tuple[Affinity, str]:
         """The same of a message whose queue and sharding key are known."""
         if queue is not None:
-            return Pin.FIXED, f"{topic}\0{queue}"
+            return Affinity.FIXED, f"{topic}\0{queue}"
         if sharding_key:
-            return (Pin.KEY if self.retries else Pin.FIXED), str(sharding_key)
-        return Pin.FREE, ""
+            return (Affinity.KEY if self.retries else Affinity.FIXED), str(sharding_key)
+        return Affinity.FREE, ""
 
-    def choose(self, topic: str, pin: Pin, name: str, tried: set[Node]) -> Node:
+    def choose(self, topic: str, affinity: Affinity, name: str, tried: set[ProducerNode]) -> ProducerNode:
         """The node for the next try of a message."""
-        if pin is not Pin.FREE:
-            return self.home(name, only_reachable=pin is Pin.KEY)
+        if affinity is not Affinity.FREE:
+            return self.home(name, only_reachable=affinity is Affinity.KEY)
         nodes, now = self.nodes, self._clock()
         turn = self._turn = (self._turn + 1) % len(nodes)
         left = [one for one in nodes[turn:] + nodes[:turn] if one not in tried] or nodes
@@ -376,22 +377,22 @@ class NodeSet:
                 return one
         return next((one for one in left if one.faults.is_reachable), left[0])
 
-    def has_other(self, node: Node) -> bool:
+    def has_other(self, node: ProducerNode) -> bool:
         """Whether another node than ``node`` is a first choice now."""
         now = self._clock()
         return any(one is not node and one.is_good(now, "") for one in self.nodes)
 
-    def failed(self, node: Node, error: SendError, topic: str) -> None:
+    def failed(self, node: ProducerNode, error: SendError, topic: str) -> None:
         """A try at ``node`` failed."""
         node.faults.failed(error, topic)
         if not node.faults.is_reachable:
             self.detector.add(node)
 
-    def of_address(self, address: str | None) -> Node | None:
+    def of_address(self, address: str | None) -> ProducerNode | None:
         """The node of that address; None for one that is not among these."""
         return next((one for one in self.nodes if one.address == address), None)
 
-    def home(self, name: str, *, only_reachable: bool = False) -> Node:
+    def home(self, name: str, *, only_reachable: bool = False) -> ProducerNode:
         """The home of a name; with ``only_reachable`` the first one in its order that can be reached."""
         order = sorted(self.nodes, key=lambda one: rank(name, one.address), reverse=True)
         if only_reachable:

@@ -5,8 +5,8 @@ a producer of one node pays nothing for it.
 
 Messages and batches of a producer with several nodes that are on their way, and the thread that moves them between nodes.
 
-A try at a node is a future of that node's producer. When it fails, the effort decides. The outcome comes in the sending
-thread of one node, which must not wait for the room of another. So a thread of its own, the mover, makes each further try.
+A try at a node is a future of that node's producer. When it fails, the SendAttempts decide. The outcome comes in the sending
+thread of one node, which must not wait for the room of another. So a separate failover thread makes each further try.
 
 The parts of one batch that go to different nodes, because the sharding keys of its messages have different homes.
 
@@ -27,9 +27,9 @@ from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar, Unpack
 
 from commitmq.client import checks
+from commitmq.client.closing import OwnClient
 from commitmq.client.message import Message, check_topic
-from commitmq.client.producer_base import ProducerBase
-from commitmq.client.producing.choice import Effort, Node, NodeSet, Pin
+from commitmq.client.producing.choice import PAUSE_S, Affinity, NodeSet, ProducerNode, SendAttempts
 from commitmq.client.producing.fault_strategy import FaultStrategy
 from commitmq.client.results import BatchResult, BatchSendError, RunAck, SendResult
 from commitmq.client.routes import not_stored
@@ -43,10 +43,8 @@ from commitmq.client.sending.options import (
     keys_of_batch,
     tell_delivery,
 )
-from commitmq.client.sending.outbox import Waiters
+from commitmq.client.sending.outbox import NoRoom, Waiters
 from commitmq.client.sending.send_future import SendFuture
-from commitmq.client.transactions.half_message import TransactionResult
-from commitmq.client.transactions.transaction import Transaction
 from commitmq.errors import CommitMQError, InvalidMessageError, SendError
 from commitmq.format.constants import Property
 
@@ -56,37 +54,39 @@ _T = TypeVar("_T")
 _B = TypeVar("_B", BatchResult, BatchSendError)
 _log = logging.getLogger("commitmq.client")
 
-HandOver = Callable[[Node, float], "Future[_T]"]
-"""Gives the message to the producer of a node, which has so many seconds for it. May block for room, and raises as
+HandOver = Callable[[ProducerNode, float], "Future[_T]"]
+"""Gives the message to the producer of a node, which has this many seconds for it. May block for room, and raises as
 ``send_async``."""
-Place = Callable[[_T, Node], _T]
+PlaceResult = Callable[[_T, ProducerNode], _T]
 """The result with the node in it."""
 
 
-class Moving(Future[_T], Generic[_T]):
-    """The future of the program. Cancelling it withdraws a message that was not handed to a connection yet."""
+class FailoverSend(Future[_T], Generic[_T]):
+    """The future of the program. Cancelling it withdraws a message that was not passed to a connection yet."""
 
-    def __init__(self, effort: Effort, hand_over: HandOver[_T], place: Place[_T], movers: Movers) -> None:
+    def __init__(
+        self, attempts: SendAttempts, hand_over: HandOver[_T], place: PlaceResult[_T], failovers: FailoverSends
+    ) -> None:
         super().__init__()
-        self.effort = effort
+        self.attempts = attempts
         self.tried: Future[_T] | None = None
         """The present try; None between two."""
         self._hand_over = hand_over
         self._place = place
-        self._movers = movers
+        self._failovers = failovers
 
     def try_next(self) -> float:
         """Hand the message to its next node, until one takes it. Returns 0, or the pause before the next try.
 
         Raises the error of a message that no node takes.
         """
-        effort = self.effort
+        attempts = self.attempts
         while True:
-            node = effort.next()
+            node = attempts.next()
             try:
-                tried = self._hand_over(node, effort.time_s(time.monotonic()))
+                tried = self._hand_over(node, attempts.time_s(time.monotonic()))
             except SendError as error:
-                pause_s = effort.failed(error, time.monotonic())
+                pause_s = attempts.failed(error, time.monotonic())
                 if pause_s:
                     return pause_s
                 continue
@@ -96,8 +96,8 @@ class Moving(Future[_T], Generic[_T]):
 
     def _done(self, tried: Future[_T]) -> None:
         """The present try has its outcome. Called in the sending thread of its node."""
-        effort = self.effort
-        node = effort.node
+        attempts = self.attempts
+        node = attempts.node
         assert node is not None
         try:
             result = tried.result(0)
@@ -111,12 +111,12 @@ class Moving(Future[_T], Generic[_T]):
                 self.fail(error)
                 return
             try:
-                pause_s = effort.failed(error, time.monotonic())
+                pause_s = attempts.failed(error, time.monotonic())
             except SendError as last:
                 self.fail(last)
             else:
                 self.tried = None
-                self._movers.put(self, pause_s)
+                self._failovers.put(self, pause_s)
             return
         except BaseException as error:
             self.fail(error)
@@ -133,17 +133,17 @@ class Moving(Future[_T], Generic[_T]):
             if not self.done() and self.set_running_or_notify_cancel():
                 tell()
         finally:
-            self._movers.ended(self)
+            self._failovers.ended(self)
 
     def cancel(self) -> bool:
         tried = self.tried
         if tried is not None:
             return tried.cancel()  # (its callback cancels this one)
-        return self.cancelled() or (self._movers.withdraw(self) and self._cancelled())
+        return self.cancelled() or (self._failovers.withdraw(self) and self._cancelled())
 
     def _cancelled(self) -> bool:
         """The message was withdrawn."""
-        self._movers.ended(self)
+        self._failovers.ended(self)
         return super().cancel() and not self.set_running_or_notify_cancel()
 
     def result(self, timeout: float | None = None) -> _T:
@@ -168,56 +168,56 @@ def may_move(error: SendError) -> bool:
     return not (isinstance(error, BatchSendError) and error.stored)
 
 
-class Movers:
-    """The messages on their way, and the mover. Any thread may call the methods."""
+class FailoverSends:
+    """The sends without an outcome, and the failover thread for their next attempts. Any thread may call the methods."""
 
     def __init__(self) -> None:
         self.waiters = Waiters()
-        self.open: set[Moving[Any]] = set()
+        self.open: set[FailoverSend[Any]] = set()
         """What has no outcome yet."""
         self._lock = threading.Lock()
-        self._due: list[tuple[float, int, Moving[Any]]] = []
+        self._due: list[tuple[float, int, FailoverSend[Any]]] = []
         self._count = itertools.count()
         self._thread: threading.Thread | None = None
         self._bell = threading.Event()
         self._closed = False
 
-    def begin(self, moving: Moving[_T]) -> Moving[_T]:
+    def begin(self, send: FailoverSend[_T]) -> FailoverSend[_T]:
         """Make the first try, in the calling thread. Raises the error of a message that no node takes."""
-        self.open.add(moving)
+        self.open.add(send)
         try:
-            pause_s = moving.try_next()
+            pause_s = send.try_next()
         except BaseException:
-            self.ended(moving)
+            self.ended(send)
             raise
         if pause_s:
-            self.put(moving, pause_s)
-        return moving
+            self.put(send, pause_s)
+        return send
 
-    def put(self, moving: Moving[Any], pause_s: float) -> None:
-        """Make the next try of ``moving`` after ``pause_s``, in the mover."""
+    def put(self, send: FailoverSend[Any], pause_s: float) -> None:
+        """Make the next try of ``send`` after ``pause_s``, in the failover thread."""
         with self._lock:
             if not self._closed:
-                heapq.heappush(self._due, (time.monotonic() + pause_s, next(self._count), moving))
+                heapq.heappush(self._due, (time.monotonic() + pause_s, next(self._count), send))
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="commitmq-producer-mover", daemon=True)
+                    self._thread = threading.Thread(target=self._run, name="commitmq-producer-failover", daemon=True)
                     self._thread.start()
                 self._bell.set()
                 return
-        moving.fail(_closed())
+        send.fail(_closed())
 
-    def withdraw(self, moving: Moving[Any]) -> bool:
-        """Take ``moving`` out of the line; False when it does not wait there."""
+    def withdraw(self, send: FailoverSend[Any]) -> bool:
+        """Take ``send`` out of the line; False when it does not wait there."""
         with self._lock:
-            left = [one for one in self._due if one[2] is not moving]
+            left = [one for one in self._due if one[2] is not send]
             found = len(left) < len(self._due)
             heapq.heapify(left)
             self._due = left
         return found
 
-    def ended(self, moving: Moving[Any]) -> None:
-        """``moving`` has its outcome."""
-        self.open.discard(moving)
+    def ended(self, send: FailoverSend[Any]) -> None:
+        """``send`` has its outcome."""
+        self.open.discard(send)
         if self.waiters.tickets:
             with self.waiters.lock:
                 self.waiters.told()
@@ -226,8 +226,8 @@ class Movers:
         """Wait until everything has its outcome; False when ``deadline`` passed before that."""
         return self.waiters.wait_until(lambda: not self.open, deadline)
 
-    def is_mover(self) -> bool:
-        """True in the mover. A wait for a send could last for ever there."""
+    def is_failover_thread(self) -> bool:
+        """True in the failover thread. A wait for a send could last for ever there."""
         return threading.current_thread() is self._thread
 
     def close(self) -> None:
@@ -236,9 +236,9 @@ class Movers:
             self._closed = True
             left, self._due = self._due, []
             self._bell.set()
-        for _, _, moving in left:
-            moving.fail(_closed())
-        if self._thread is not None and not self.is_mover():
+        for _, _, send in left:
+            send.fail(_closed())
+        if self._thread is not None and not self.is_failover_thread():
             self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
@@ -248,45 +248,47 @@ class Movers:
                     return
                 self._bell.clear()
                 now = time.monotonic()
-                moving = heapq.heappop(self._due)[2] if self._due and self._due[0][0] <= now else None
+                send = heapq.heappop(self._due)[2] if self._due and self._due[0][0] <= now else None
                 left_s = self._due[0][0] - now if self._due else _LONG_S
-            if moving is None:
+            if send is None:
                 self._bell.wait(max(left_s, 0))
                 continue
             try:
-                self._move(moving)
+                self._move(send)
             except Exception as error:
                 _log.exception("a message could not be moved to another node", extra={"fields": {}})
-                moving.fail(error)
+                send.fail(error)
 
-    def _move(self, moving: Moving[Any]) -> None:
-        if moving.done():
-            self.ended(moving)
+    def _move(self, send: FailoverSend[Any]) -> None:
+        if send.done():
+            self.ended(send)
             return
-        if time.monotonic() >= moving.effort.deadline:
-            moving.fail(moving.effort.out_of_time())
+        if time.monotonic() >= send.attempts.deadline:
+            send.fail(send.attempts.out_of_time())
             return
         try:
-            pause_s = moving.try_next()
+            pause_s = send.try_next()
+        except NoRoom:
+            pause_s = PAUSE_S  # of a producer that must not wait for room
         except Exception as error:
-            moving.fail(error)
+            send.fail(error)
             return
         if pause_s:
-            self.put(moving, pause_s)
+            self.put(send, pause_s)
 
 
 def _closed() -> SendError:
     return not_stored("CLIENT_CLOSED", "the producer was closed before the message was sent")
 
 
-def placed_batch(result: _B, node: Node) -> _B:
+def placed_batch(result: _B, node: ProducerNode) -> _B:
     """``result`` with the node that has its messages."""
     for ack in result.acks:
         ack.node = node.address
     return result
 
 
-def placed(result: SendResult, node: Node) -> SendResult:
+def placed(result: SendResult, node: ProducerNode) -> SendResult:
     """``result`` with the node that has the message."""
     return result._replace(node=node.address)
 
@@ -294,45 +296,47 @@ def placed(result: SendResult, node: Node) -> SendResult:
 _LISTS = ("tags", "keys", "sharding_keys")
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """The messages of one part, their places in the batch, the fields of their send, and what keeps them at a node."""
 
     places: Sequence[int]
     messages: Sequence[bytes | Message]
     fields: dict[str, Any]
-    pin: Pin
+    affinity: Affinity
     name: str
 
 
-def parts_of(nodes: NodeSet, topic: str, messages: Sequence[bytes | Message], fields: Mapping[str, Any]) -> list[Part]:
+def parts_of(
+    nodes: NodeSet, topic: str, messages: Sequence[bytes | Message], fields: Mapping[str, Any]
+) -> list[BatchPart]:
     """The parts of a batch. ``fields`` are those of ``send_batch``. Raises InvalidMessageError."""
     given = dict(fields)
     keys, sharding_keys = keys_of_batch(given.pop("key", None), given.get("keys"), given.get("sharding_keys"), messages)
     given.update(keys=keys, sharding_keys=sharding_keys)
     every = range(len(messages))
     if given.get("queue") is not None:
-        return [Part(every, messages, given, *nodes.pin(topic, given["queue"], None))]
+        return [BatchPart(every, messages, given, *nodes.affinity(topic, given["queue"], None))]
     own = [_sharding_key(one) for one in messages] if sharding_keys is None else list(sharding_keys)
     if not any(own) or len(own) != len(messages):  # (the send itself refuses lists of another length)
-        return [Part(every, messages, given, Pin.FREE, "")]
-    places: dict[tuple[Pin, Node | None], list[int]] = {}
+        return [BatchPart(every, messages, given, Affinity.FREE, "")]
+    places: dict[tuple[Affinity, ProducerNode | None], list[int]] = {}
     for at, key in enumerate(own):
-        pin, name = nodes.pin(topic, None, key)
-        home = None if pin is Pin.FREE else nodes.home(name, only_reachable=pin is Pin.KEY)
-        places.setdefault((pin, home), []).append(at)
+        affinity, name = nodes.affinity(topic, None, key)
+        home = None if affinity is Affinity.FREE else nodes.home(name, only_reachable=affinity is Affinity.KEY)
+        places.setdefault((affinity, home), []).append(at)
     if len(places) == 1:
-        (pin, _), _ = next(iter(places.items()))
-        return [Part(every, messages, given, pin, _name_of(own, every))]
+        (affinity, _), _ = next(iter(places.items()))
+        return [BatchPart(every, messages, given, affinity, _name_of(own, every))]
     _check_whole(topic, messages, given)  # before the first part leaves
     return [
-        Part(chosen, [messages[at] for at in chosen], _chosen(given, chosen), pin, _name_of(own, chosen))
-        for (pin, _), chosen in places.items()
+        BatchPart(chosen, [messages[at] for at in chosen], _chosen(given, chosen), affinity, _name_of(own, chosen))
+        for (affinity, _), chosen in places.items()
     ]
 
 
 def _check_whole(topic: str, messages: Sequence[bytes | Message], fields: Mapping[str, Any]) -> None:
     """Raise InvalidMessageError for a batch with a message that no node takes."""
-    from commitmq.client.sending.batch_plan import plan_batch
+    from commitmq.client.sending.batch import plan_batch
 
     names = ("tags", "keys", "properties", "sharding_keys")
     plan_batch(topic, messages, **{name: fields.get(name) for name in names}, compressed=None)
@@ -357,7 +361,7 @@ def _chosen(fields: dict[str, Any], places: Sequence[int]) -> dict[str, Any]:
     return chosen
 
 
-def joined(parts: Sequence[Part], results: Sequence[BatchResult]) -> BatchResult:
+def joined(parts: Sequence[BatchPart], results: Sequence[BatchResult]) -> BatchResult:
     """The result of the whole batch, in the order of its messages."""
     if len(parts) == 1:
         return results[0]
@@ -371,7 +375,7 @@ def joined(parts: Sequence[Part], results: Sequence[BatchResult]) -> BatchResult
     return BatchResult(acks, order)
 
 
-def joined_error(parts: Sequence[Part], outcomes: Sequence[BatchResult | BaseException]) -> BaseException:
+def joined_error(parts: Sequence[BatchPart], outcomes: Sequence[BatchResult | BaseException]) -> BaseException:
     """The error of a batch of which some parts failed: it counts what is stored and unknown of the whole."""
     first = next(one for one in outcomes if isinstance(one, BaseException))
     if len(parts) == 1 or any(isinstance(one, BaseException) and not isinstance(one, SendError) for one in outcomes):
@@ -394,12 +398,12 @@ def joined_error(parts: Sequence[Part], outcomes: Sequence[BatchResult | BaseExc
 
 
 _R = TypeVar("_R")
-_kinds: dict[type[ProducerBase], type[ProducerBase]] = {}
+_kinds: dict[type[OwnClient], type[OwnClient]] = {}
 _OWN: Final = ("retries", "retry_may_store_twice", "fault_strategy")
 
 
 def become_several(
-    producer: ProducerBase, kind: type[ProducerBase], addresses: Sequence[str], given: Mapping[str, Any]
+    producer: OwnClient, kind: type[OwnClient], addresses: Sequence[str], given: Mapping[str, Any]
 ) -> None:
     """Make ``producer``, a new object of ``kind``, one with several nodes. Raises as the producer of one node does.
 
@@ -412,7 +416,7 @@ def become_several(
     made.take_nodes(producer, addresses, settings, kind)
 
 
-def _kind_of_several(kind: type[ProducerBase]) -> type[ProducerBase]:
+def _kind_of_several(kind: type[OwnClient]) -> type[OwnClient]:
     made = _kinds.get(kind)
     if made is None:
         made = _kinds[kind] = type("NodesProducer", (SeveralNodes, kind), {})
@@ -435,32 +439,33 @@ def node_set(addresses: Iterable[str], settings: Mapping[str, Any]) -> tuple[Nod
     return nodes, rest
 
 
-class SeveralNodes(ProducerBase):
+class SeveralNodes(OwnClient):
     """A part of a :class:`commitmq.Producer` that was given several nodes. It comes before the part for one node."""
 
-    def take_nodes(
-        self, addresses: Sequence[str], settings: Mapping[str, Any], kind: Callable[..., ProducerBase]
-    ) -> None:
+    def take_nodes(self, addresses: Sequence[str], settings: Mapping[str, Any], kind: Callable[..., OwnClient]) -> None:
         """``kind`` makes the producer of one node. Raises as it does."""
         self._closed = True
         self._pid = os.getpid()
         self._nodes, own = node_set(addresses, settings)
         self._ack = check_ack(own.get("ack", "flushed"))
         self._timeout_s = checks.seconds("timeout_s", own.get("timeout_s", 10.0))
-        self._movers = Movers()
-        made: list[ProducerBase] = []
+        self._failovers = FailoverSends()
+        made: list[OwnClient] = []
         try:
             for node in self._nodes.nodes:
                 made.append(kind(node.address, **own))
                 self._nodes.attach(node, made[-1])
         except BaseException:
             for producer in made:
-                producer.close(0)
+                producer._forgotten()
             raise
         self._closed = False
 
     def __repr__(self) -> str:
         return f"Producer({[node.address for node in self._nodes.nodes]!r}, ack={self._ack!r})"
+
+    def _limit(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s)
 
     # ------------------------------------------------------------ messages
 
@@ -475,9 +480,9 @@ class SeveralNodes(ProducerBase):
         """See :meth:`commitmq.Producer.send`."""
         if multi_dispatch is not None:
             fields["multi_dispatch"] = list(multi_dispatch)
-        effort = self._effort(topic, body, fields)
+        attempts = self._attempts(topic, body, fields)
 
-        def send_at(node: Node, left_s: float) -> SendResult:
+        def send_at(node: ProducerNode, left_s: float) -> SendResult:
             began = time.monotonic()
             call = object()
             try:
@@ -488,19 +493,19 @@ class SeveralNodes(ProducerBase):
             node.faults.answered(time.monotonic() - began)
             return placed(result, node)
 
-        return self._at_a_node(effort, send_at)
+        return self._at_a_node(attempts, send_at)
 
-    def _at_a_node(self, effort: Effort, send_at: Callable[[Node, float], _R]) -> _R:
+    def _at_a_node(self, attempts: SendAttempts, send_at: Callable[[ProducerNode, float], _R]) -> _R:
         """Try ``send_at(node, seconds)`` at one node after the other. Raises the last error."""
         self._check_usable()
         self._check_may_wait()
         while True:
-            node = effort.next()
+            node = attempts.next()
             now = time.monotonic()
             try:
-                return send_at(node, effort.time_s(now))
+                return send_at(node, attempts.time_s(now))
             except SendError as error:
-                pause_s = effort.failed(error, time.monotonic())
+                pause_s = attempts.failed(error, time.monotonic())
             if pause_s:
                 time.sleep(pause_s)
             if self._closed:
@@ -514,19 +519,45 @@ class SeveralNodes(ProducerBase):
         if on_delivery is not None:
             checks.callback("on_delivery", on_delivery)
 
-        def hand_over(node: Node, left_s: float) -> Future[SendResult]:
+        def hand_over(node: ProducerNode, left_s: float) -> Future[SendResult]:
             sent: Future[SendResult] = node.producer.send_async(topic, body, timeout_s=left_s, **fields)
             return sent
 
-        moving = Moving(self._effort(topic, body, fields), hand_over, placed, self._movers)
+        send = FailoverSend(self._attempts(topic, body, fields), hand_over, placed, self._failovers)
         if on_delivery is not None:
-            moving.add_done_callback(partial(tell_delivery, on_delivery))
-        return self._movers.begin(moving)
+            send.add_done_callback(partial(tell_delivery, on_delivery))
+        return self._failovers.begin(send)
 
-    def _effort(self, topic: str, body: bytes | Message, fields: dict[str, Any]) -> Effort:
-        """The effort for one message. Takes the time of the call out of ``fields``."""
+    def _send_at_once(self, topic: str, body: bytes | Message, fields: MessageOptions) -> Future[SendResult]:
+        """See :class:`commitmq.Producer`. Only the failover thread waits: it makes every try but the first."""
+        given: dict[str, Any] = dict(fields)
+
+        def hand_over(node: ProducerNode, left_s: float) -> Future[SendResult]:
+            sent: Future[SendResult]
+            if self._failovers.is_failover_thread():
+                sent = node.producer.send_async(topic, body, timeout_s=left_s, **given)
+            else:
+                sent = node.producer._send_at_once(topic, body, {**given, "timeout_s": left_s})
+            return sent
+
+        return self._failovers.begin(
+            FailoverSend(self._attempts(topic, body, given), hand_over, placed, self._failovers)
+        )
+
+    def _look_up(self, topic: str, body: bytes | Message, fields: MessageOptions, deadline: float) -> None:
+        attempts = self._nodes.attempts(topic, *self._nodes.affinity_of(topic, body, dict(fields)), deadline)
+        self._at_a_node(
+            attempts, lambda node, left_s: node.producer._look_up(topic, body, fields, time.monotonic() + left_s)
+        )
+
+    def _never_wait_for_room(self, tell: Callable[[], None]) -> None:
+        for node in self._nodes.nodes:
+            node.producer._never_wait_for_room(tell)
+
+    def _attempts(self, topic: str, body: bytes | Message, fields: dict[str, Any]) -> SendAttempts:
+        """The attempts of one message. Takes the time of the call out of ``fields``."""
         deadline = time.monotonic() + self._limit(fields.pop("timeout_s", None))
-        return self._nodes.effort(check_topic(topic), *self._nodes.pin_of(topic, body, fields), deadline)
+        return self._nodes.attempts(check_topic(topic), *self._nodes.affinity_of(topic, body, fields), deadline)
 
     # ------------------------------------------------------------ batches
 
@@ -552,52 +583,31 @@ class SeveralNodes(ProducerBase):
         sent = [self._send_part(topic, part, limit_s) for part in parts]
         return sent[0] if len(sent) == 1 else JoinedBatch(parts, sent)
 
-    def _send_part(self, topic: str, part: Part, limit_s: float) -> Future[BatchResult]:
-        effort = self._nodes.effort(topic, part.pin, part.name, time.monotonic() + limit_s)
+    def _send_part(self, topic: str, part: BatchPart, limit_s: float) -> Future[BatchResult]:
+        attempts = self._nodes.attempts(topic, part.affinity, part.name, time.monotonic() + limit_s)
 
-        def hand_over(node: Node, left_s: float) -> Future[BatchResult]:
+        def hand_over(node: ProducerNode, left_s: float) -> Future[BatchResult]:
             producer = node.producer
             sent: Future[BatchResult] = producer.send_batch_async(topic, part.messages, timeout_s=left_s, **part.fields)
             return sent
 
-        moving = Moving(effort, hand_over, placed_batch, self._movers)
+        send = FailoverSend(attempts, hand_over, placed_batch, self._failovers)
         try:
-            return self._movers.begin(moving)
+            return self._failovers.begin(send)
         except SendError as error:  # another part may be under way: the outcome of all is in the future
-            moving.fail(error)
-            return moving
+            send.fail(error)
+            return send
 
     # ------------------------------------------------------------ what stays at one node
 
-    def transaction(self, topic: str, body: bytes | Message, **fields: Unpack[MessageOptions]) -> Transaction:
-        """See :meth:`commitmq.Producer.transaction`. It stays at one node."""
-        made: Transaction = self._one(topic, body, fields).transaction(topic, body, **fields)
-        return made
+    def _one(self, topic: str, body: bytes | Message, fields: Mapping[str, Any]) -> Any:
+        self._check_usable()
+        return self._attempts(topic, body, dict(fields)).next().producer
 
-    def send_in_transaction(
-        self, topic: str, body: bytes | Message, argument: Any = None, **fields: Unpack[MessageOptions]
-    ) -> TransactionResult:
-        """See :meth:`commitmq.Producer.send_in_transaction`. It stays at one node."""
-        producer = self._one(topic, body, fields)
-        result: TransactionResult = producer.send_in_transaction(topic, body, argument, **fields)
-        return result
-
-    def request(self, topic: str, body: bytes | Message, **fields: Any) -> Message:
-        """See :meth:`commitmq.Producer.request`. It stays at one node."""
-        reply: Message = self._one(topic, body, fields).request(topic, body, **fields)
-        return reply
-
-    def reply(
-        self,
-        message: Message,
-        body: bytes | Message,
-        *,
-        properties: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        ack: str | None = None,
-    ) -> SendResult:
-        """Raises InvalidMessageError: a message does not name its node. ``message.reply(body)`` replies in a handler."""
-        raise no_reply_here()
+    def _check_replies(self) -> None:
+        raise InvalidMessageError(
+            "a message does not name its node: reply with message.reply(body) in a handler, or by a producer of the one node"
+        )
 
     @property
     def late_replies(self) -> int:
@@ -609,27 +619,17 @@ class SeveralNodes(ProducerBase):
         self._check_usable()
         node_of_receipt(self._nodes, receipt).producer.cancel(receipt, timeout_s=timeout_s)
 
-    def _one(self, topic: str, body: bytes | Message, fields: Any) -> Any:
-        """The producer of the node for a message that stays there, a :class:`commitmq.Producer`."""
-        self._check_usable()
-        return self._effort(topic, body, dict(fields)).next().producer
-
     # ------------------------------------------------------------ the end
 
-    def flush(self, timeout_s: float | None = None) -> None:
-        """See :meth:`commitmq.Producer.flush`."""
-        self._check_usable()
-        self._check_may_wait()
-        limit = self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s, zero=True)
-        if not self._flush(time.monotonic() + limit):
-            raise TimeoutError(f"{len(self._movers.open)} sends are still pending after {limit} s")
+    def _pending(self) -> int:
+        return len(self._failovers.open)
 
     def _flush(self, deadline: float) -> bool:
         for node in self._nodes.nodes:
             outbox = node.producer._lanes.writer.outbox
             with outbox.lock:
                 outbox.end_linger()
-        return self._movers.flush(deadline)
+        return self._failovers.flush(deadline)
 
     def close(self, timeout_s: float | None = None) -> None:
         """See :meth:`commitmq.Producer.close`."""
@@ -642,13 +642,13 @@ class SeveralNodes(ProducerBase):
         deadline = time.monotonic() + limit
         if not self._in_pump():
             self._flush(deadline)
-        self._movers.close()
+        self._failovers.close()
         self._nodes.detector.close()
         for node in self._nodes.nodes:
             node.producer.close(max(deadline - time.monotonic(), 0))
 
     def _in_pump(self) -> bool:
-        return self._movers.is_mover() or any(node.producer._lanes.in_pump() for node in self._nodes.nodes)
+        return self._failovers.is_failover_thread() or any(node.producer._lanes.in_pump() for node in self._nodes.nodes)
 
     def _check_may_wait(self) -> None:
         if self._in_pump():
@@ -658,7 +658,7 @@ class SeveralNodes(ProducerBase):
 class JoinedBatch(Future[BatchResult]):
     """The outcome of a batch in several parts. It cannot be cancelled."""
 
-    def __init__(self, parts: Sequence[Part], sent: Sequence[Future[BatchResult]]) -> None:
+    def __init__(self, parts: Sequence[BatchPart], sent: Sequence[Future[BatchResult]]) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()
         self._parts = parts
@@ -680,7 +680,7 @@ class JoinedBatch(Future[BatchResult]):
             self.set_result(joined(self._parts, [done.result(0) for done in self._sent]))
 
 
-def node_of_receipt(nodes: NodeSet, receipt: SendResult | str) -> Node:
+def node_of_receipt(nodes: NodeSet, receipt: SendResult | str) -> ProducerNode:
     """The node that has the message of ``receipt``. Raises InvalidMessageError when it names none of ``nodes``."""
     node = nodes.of_address(receipt.node) if isinstance(receipt, SendResult) else None
     if node is None:
@@ -689,10 +689,3 @@ def node_of_receipt(nodes: NodeSet, receipt: SendResult | str) -> Node:
             "or by a producer of the message's own node"
         )
     return node
-
-
-def no_reply_here() -> InvalidMessageError:
-    """The error of a reply by a producer with several nodes."""
-    return InvalidMessageError(
-        "a message does not name its node: reply with message.reply(body) in a handler, or by a producer of the one node"
-    )

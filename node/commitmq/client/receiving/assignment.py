@@ -5,30 +5,51 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commitmq.client import checks
 from commitmq.client.checks import Bell
-from commitmq.client.receiving.room import Room
 from commitmq.errors import RequestError
 from commitmq.protocol.channel import Channel
 
 if TYPE_CHECKING:
     from commitmq.client.receiving.batch import MessageBatch
-    from commitmq.client.receiving.part import Part
+    from commitmq.client.receiving.part import RecordBatch
+
+
+class FetchLimit(NamedTuple):
+    """How much of a queue may be delivered: the limits of ``Consumer.run``.
+
+    This many messages and bytes of records. The message that passes ``size_bytes`` still belongs to it.
+    """
+
+    messages: int
+    size_bytes: int
+
+    def messages_of(self, parts: Sequence[RecordBatch]) -> int:
+        """How many of the messages in ``parts`` there is room for."""
+        count, size_bytes = 0, 0
+        for part in parts:
+            sums = part.heads["size"].cumsum(dtype="int64") + size_bytes
+            count += min(int(sums.searchsorted(self.size_bytes)) + 1, len(part))
+            size_bytes = int(sums[-1])
+            if size_bytes >= self.size_bytes or count >= self.messages:
+                break
+        return min(count, self.messages)
+
 
 Queue = tuple[str, int]  # topic, queue id
 Start = str | datetime | int
 
 
 class Gap(NamedTuple):
-    """A consumer could not go on at ``from_offset``, and jumped to ``to_offset``.
+    """A consumer could not continue at ``from_offset``, and jumped to ``to_offset``.
 
-    ``reason`` is the node's status: OFFSET_TOO_SMALL (the messages expired), OFFSET_OVERFLOW_BADLY (the offset was behind
-    the queue's end; also when a power cut or a repair took the messages away and new ones have come since),
+    ``reason`` is the node's status: OFFSET_TOO_SMALL (the messages expired), OFFSET_OVERFLOW_BADLY (the offset was
+    behind the queue's end; also when a power cut or a repair took the messages away and new ones have come since),
     MESSAGE_WAS_REMOVING or NO_MATCHED_LOGIC_QUEUE.
     """
 
@@ -41,12 +62,12 @@ class Gap(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """The messages of one answer that were not handed out yet. ``next_offset`` is where the queue goes on behind them.
+    """The messages of one answer that were not delivered yet. ``next_offset`` is where the queue continues behind them.
 
     ``is_taken``: a batch has all of these messages, so the consumer may ask for the ones behind.
     """
 
-    parts: list[Part]
+    parts: list[RecordBatch]
     count: int
     next_offset: int
     is_taken: bool = False
@@ -56,17 +77,19 @@ class Chunk:
 class QueueState:
     """One queue. Each offset is the queue offset of the *next* message.
 
-    * ``delivered``: the offset behind the messages that poll returned. * ``confirmed``: the value of ``delivered`` at the
-    last call of poll. The program is done with the messages before it. * ``committed``: the group's offset as far as this
-    consumer knows; -1 without one. * ``sent``: the last offset that this consumer tried to commit, with or without success.
+    * ``delivered``: the offset behind the messages that poll returned. * ``confirmed``: the value of ``delivered`` at
+      the
+    last call of poll. The program is done with the messages before it. * ``committed``: the group's offset as far as
+    this consumer knows; -1 without one. * ``sent``: the last offset that this consumer tried to commit, with or without
+    success.
     * ``settled``: the value of ``delivered`` at the last commit or at the start. While the two are equal, every message
     that was
-      handed out is committed.
-    * ``log_generation``: the generation of the log in which these offsets were learnt; -1 if it is not known. Every pull and
-      commit carries it: after a power cut or a repair that took messages away, the node tells which offsets lie behind the end
-      that the queue had then.
-    * ``incarnation``: the incarnation of the topic that these offsets belong to; -1 if it is not known. Every pull and commit
-      carries it, so none can reach another topic of the same name.
+      delivered is committed.
+    * ``log_generation``: the generation of the log in which these offsets were learnt; -1 if it is not known. Every
+      pull and commit carries it: after a power cut or a repair that took messages away, the node tells which offsets
+      lie behind the end that the queue had then.
+    * ``incarnation``: the incarnation of the topic that these offsets belong to; -1 if it is not known. Every pull and
+      commit carries it, so none can reach another topic of the same name.
     """
 
     topic: str
@@ -80,7 +103,7 @@ class QueueState:
     channel: int = -1  # the index of the reader that got the pull
     answer_by: float = 0.0
     retry_at: float = 0.0
-    chunks: deque[Chunk] = field(default_factory=deque)  # answers that were not handed out; two at most
+    chunks: deque[Chunk] = field(default_factory=deque)  # answers that were not delivered; two at most
     end: int = -1  # the queue's end in the last answer
     use_bytes: bool = False  # the node sends this queue's records, because this process cannot map its segments
     careful_until: int = -1  # below this queue offset each pull asks for one message, because one of them is damaged
@@ -90,7 +113,7 @@ class QueueState:
     is_proven: bool = True  # False while a program gave `delivered` and the node has not confirmed that it exists
     is_announced: bool = False  # on_assign was called with this queue
     is_paused: bool = False
-    room: Room | None = None  # no more than that is handed out now; None: no limit
+    room: FetchLimit | None = None  # no more than that is delivered now; None: no limit
 
     @property
     def key(self) -> Queue:
@@ -102,7 +125,7 @@ class QueueState:
         return self.chunks[-1].next_offset if self.chunks else self.delivered
 
     def move_to(self, offset: int) -> None:
-        """Go on at ``offset``. The skipped messages count as handed out together with the messages before them."""
+        """Go on at ``offset``. The skipped messages count as delivered together with the messages before them."""
         if self.chunks:
             self.chunks[-1].next_offset = offset
         else:
@@ -114,7 +137,7 @@ class QueueState:
         self.chunks.clear()
 
 
-class Portion(NamedTuple):
+class BatchPortion(NamedTuple):
     """The messages of one queue in a batch: all of ``chunk``, or ``chunk`` without ``rest``, which begins at ``delivered``."""
 
     state: QueueState
@@ -123,7 +146,7 @@ class Portion(NamedTuple):
     delivered: int = -1
 
     def hand_out(self) -> None:
-        """Count these messages as handed out. A second call changes nothing."""
+        """Count these messages as delivered. A second call changes nothing."""
         chunks = self.state.chunks
         if not chunks or chunks[0] is not self.chunk:
             return
@@ -137,11 +160,11 @@ class Portion(NamedTuple):
             chunks[0] = self.rest
 
 
-class Taken(NamedTuple):
-    """A batch and its portions. It counts as handed out from the moment when it is ``Assignment.returned``."""
+class TakenBatch(NamedTuple):
+    """A batch and its portions. It counts as delivered from the moment when it is ``Assignment.returned``."""
 
     batch: MessageBatch
-    portions: list[Portion]
+    portions: list[BatchPortion]
 
     def has(self, state: QueueState) -> bool:
         return any(portion.state is state for portion in self.portions)
@@ -161,13 +184,13 @@ class Assignment:
     ready: dict[Queue, QueueState] = field(
         default_factory=dict
     )  # the queues with chunks; the first is the next in turn
-    making: Taken | None = None  # the newest batch, handed out or not
-    returned: Taken | None = None
-    lost: list[Queue] = field(default_factory=list)  # announced queues that were given back without a call of on_revoke
-    tells: bool = False  # the program has an on_revoke, and a queue is given back after its call
+    making: TakenBatch | None = None  # the newest batch, delivered or not
+    returned: TakenBatch | None = None
+    lost: list[Queue] = field(default_factory=list)  # announced queues that were returned without a call of on_revoke
+    tells: bool = False  # the program has an on_revoke, and a queue is returned after its call
     polled_at: float = field(default_factory=time.monotonic)
     is_polling: bool = False
-    room: Room | None = None  # of the queues that are added
+    room: FetchLimit | None = None  # of the queues that are added
 
     def __post_init__(self) -> None:
         self.bell = Bell()
@@ -189,7 +212,8 @@ class Assignment:
             for portion in taken.portions:
                 portion.hand_out()
                 state = portion.state
-                # The turn of this queue is over, and it goes behind the others. (A state of a former assignment is not there.)
+                # The turn of this queue is over, and it goes behind the others. (A state of an earlier assignment is
+                # not there.)
                 if self.ready.get(state.key) is state:
                     del self.ready[state.key]
                 if state.chunks and self.owned.get(state.key) is state:
@@ -205,7 +229,7 @@ class Assignment:
                     state.confirmed = state.delivered
 
     def is_in_hand(self, state: QueueState) -> bool:
-        """Whether a message of the queue was handed out, or is in a new batch, and is not committed."""
+        """Whether a message of the queue was delivered, or is in a new batch, and is not committed."""
         with self.lock:
             self.settle()
             return state.delivered != state.settled or (self.making is not None and self.making.has(state))
@@ -222,13 +246,13 @@ class Assignment:
             state.forget()
 
     def restart(self, state: QueueState, offset: int) -> None:
-        """Read the queue from ``offset`` on, which lies before what was handed out: those messages are gone, other ones have
-        their offsets, and nothing that was done with them counts.
+        """Read the queue from ``offset`` on, which lies before what was delivered: those messages are gone, other ones
+        have their offsets, and nothing that was done with them counts.
         """
         with self.lock:
             if self.owned.get(state.key) is not state:
                 return
-            begin = Begin(offset, offset, state.log_generation)
+            begin = StartOffset(offset, offset, state.log_generation)
             fresh = new_state(state.key, begin, state.committed, state.incarnation)
             fresh.is_paused, fresh.revoked_at, fresh.end = state.is_paused, state.revoked_at, state.end
             self.drop(state)
@@ -249,7 +273,7 @@ class Assignment:
                 state.is_paused = paused
 
     def positions(self) -> dict[Queue, int]:
-        """For each assigned queue the offset behind the last message that was handed out."""
+        """For each assigned queue the offset behind the last message that was delivered."""
         with self.lock:
             self.settle()
             return {key: state.delivered for key, state in self.owned.items()}
@@ -266,7 +290,7 @@ class Assignment:
             return list(self.owned)
 
     def of_old_incarnations(self, incarnations: Mapping[str, int]) -> list[Queue]:
-        """The queues of topics that were deleted and made anew; ``incarnations`` are those of the topics now."""
+        """The queues of topics that were deleted and recreated; ``incarnations`` are those of the topics now."""
         with self.lock:
             return [
                 key
@@ -281,7 +305,7 @@ class Assignment:
         return {state.topic: state.incarnation for state in states if state.incarnation >= 0}
 
 
-class Begin(NamedTuple):
+class StartOffset(NamedTuple):
     """Where to begin in a queue: ``offset`` was asked for, and ``committable`` is the same or the queue's end before it.
     ``log_generation``: see :class:`QueueState`.
     """
@@ -293,7 +317,7 @@ class Begin(NamedTuple):
 
 def start_offsets(
     reader: Channel, queues: Iterable[Queue], start: Start, *, timeout_s: float, incarnations: Mapping[str, int]
-) -> dict[Queue, Begin]:
+) -> dict[Queue, StartOffset]:
     """Where to begin in ``queues``, which have no committed offset. ``incarnations`` are the known ones of their topics.
 
     A queue that the reader does not know yet is new and begins at 0. Raises ProtocolError.
@@ -301,7 +325,7 @@ def start_offsets(
     by_topic: dict[str, list[int]] = {}
     for topic, queue in queues:
         by_topic.setdefault(topic, []).append(queue)
-    result: dict[Queue, Begin] = {}
+    result: dict[Queue, StartOffset] = {}
     for topic, ids in by_topic.items():
         fields: dict[str, Any] = {"topic": topic, "queues": ids}
         if isinstance(start, datetime):
@@ -320,20 +344,20 @@ def start_offsets(
             if error.code != "TOPIC_NOT_EXIST":
                 raise
             # The coordinator knows the topic, and the reader will hear of it soon. The topic is new, so it begins at 0.
-            result.update({(topic, queue): Begin(0, 0) for queue in ids})
+            result.update({(topic, queue): StartOffset(0, 0) for queue in ids})
             continue
         generation = int(answer.get("log_generation", -1))
         for queue, low, high, by_time in answer["queues"]:
             if isinstance(start, int):
-                result[topic, queue] = Begin(start, min(start, high), generation)
+                result[topic, queue] = StartOffset(start, min(start, high), generation)
                 continue
             if isinstance(start, datetime):
                 offset = by_time if by_time is not None else low
             else:
                 offset = high if start == "latest" else low
-            result[topic, queue] = Begin(offset, offset, generation)
+            result[topic, queue] = StartOffset(offset, offset, generation)
         for queue in ids:
-            result.setdefault((topic, queue), Begin(0, 0))
+            result.setdefault((topic, queue), StartOffset(0, 0))
     return result
 
 
@@ -358,7 +382,7 @@ def check_start(start: Start) -> Start:
     return start
 
 
-def new_state(queue: Queue, begin: Begin, committed: int, incarnation: int = -1) -> QueueState:
+def new_state(queue: Queue, begin: StartOffset, committed: int, incarnation: int = -1) -> QueueState:
     """A queue that is read from ``begin`` on. An offset that may lie behind the end is not committed."""
     offset, proven = begin.offset, begin.offset == begin.committable
     confirmed = offset if proven else committed

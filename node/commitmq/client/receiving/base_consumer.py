@@ -2,8 +2,6 @@
 
 No message is skipped, whatever interrupts a poll or a callback: see :mod:`commitmq.client.receiving.assignment`.
 
-What a program sees and pauses of the queues that its consumer or reader has.
-
 The commits of a broadcasting consumer: into a file of its own. It takes the place of a group's committer.
 
 The queues of a reader, which has no group: all queues that its topics have now, or the queues that it was given.
@@ -17,77 +15,35 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
 from commitmq.client import checks
+from commitmq.client.closing import OwnClient
 from commitmq.client.receiving.assignment import (
     Assignment,
-    Begin,
     Gap,
     Queue,
     QueueState,
     Start,
-    Taken,
+    StartOffset,
+    TakenBatch,
     for_new_queues,
     new_state,
     start_offsets,
 )
-from commitmq.client.receiving.callbacks import QueueCallbacks, Told
-from commitmq.client.receiving.commits import Committer, Progress
-from commitmq.client.receiving.membership import GroupMember
-from commitmq.client.receiving.position_file import PositionFile, Positions
-from commitmq.client.receiving.settings import ConsumerSettings, GroupOptions
+from commitmq.client.receiving.membership import CommitProgress, Committer, GroupMember
+from commitmq.client.receiving.position_file import PositionFile, SavedOffsets
+from commitmq.client.receiving.settings import ConsumerSettings, GroupOptions, QueueCallbacks, RebalanceCallback
 from commitmq.errors import CommitMQError, NodeUnavailableError, RequestError, StoreError
 from commitmq.log import get_log
-from commitmq.protocol.channel import Channel, check_fork
+from commitmq.protocol.channel import Channel
 from commitmq.protocol.directory import Directory
 
 if TYPE_CHECKING:
-    from commitmq.client.handling.run import Run
+    from commitmq.client.handling.run import HandlerRun
     from commitmq.client.receiving.batch import MessageBatch
-
-
-class AssignedQueues:
-    """A part of :class:`~commitmq.client.receiving.base_consumer.BaseConsumer`."""
-
-    _assignment: Assignment
-
-    def _check_usable(self) -> None:
-        raise NotImplementedError
-
-    def pause(self, queues: Iterable[Queue] | None = None) -> None:
-        """Return no messages of these queues (default: all assigned queues) until :meth:`resume`.
-
-        The queues stay assigned as long as the consumer polls. A queue that is given back and assigned again is not paused.
-        Raises ValueError for a queue that is not assigned.
-        """
-        self._check_usable()
-        self._assignment.set_paused(queues, True)
-
-    def resume(self, queues: Iterable[Queue] | None = None) -> None:
-        """End a :meth:`pause`."""
-        self._check_usable()
-        self._assignment.set_paused(queues, False)
-
-    @property
-    def paused(self) -> list[Queue]:
-        """The paused queues, sorted."""
-        with self._assignment.lock:
-            return sorted(key for key, state in self._assignment.owned.items() if state.is_paused)
-
-    @property
-    def assignment(self) -> list[Queue]:
-        """The assigned queues, sorted."""
-        return sorted(self._assignment.keys())
-
-    @property
-    def positions(self) -> dict[Queue, int]:
-        """For each assigned queue the offset behind the last message that a poll returned."""
-        return self._assignment.positions()
 
 
 DEFAULT_MEMBER = "DEFAULT"
@@ -119,7 +75,7 @@ class LocalPositions:
     def close(self) -> None:
         self._file.close()
 
-    def commit(self, progress: Progress, deadline: float) -> dict[Queue, int]:
+    def commit(self, progress: CommitProgress, deadline: float) -> dict[Queue, int]:
         """Keep these offsets. Raises StoreError."""
         if not progress.offsets:
             return {}
@@ -133,7 +89,7 @@ class LocalPositions:
         offsets = {queue: offset for queue, offset in kept.offsets.items() if queue[0] not in anew}
         generations = {queue: one for queue, one in kept.log_generations.items() if queue not in progress.offsets}
         learnt = {queue: one for queue, one in progress.log_generations.items() if queue in progress.offsets}
-        made = Positions(
+        made = SavedOffsets(
             {**offsets, **progress.offsets},
             {**kept.incarnations, **progress.incarnations},
             {**generations, **learnt},
@@ -147,7 +103,7 @@ class LocalPositions:
                     state.committed = state.settled = offset
         return dict(progress.offsets)
 
-    def commit_quietly(self, progress: Progress, deadline: float) -> bool:
+    def commit_quietly(self, progress: CommitProgress, deadline: float) -> bool:
         """False when the disk refused: the caller tries again later."""
         try:
             self.commit(progress, deadline)
@@ -183,16 +139,16 @@ class ReaderQueues:
         self._look_at = 0.0
         self._has_looked = False
         # Where the reader was in a queue that its topic lost, by queue and incarnation of the topic.
-        self._left: dict[tuple[Queue, int], Begin] = {}
+        self._left: dict[tuple[Queue, int], StartOffset] = {}
         self._known: dict[str, int] = {}  # incarnations of topics that were read before, by an earlier consumer
         self._missing: set[str] = set()  # topics that do not exist, and of which the log said so
         self._reader: Channel | None = None
 
-    def go_on(self, kept: Positions) -> None:
+    def go_on(self, kept: SavedOffsets) -> None:
         """Begin at the positions that an earlier consumer left."""
         for queue, offset in kept.offsets.items():
             incarnation = kept.incarnations.get(queue[0], _ANY)
-            self._left[queue, incarnation] = Begin(offset, offset, kept.log_generations.get(queue, -1))
+            self._left[queue, incarnation] = StartOffset(offset, offset, kept.log_generations.get(queue, -1))
             self._known[queue[0]] = incarnation
 
     def look_soon(self) -> None:
@@ -222,11 +178,13 @@ class ReaderQueues:
         assignment = self._assignment
         old = assignment.of_old_incarnations(incarnations)
         with assignment.lock:
-            # When the topic gets a lost queue again, the reader goes on where it was.
+            # When the topic gets a lost queue again, the reader continues where it was.
             gone = [key for key in assignment.owned if key not in wanted and key[0] in counts]
             for state in (assignment.owned[key] for key in gone):
                 assignment.settle()
-                self._left[state.key, state.incarnation] = Begin(state.delivered, state.delivered, state.log_generation)
+                self._left[state.key, state.incarnation] = StartOffset(
+                    state.delivered, state.delivered, state.log_generation
+                )
             for key in {*old, *gone}:
                 assignment.drop(assignment.owned[key])
         new = [queue for queue in wanted if queue not in assignment.owned]
@@ -256,11 +214,11 @@ class ReaderQueues:
 
     def _begin(
         self, new: list[Queue], made_anew: set[str], incarnations: Mapping[str, int], deadline: float
-    ) -> dict[Queue, Begin]:
-        """Where to begin in the queues ``new``; ``made_anew`` are topics that were deleted and made again."""
-        begin: dict[Queue, Begin] = {}
+    ) -> dict[Queue, StartOffset]:
+        """Where to begin in the queues ``new``; ``made_anew`` are topics that were deleted and rebuilt."""
+        begin: dict[Queue, StartOffset] = {}
         starts: dict[Start, list[Queue]] = {}
-        # Every message of a new queue is new, and so is every message of a topic that was made anew.
+        # Every message of a new queue is new, and so is every message of a topic that was recreated.
         later = for_new_queues(self._start) if self._has_looked and self._given is None else self._start
         for queue in new:
             topic, incarnation = queue[0], incarnations.get(queue[0], -1)
@@ -279,7 +237,7 @@ class ReaderQueues:
 
     def _look_up(
         self, queues: list[Queue], start: Start, incarnations: Mapping[str, int], deadline: float
-    ) -> dict[Queue, Begin]:
+    ) -> dict[Queue, StartOffset]:
         while True:
             if self._reader is None or self._reader.lost():
                 self.close()
@@ -309,8 +267,10 @@ _COMMIT_PAUSE_S: Final = 1.0
 _CLOSE_S: Final = 2.0
 
 
-class BaseConsumer(AssignedQueues):
+class BaseConsumer(OwnClient):
     """With a ``group`` it does what :class:`commitmq.Consumer` says, without one what :class:`commitmq.Reader` says."""
+
+    _kind = "consumer"
 
     def __init__(
         self,
@@ -319,8 +279,8 @@ class BaseConsumer(AssignedQueues):
         group: str | None,
         queues: Iterable[Queue] | None = None,
         node: str | None = None,
-        on_assign: Told | None = None,
-        on_revoke: Told | None = None,
+        on_assign: RebalanceCallback | None = None,
+        on_revoke: RebalanceCallback | None = None,
         **options: Unpack[GroupOptions],
     ) -> None:
         """Connects. Raises NodeUnavailableError without a node, ProtocolError when it refuses, ValueError for settings."""
@@ -336,7 +296,7 @@ class BaseConsumer(AssignedQueues):
         self._closing = False
         self._close_after: bool | None = None  # close(commit=…) that was called within a poll
         self._handled: BaseException | None = None
-        self._handling: Run | None = None  # what run() set up; it stays when run is over
+        self._handling: HandlerRun | None = None  # what run() set up; it stays when run is over
         self._callbacks = QueueCallbacks(on_assign, on_revoke)
         self._directory = Directory(node)
         self._assignment = Assignment(tells=on_revoke is not None)
@@ -388,9 +348,10 @@ class BaseConsumer(AssignedQueues):
 
         The call says that the program is done with the previous batch. While the node restarts, batches are empty.
 
-        Raises CorruptRecordError for a damaged record. The messages before it were returned, and the consumer stays there
-        until :meth:`seek` passes over the record. Raises ProtocolError for a lasting problem such as a bad filter, FencedError
-        when another consumer has joined with this one's ``member`` name, CommitMQError when the consumer is closed.
+        Raises CorruptRecordError for a damaged record. The messages before it were returned, and the consumer stays
+        there until :meth:`seek` skips the record. Raises ProtocolError for a lasting problem such as a bad filter,
+        FencedError when another consumer has joined with this one's ``member`` name, CommitMQError when the consumer is
+        closed.
         """
         taken = self._next(timeout_s, max_messages)
         # An exception such as Ctrl-C can come before this store, and then the next poll returns the batch. It can also come
@@ -406,8 +367,8 @@ class BaseConsumer(AssignedQueues):
                 self._assignment.returned = taken  # as in poll
                 yield taken.batch
 
-    def _next(self, timeout_s: float, max_messages: int) -> Taken:
-        """What poll returns. It counts as handed out once it is the assignment's ``returned``."""
+    def _next(self, timeout_s: float, max_messages: int) -> TakenBatch:
+        """What poll returns. It counts as delivered once it is the assignment's ``returned``."""
         if max_messages < 1:
             raise ValueError("max_messages must be at least 1")
         timeout_s = checks.seconds("timeout_s", timeout_s, zero=True)
@@ -415,7 +376,7 @@ class BaseConsumer(AssignedQueues):
             raise CommitMQError("a poll is under way: on_assign, on_revoke and signal handlers must not poll")
         return self._using(partial(self._fetch, time.monotonic() + timeout_s, max_messages))
 
-    def _fetch(self, deadline: float, max_messages: int) -> Taken:
+    def _fetch(self, deadline: float, max_messages: int) -> TakenBatch:
         assignment, puller = self._assignment, self._puller
         self._handled = sys.exception()
         assignment.is_polling = True
@@ -450,8 +411,8 @@ class BaseConsumer(AssignedQueues):
     def seek(self, topic: str, queue: int, offset: int) -> None:
         """Read ``queue`` from ``offset`` on. Raises ValueError for a queue that is not assigned to this consumer.
 
-        With an offset behind the queue's end the consumer goes on at the end, and ``gaps`` tells of it. Such an offset is not
-        committed.
+        With an offset behind the queue's end the consumer continues at the end, and ``gaps`` tells of it. Such an
+        offset is not committed.
         """
         self._using(partial(self._seek, (topic, queue), checks.offset("a queue offset", offset)))
 
@@ -466,8 +427,40 @@ class BaseConsumer(AssignedQueues):
 
     @property
     def gaps(self) -> list[Gap]:
-        """The newest 1000 places where the consumer could not go on and jumped."""
+        """The newest 1000 places where the consumer could not continue and jumped."""
         return list(self._puller.gaps)
+
+    # ------------------------------------------------------------ the assigned queues
+
+    def pause(self, queues: Iterable[Queue] | None = None) -> None:
+        """Return no messages of these queues (default: all assigned queues) until :meth:`resume`.
+
+        The queues stay assigned as long as the consumer polls. A queue that is returned and assigned again is not
+        paused. Raises ValueError for a queue that is not assigned.
+        """
+        self._check_usable()
+        self._assignment.set_paused(queues, True)
+
+    def resume(self, queues: Iterable[Queue] | None = None) -> None:
+        """End a :meth:`pause`."""
+        self._check_usable()
+        self._assignment.set_paused(queues, False)
+
+    @property
+    def paused(self) -> list[Queue]:
+        """The paused queues, sorted."""
+        with self._assignment.lock:
+            return sorted(key for key, state in self._assignment.owned.items() if state.is_paused)
+
+    @property
+    def assignment(self) -> list[Queue]:
+        """The assigned queues, sorted."""
+        return sorted(self._assignment.keys())
+
+    @property
+    def positions(self) -> dict[Queue, int]:
+        """For each assigned queue the offset behind the last message that a poll returned."""
+        return self._assignment.positions()
 
     # ------------------------------------------------------------ committing
 
@@ -515,13 +508,13 @@ class BaseConsumer(AssignedQueues):
         if revoked:
             self._give_back(revoked, member, deadline)
 
-    def _progress(self, states: list[QueueState], *, delivered: bool) -> Progress:
+    def _progress(self, states: list[QueueState], *, delivered: bool) -> CommitProgress:
         """What an automatic commit commits of these; ``delivered``: with what the last poll returned."""
         if self._handling is not None:
             return self._committer.of(self._handling.offsets(states))
         return self._committer.progress(states, delivered=delivered)
 
-    def _commit_soon(self, progress: Progress, deadline: float) -> bool:
+    def _commit_soon(self, progress: CommitProgress, deadline: float) -> bool:
         """Commit automatically, and keep the poll for a short time only. False when the commit must be tried again."""
         now = time.monotonic()
         keeper = self._keeper
@@ -634,28 +627,21 @@ class BaseConsumer(AssignedQueues):
                     self._close(self._close_after, min(self._settings.timeout_s, _CLOSE_S))
 
     def _check_no_run(self) -> None:
-        """A callback of the run may go on: on_assign may seek."""
+        """A callback of the run may continue: on_assign may seek."""
         if self._handling is not None and self._user != threading.get_ident():
             raise CommitMQError("run() polls, seeks and commits by itself; only pause, resume and close are for others")
 
-    def __enter__(self) -> Self:
-        return self
+    def __exit__(self, *error: object) -> None:
+        self.close(commit=error[0] is None)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close(commit=error is None)
-
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self._pid == os.getpid():
-            warnings.warn(f"unclosed consumer {self!r}", ResourceWarning, source=self, stacklevel=2)
-            self.close(commit=False)
+    def _forgotten(self) -> None:
+        self.close(commit=False)
 
     def __repr__(self) -> str:
         group = "" if self._settings.group is None else f", group={self._settings.group!r}"
         return f"{type(self).__name__}({self._settings.topics!r}{group}, node={self._directory.address!r})"
 
     def _check_usable(self) -> None:
-        check_fork(self._pid, "consumer")
-        if self._closed or (self._closing and self._user != threading.get_ident()):
+        super()._check_usable()
+        if self._closing and self._user != threading.get_ident():
             raise CommitMQError("the consumer is closed")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from commitmq.client.message import Message
-from commitmq.client.receiving.part import HEAD, Array, Part, cut_parts, received
+from commitmq.client.receiving.part import HEAD, Array, RecordBatch, cut_parts, received
 from commitmq.errors import CommitMQError, UndecodableBodyError
 from commitmq.format.constants import MAGIC_V2, SysFlag
 
@@ -33,7 +33,7 @@ class MessageBatch(Sequence[Message]):
 
     __slots__ = ("_columns", "_length", "_parts")
 
-    def __init__(self, parts: Sequence[Part] = ()) -> None:
+    def __init__(self, parts: Sequence[RecordBatch] = ()) -> None:
         self._parts = list(parts)
         self._length = sum(map(len, self._parts))
         self._columns: dict[str, Array] = {}
@@ -203,14 +203,14 @@ _ARROW_COLUMNS: Final = (
 )
 
 
-def _messages_of_others(part: Part, topics: list[str]) -> Iterator[Message]:
+def _messages_of_others(part: RecordBatch, topics: list[str]) -> Iterator[Message]:
     """The messages of an LMQ, which were sent to ``topics``."""
     for message, topic in zip(_messages(part), topics, strict=True):
         message._origin_topic = topic
         yield message
 
 
-def _messages(part: Part) -> Iterator[Message]:
+def _messages(part: RecordBatch) -> Iterator[Message]:
     topic, queue_id, data = part.topic, part.queue_id, part.data
     heads = part.heads
     # A slice of a mapping is a bytes object already. A slice of a frame's view must be made one.

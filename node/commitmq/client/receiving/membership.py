@@ -1,28 +1,29 @@
 """A consumer as a member of its group: it joins, sends heartbeats, gains queues and gives them back.
 
-The member has a thread and sockets of its own, so heartbeats go on while the program works on a batch, however long that
-takes. When the coordinator wants a queue back, the member gives it back
+The member has a thread and sockets of its own, so heartbeats continue while the program works on a batch, however long
+that takes. When the coordinator wants a queue back, the member gives it back
 
-* at once, if every message of it that was handed out is committed;
-* else at the next poll, which says that the program is done with the last batch. A consumer that commits automatically commits
-  the queue first;
-* else after ``rebalance_timeout_s``, with a warning. The new owner then begins at the last committed offset, and a late commit
-  of this consumer raises FencedError.
+* at once, if every message of it that was delivered is committed;
+* else at the next poll, which says that the program is done with the last batch. A consumer that commits automatically
+  commits the queue first;
+* else after ``rebalance_timeout_s``, with a warning. The new owner then begins at the last committed offset, and a late
+  commit of this consumer raises FencedError.
 
 With ``on_revoke`` the first case does not apply, because a poll must call ``on_revoke`` before. A member that has not
-polled for ``max_poll_interval_s`` leaves the group until it polls again: its thread may be dead, and nobody would read its
-queues.
+polled for ``max_poll_interval_s`` leaves the group until it polls again: its thread may be dead, and nobody would read
+its queues.
 
-After the end of its session and after a refused commit the member compares the committed offsets with those that it knows.
-When they differ in a queue, an operator has reset the group or another member had the queue. The member then drops the
-queue, gains it anew and begins at the committed offset.
+After the end of its session and after a refused commit the member compares the committed offsets with those that it
+knows. When they differ in a queue, an operator has reset the group or another member had the queue. The member then
+drops the queue, gains it again and begins at the committed offset.
 
-The member also gains the queues of a topic anew that was deleted and made again. The answers show this by the incarnation. The
-member begins at the first message, and the coordinator refuses a commit of the old topic.
+The member also gains the queues of a topic again that was deleted and rebuilt. The answers show this by the
+incarnation. The member begins at the first message, and the coordinator refuses a commit of the old topic.
 
-The first member that gains a queue of a topic without offsets looks up where to begin in all queues of the topic, and commits
-this in each queue without an offset (``begin``), whoever reads the queue. So when one queue has no offset and others have, the
-queue came later, and the member begins at its first message. The same holds for a topic that came after the member had joined.
+The first member that gains a queue of a topic without offsets looks up where to begin in all queues of the topic, and
+commits this in each queue without an offset (``begin``), whoever reads the queue. So when one queue has no offset and
+others have, the queue came later, and the member begins at its first message. The same holds for a topic that came
+after the member had joined.
 """
 
 from __future__ import annotations
@@ -31,23 +32,24 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 import zmq
 
 from commitmq.client.checks import Bell
 from commitmq.client.receiving.assignment import (
     Assignment,
-    Begin,
     Queue,
+    QueueState,
     Start,
+    StartOffset,
     for_new_queues,
     new_state,
     start_offsets,
 )
 from commitmq.client.receiving.settings import ConsumerSettings
-from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError, RequestError
+from commitmq.errors import CommitMQError, FencedError, NodeUnavailableError, ProtocolError, RequestError
 from commitmq.format.constants import RETRY_PREFIX
 from commitmq.log import get_log
 from commitmq.protocol.channel import Channel
@@ -61,7 +63,7 @@ _log = get_log("consumer")
 
 
 class GroupMember:
-    """See the module. The consumer uses the same ``assignment``."""
+    """A consumer's membership of its group. The consumer uses the same ``assignment``."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class GroupMember:
         # It tells this consumer from another one of the same name that took its place, or whose place it took.
         self.instance = secrets.token_hex(8)
         self.generation = 0
-        self.error: CommitMQError | None = None  # why the coordinator refuses this member for good
+        self.error: CommitMQError | None = None  # why the coordinator refuses this member permanently
         self._joined = Bell()  # no threading.Event, because an interrupted wait may leave the lock of one held
         self._assignment = assignment
         self._settings = settings
@@ -86,7 +88,7 @@ class GroupMember:
         self._reader: Channel | None = None
         self._is_member = False
         self._joins_anew = False  # because its topics are others now
-        self._made_anew: set[str] = set()  # topics that were made anew, until their queues are gained again
+        self._made_anew: set[str] = set()  # topics that were recreated, until their queues are gained again
         self._late: set[str] = set()  # topics that did not exist when this member joined
         self._has_joined = False
         self._doubts = False  # the committed offsets may differ from those that this member knows
@@ -102,7 +104,9 @@ class GroupMember:
         self._thread.start()
 
     def wait_joined(self, timeout_s: float) -> bool:
-        """Wait until the coordinator has accepted the member or refused it for good (``error``). False after the time."""
+        """Wait until the coordinator has accepted the member or refused it permanently (``error``). False after the
+        time.
+        """
         poller = zmq.Poller()
         poller.register(self._joined.fd, zmq.POLLIN)
         return bool(poller.poll(int(timeout_s * 1000)))
@@ -114,7 +118,7 @@ class GroupMember:
         self.nudge()
 
     def nudge(self) -> None:
-        """Send the next heartbeat now, because a queue was given back or the offsets are in doubt."""
+        """Send the next heartbeat now, because a queue was returned or the offsets are in doubt."""
         self._bell.ring()
 
     def doubt(self) -> None:
@@ -281,7 +285,7 @@ class GroupMember:
                     assignment.drop(state)
 
     def _revoke(self, queues: list[Queue]) -> bool:
-        """Mark ``queues`` as wanted back, and give back those that can be given now. True when there was one."""
+        """Mark ``queues`` as wanted back, and return those that can be given now. True when there was one."""
         assignment = self._assignment
         released = False
         now = time.monotonic()
@@ -307,26 +311,26 @@ class GroupMember:
         return released
 
     def _gain(self, queues: list[Queue], assigned: dict[str, int]) -> int:
-        """Begin to read ``queues``, and return how many. The topics of the others changed meanwhile: look again."""
+        """Begin to read ``queues``, and return how many. The topics of the others changed in the meantime: look again."""
         answer = self._ask("offset.fetch", {"queues": queues})
         incarnations: dict[str, int] = answer["incarnations"]
-        # The next heartbeat brings the queues of topics that were deleted or made anew since this assignment.
+        # The next heartbeat brings the queues of topics that were deleted or recreated since this assignment.
         queues = [key for key in queues if incarnations.get(key[0], -1) == assigned.get(key[0])]
         committed = {(topic, queue): int(offset) for topic, queue, offset in answer["offsets"]}
-        begin: dict[Queue, Begin] = {}
+        begin: dict[Queue, StartOffset] = {}
         for topic in {topic for topic, queue in queues if committed[topic, queue] < 0}:
             try:
                 begin.update(self._begin(topic, incarnations, committed))
             except RequestError as error:
                 if error.code not in ("FENCED", "TOPIC_NOT_EXIST"):
                     raise
-                return 0  # a topic was deleted meanwhile
+                return 0  # a topic was deleted in the meantime
         queues = [key for key in queues if committed[key] >= 0 or key in begin]
         generation = int(answer["log_generation"])
         self._assignment.add(
             new_state(
                 key,
-                begin.get(key, Begin(committed[key], committed[key], generation)),
+                begin.get(key, StartOffset(committed[key], committed[key], generation)),
                 committed[key],
                 incarnations[key[0]],
             )
@@ -336,16 +340,17 @@ class GroupMember:
         _log.info("queues assigned", group=self.group, member=self.member, queues=len(queues))
         return len(queues)
 
-    def _begin(self, topic: str, incarnations: dict[str, int], committed: dict[Queue, int]) -> dict[Queue, Begin]:
-        """Where to begin in the queues of ``topic`` without an offset. The beginnings are committed, and put in ``committed``.
+    def _begin(self, topic: str, incarnations: dict[str, int], committed: dict[Queue, int]) -> dict[Queue, StartOffset]:
+        """Where to begin in the queues of ``topic`` without an offset. The beginnings are committed, and put in
+        ``committed``.
 
-        Queues that the topic has lost meanwhile are left out.
+        Queues that the topic has lost in the meantime are omitted.
         """
         count = int(self._ask("topic.route", {"topic": topic})["topic"]["read_queues"])
         queues = sorted({(topic, queue) for queue in range(count)} | {key for key in committed if key[0] == topic})
         answer = self._ask("offset.fetch", {"queues": queues})
         if answer["incarnations"].get(topic) != incarnations[topic]:
-            raise ProtocolError("FENCED", f"topic {topic} was made anew")
+            raise ProtocolError("FENCED", f"topic {topic} was recreated")
         found = {(topic, queue): int(offset) for _, queue, offset in answer["offsets"]}
         start: Start = self._settings.start
         if topic in self._made_anew or topic == RETRY_PREFIX + self.group:  # no failed message may be skipped
@@ -367,7 +372,7 @@ class GroupMember:
                 "generation": self.generation,
             },
         )["stored"]
-        begun: dict[Queue, Begin] = {}
+        begun: dict[Queue, StartOffset] = {}
         for _, queue, offset in stored:
             key = (topic, int(queue))
             if key in committed:
@@ -399,3 +404,167 @@ class GroupMember:
             if channel is not None:
                 channel.close()
         self._coordinator = self._reader = None
+
+
+_PAUSE_S: Final = 0.05
+_AGAIN: Final = ("UNKNOWN_MEMBER", "SERVICE_NOT_AVAILABLE")
+
+
+class CommitProgress(NamedTuple):
+    """Offsets to commit, with the last known offsets, the incarnations and the generations of the log; see the module."""
+
+    offsets: dict[Queue, int]
+    known: dict[Queue, int]
+    incarnations: dict[str, int]
+    log_generations: dict[Queue, int]
+
+
+class Committer:
+    """The commits of a consumer. Only the thread that polls uses this.
+
+    Besides the offsets, every commit carries the incarnations of the topics, the offsets that the consumer last knew as
+    committed (``known``) and the generations of the log in which it learnt the offsets. So a commit can neither reach a
+    topic that was recreated, nor undo a reset by an operator, nor pass over messages that came after a power cut had
+    taken others.
+
+    The channel of one consumer to the coordinator, and the commits on it.
+    """
+
+    def __init__(self, directory: Directory, assignment: Assignment) -> None:
+        self.member: GroupMember | None = None
+        self._directory = directory
+        self._assignment = assignment
+        self._coordinator: Channel | None = None
+
+    def close(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.close()
+            self._coordinator = None
+
+    # ------------------------------------------------------------ what there is to commit
+
+    def progress(self, states: Iterable[QueueState], *, delivered: bool) -> CommitProgress:
+        """The uncommitted offsets of these queues: behind every ``delivered`` message, or behind the confirmed ones only."""
+        with self._assignment.lock:
+            self._assignment.settle()
+            offsets = {
+                state.key: offset
+                for state in states
+                if (offset := state.delivered if delivered and state.is_proven else state.confirmed) != state.committed
+            }
+            return self.of(offsets)
+
+    def of(self, offsets: Mapping[Queue, int]) -> CommitProgress:
+        """These offsets, with what is known of their queues."""
+        with self._assignment.lock:
+            owned = self._assignment.owned
+            states = [owned[key] for key in offsets if key in owned]
+            return CommitProgress(
+                dict(offsets),
+                {state.key: state.committed for state in states if state.committed >= 0},
+                {state.topic: state.incarnation for state in states if state.incarnation >= 0},
+                {state.key: state.log_generation for state in states if state.log_generation >= 0},
+            )
+
+    # ------------------------------------------------------------ committing
+
+    def commit(self, progress: CommitProgress, deadline: float) -> dict[Queue, int]:
+        """Commit all offsets or none. Raises FencedError, ProtocolError, and NodeUnavailableError at ``deadline``."""
+        return self._commit(progress, deadline, partial=False)
+
+    def commit_quietly(self, progress: CommitProgress, deadline: float) -> bool:
+        """Commit as many of the offsets as possible. A refused one, of a queue that was lost, gives a line in the log only.
+
+        False when the node did not answer in time or cannot write now: then the caller should try again.
+        """
+        if not progress.offsets:
+            return True
+        try:
+            self._commit(progress, deadline, partial=True)
+        except FencedError as error:
+            _log.warning("an automatic commit was refused", group=self._group, error=error.message)
+        except RequestError as error:
+            _log.warning("an automatic commit failed, it will be tried again", group=self._group, error=str(error))
+            return False
+        return True
+
+    @property
+    def _group(self) -> str:
+        return "" if self.member is None else self.member.group
+
+    def _commit(self, progress: CommitProgress, deadline: float, *, partial: bool) -> dict[Queue, int]:
+        member = self.member
+        assert member is not None
+        with self._assignment.lock:
+            states = {key: self._assignment.owned.get(key) for key in progress.offsets}
+            for key, state in states.items():
+                if state is not None:
+                    state.sent = max(state.sent, progress.offsets[key])
+        while True:
+            with self._assignment.lock:
+                generation = member.generation
+                given_up = [key for key, state in states.items() if self._assignment.owned.get(key) is not state]
+            if given_up and not partial:
+                raise FencedError(
+                    f"member {member.member!r} of group {member.group} lost {len(given_up)} of these queues in the meantime:"
+                    " they were returned, or its session ended"
+                )
+            queues = [key for key in states if key not in given_up]
+            if given_up and not queues:
+                return {}
+            fields = {
+                "group": member.group,
+                "member": member.member,
+                "instance": member.instance,
+                "generation": generation,
+                "offsets": [[*key, progress.offsets[key]] for key in queues],
+                "known": [progress.known.get(key, -1) for key in queues],
+                "incarnations": progress.incarnations,
+                "log_generations": [progress.log_generations.get(key, -1) for key in queues],
+                "partial": partial,
+            }
+            try:
+                answer = self.ask("offset.commit", fields, deadline)
+                break
+            except FencedError:
+                member.doubt()
+                raise
+            except RequestError as error:
+                if error.code not in _AGAIN or time.monotonic() + _PAUSE_S >= deadline:
+                    raise
+                # The coordinator was started again and does not know this member yet. The membership thread joins again.
+                member.nudge()
+                time.sleep(_PAUSE_S)
+        stored = {(topic, queue): int(offset) for topic, queue, offset in answer["stored"]}
+        with self._assignment.lock:
+            for key, offset in stored.items():
+                state = self._assignment.owned.get(key)
+                if state is not None and state.incarnation == progress.incarnations.get(key[0], state.incarnation):
+                    state.committed = offset
+                    state.settled = progress.offsets[key]
+        refused = answer.get("refused") or ()
+        for topic, queue, _code, sentence in refused:
+            _log.warning(
+                "an automatic commit was refused", group=member.group, topic=topic, queue=queue, error=sentence
+            )
+        if refused:
+            member.doubt()
+        return stored
+
+    def ask(self, op: str, fields: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """Send a request to the coordinator, and again until ``deadline`` while the coordinator is away."""
+        while True:
+            if self._coordinator is None or self._coordinator.lost_while_idle():
+                self.close()
+                self._coordinator, _ = self._directory.connect("coordinator", deadline)
+            try:
+                return self._coordinator.request(op, fields, timeout_s=max(deadline - time.monotonic(), 0.01))[0]
+            except NodeUnavailableError:
+                # Every request here can be repeated, because a commit names an offset and not a distance.
+                self.close()
+                if time.monotonic() >= deadline:
+                    raise
+            except BaseException as error:
+                if not isinstance(error, RequestError):
+                    self.close()  # interrupted: the answer may be half read
+                raise

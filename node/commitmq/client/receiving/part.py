@@ -1,24 +1,25 @@
-"""A part: records of one queue in one buffer, as columns; and the two ways to decode an answer of a reader to parts.
+"""A record batch: records of one queue in one buffer, as columns; made of a reader's answer, and taken apart into messages.
 
-The buffer is a segment of the node, mapped read-only on the same host, or a frame of an answer. numpy gathers the heads of all
-records in one step. Nothing looks at a body before somebody asks for it.
-
-A message as a consumer gets it: made from the stored fields, with the body decompressed if that is possible.
+The buffer is a segment of the node, mapped read-only on the same host, or a frame of an answer. numpy gathers the heads of
+all records in one step. A body is decompressed when its message is made, not before; one that cannot be decompressed
+raises when the consumer asks for it.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import struct
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from commitmq.client.message import Message
-from commitmq.client.receiving.segments import SegmentMaps
-from commitmq.errors import CommitMQError, CorruptRecordError, UndecodableBodyError
+from commitmq.errors import CommitMQError, CorruptRecordError, SegmentSizeError, UndecodableBodyError
 from commitmq.format.compression import decompress
 from commitmq.format.constants import (
     BODY_CRC_OFFSET,
@@ -43,7 +44,77 @@ from commitmq.format.constants import (
     SYS_FLAG_OFFSET,
     SysFlag,
 )
+from commitmq.format.file_names import segment_name
 from commitmq.format.units import UNIT
+from commitmq.store.layout import StoreLayout
+
+
+class SegmentMaps:
+    """Read-only mappings of the node's segments, for consumers on the same host.
+
+    At most ``max_mapped`` mappings; the least recently used one goes first. Not thread-safe.
+
+    The mappings belong to one store and one epoch of its node.
+
+    This class only forgets a mapping. Batches from it keep it alive, and it is unmapped when the last of them goes. The same
+    holds when the node deletes a segment: the pages of the file live on in the mapping.
+    """
+
+    def __init__(self, store: Path, segment_bytes: int, *, max_mapped: int = 16) -> None:
+        self._folder = StoreLayout(store).commit_log
+        self._segment_bytes = segment_bytes
+        self._max_mapped = max_mapped
+        self._maps: OrderedDict[int, tuple[mmap.mmap, tuple[int, int]]] = (
+            OrderedDict()
+        )  # with the file's device and inode
+
+    @property
+    def segment_bytes(self) -> int:
+        return self._segment_bytes
+
+    def map(self, base_offset: int) -> mmap.mmap:
+        """The mapping of the segment that starts at ``base_offset``.
+
+        Raises OSError when the segment cannot be opened (deleted, no permission), SegmentSizeError when it does not have the
+        size that the node gives.
+        """
+        found = self._maps.get(base_offset)
+        if found is not None:
+            self._maps.move_to_end(base_offset)
+            return found[0]
+        path = self._folder / segment_name(base_offset)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            size = status.st_size
+            if size != self._segment_bytes:
+                raise SegmentSizeError(f"the segment has {size} bytes, the node says {self._segment_bytes}", path=path)
+            made = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self.drop_deleted()
+        self._maps[base_offset] = made, (status.st_dev, status.st_ino)
+        while len(self._maps) > self._max_mapped:
+            self._maps.popitem(last=False)
+        return made
+
+    def drop_deleted(self) -> None:
+        """Forget the mappings of deleted segments, and of segments whose name belongs to another file by now.
+
+        Such a mapping keeps disk space of the node in use, and its bytes are not the node's segment any more.
+        """
+        for base_offset, (_, identity) in list(self._maps.items()):
+            try:
+                status = os.stat(self._folder / segment_name(base_offset))
+            except OSError:
+                del self._maps[base_offset]
+                continue
+            if (status.st_dev, status.st_ino) != identity:
+                del self._maps[base_offset]
+
+    def close(self) -> None:
+        """Forget all mappings. A mapping in use lives as long as its batches."""
+        self._maps.clear()
 
 
 class _UndecodableMessage(Message):
@@ -158,7 +229,7 @@ _V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 
 
 @dataclass(slots=True)
-class Part:
+class RecordBatch:
     """Records of one queue in one buffer, ``data``. Every array has one entry a record; ``positions`` are where they begin.
 
     The messages of an inner batch and the messages of an LMQ do not lie as other records of a queue do. For them
@@ -182,7 +253,7 @@ class Part:
     def __len__(self) -> int:
         return len(self.positions)
 
-    def cut(self, start: int, stop: int) -> Part:
+    def cut(self, start: int, stop: int) -> RecordBatch:
         """Records ``start`` to ``stop`` of this part, in the same memory."""
         span = slice(start, stop)
         return replace(
@@ -219,7 +290,9 @@ class Part:
         return result
 
 
-def decode_part(topic: str, queue_id: int, data: mmap.mmap | memoryview, positions: Array, sizes: Array | None) -> Part:
+def decode_part(
+    topic: str, queue_id: int, data: mmap.mmap | memoryview, positions: Array, sizes: Array | None
+) -> RecordBatch:
     """Gather the heads of the records at ``positions`` (int64) of ``data`` and check them.
 
     ``sizes`` are the records' sizes in the ConsumeQueue, or None where only the records themselves tell their sizes. The
@@ -251,7 +324,7 @@ def decode_part(topic: str, queue_id: int, data: mmap.mmap | memoryview, positio
             f" {int(heads['physical_offset'][index])} as their physical offset",
             offset=int(positions[index]),
         )
-    return Part(topic, queue_id, data, positions, heads, body_offsets, v6)
+    return RecordBatch(topic, queue_id, data, positions, heads, body_offsets, v6)
 
 
 def _widen(data: mmap.mmap | memoryview, positions: Array, heads: Array) -> Array:
@@ -274,7 +347,7 @@ def _widen(data: mmap.mmap | memoryview, positions: Array, heads: Array) -> Arra
     return body_offsets
 
 
-def parts_of_units(topic: str, queue_id: int, frame: memoryview, segments: SegmentMaps) -> list[Part]:
+def parts_of_units(topic: str, queue_id: int, frame: memoryview, segments: SegmentMaps) -> list[RecordBatch]:
     """Decode an answer of mode ``ranges``: ConsumeQueue units whose records lie in the mapped segments.
 
     Raises OSError when a segment cannot be mapped, CorruptRecordError when a unit and its record do not fit.
@@ -298,7 +371,7 @@ def parts_of_units(topic: str, queue_id: int, frame: memoryview, segments: Segme
     return parts
 
 
-def parts_of_records(topic: str, queue_id: int, frames: Sequence[memoryview]) -> list[Part]:
+def parts_of_records(topic: str, queue_id: int, frames: Sequence[memoryview]) -> list[RecordBatch]:
     """Decode an answer of mode ``bytes``: whole records, one behind the other. Raises CorruptRecordError."""
     if len(frames) > _MANY_FRAMES:
         # Scattered records come in a frame each. One copy of all is cheaper than many arrays of a few entries.
@@ -320,7 +393,7 @@ def parts_of_records(topic: str, queue_id: int, frames: Sequence[memoryview]) ->
     return parts
 
 
-def cut_parts(parts: Sequence[Part], start: int, stop: int) -> list[Part]:
+def cut_parts(parts: Sequence[RecordBatch], start: int, stop: int) -> list[RecordBatch]:
     """Messages ``start`` to ``stop`` of all parts together."""
     result = []
     for part in parts:

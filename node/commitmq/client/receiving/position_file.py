@@ -1,9 +1,9 @@
 """The file in which a broadcasting consumer keeps its positions: RocketMQ's ``offsets.json`` (remoting 6.6).
 
-``{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:12}}``: an object is a key, which only RocketMQ's JSON library
-writes. ``incarnations`` is CommitMQ's addition, which RocketMQ passes over: positions of a topic that was made anew must not
-count. A file of RocketMQ has none, and its positions count. So is ``logGenerations``, a list of ``[topic, queue id,
-generation of the log]``: a position that the log has lost since is lowered.
+``{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:12}}``: an object is a key, which only RocketMQ's JSON
+library writes. ``incarnations`` is CommitMQ's addition, which RocketMQ skips: positions of a topic that was recreated
+must not count. A file of RocketMQ has none, and its positions count. So is ``logGenerations``, a list of ``[topic,
+queue id, generation of the log]``: a position that the log has lost since is lowered.
 
 The content is replaced in one step and synced, so after a power cut there is the old file or the new one. A lock on
 ``offsets.lock`` beside it keeps a second consumer out, as long as the first one lives.
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.files import atomic_file
-from commitmq.files.no_space import is_no_space
+from commitmq.files.disk_space import is_no_space
 
 Queue = tuple[str, int]
 
@@ -37,7 +37,7 @@ _NAME: Final = re.compile(r"[%|a-zA-Z0-9_.@-]{1,255}", re.ASCII)
 
 
 @dataclass(slots=True)
-class Positions:
+class SavedOffsets:
     """The next offset of each queue, and, as far as known, the incarnations of the topics that they belong to and the
     generations of the log in which they were learnt.
     """
@@ -100,7 +100,7 @@ class PositionFile:
                 path=self._folder,
             ) from None
 
-    def load(self) -> Positions:
+    def load(self) -> SavedOffsets:
         """The kept positions; none for a new consumer. Raises StoreError for a file that cannot be understood."""
         for path in (self.path, self._folder / _BACKUP):
             try:
@@ -111,9 +111,9 @@ class PositionFile:
                 raise _refused(path, error) from error
             if text.strip():
                 return parsed(text, path)
-        return Positions()
+        return SavedOffsets()
 
-    def store(self, positions: Positions, broker_name: str) -> None:
+    def store(self, positions: SavedOffsets, broker_name: str) -> None:
         """Replace the file. Raises StoreError; then the old content is still there, or the new one."""
         try:
             atomic_file.replace(self.path, written(positions, broker_name).encode(), "broadcast_positions")
@@ -129,9 +129,9 @@ class PositionFile:
             self._lock = -1
 
 
-def parsed(text: str, path: Path) -> Positions:
+def parsed(text: str, path: Path) -> SavedOffsets:
     """The positions in the text of a file. Raises StoreError."""
-    positions = Positions()
+    positions = SavedOffsets()
 
     def entry(found: re.Match[str]) -> str:
         key = json.loads(found[1])
@@ -155,7 +155,7 @@ def parsed(text: str, path: Path) -> Positions:
     return positions
 
 
-def written(positions: Positions, broker_name: str) -> str:
+def written(positions: SavedOffsets, broker_name: str) -> str:
     """The text of a file."""
     entries = [
         f"\t\t{json.dumps({'brokerName': broker_name, 'queueId': queue, 'topic': topic})}:{offset}"

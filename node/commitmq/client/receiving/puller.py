@@ -21,15 +21,13 @@ import numpy as np
 import orjson
 import zmq
 
-from commitmq.client.receiving.assignment import Assignment, Chunk, Gap, Portion, QueueState, Taken
+from commitmq.client.receiving.assignment import Assignment, BatchPortion, Chunk, Gap, QueueState, TakenBatch
 from commitmq.client.receiving.batch import MessageBatch
-from commitmq.client.receiving.part import Part, cut_parts, parts_of_records, parts_of_units
+from commitmq.client.receiving.part import RecordBatch, SegmentMaps, cut_parts, parts_of_records, parts_of_units
 from commitmq.client.receiving.record_check import check_bytes, check_places
-from commitmq.client.receiving.segments import SegmentMaps
 from commitmq.client.receiving.settings import ConsumerSettings
 from commitmq.client.selector import MessageSelector
-from commitmq.client.sending.inner_batch import expand
-from commitmq.client.sending.light_queue import is_light, renumber
+from commitmq.client.sending.inner_batch import expand, is_light, renumber
 from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError, RequestError, UndecodableBodyError
 from commitmq.format.constants import SysFlag
 from commitmq.log import get_log
@@ -50,7 +48,7 @@ class AnswerDecoder:
 
     def decode(
         self, state: QueueState, frames: list[memoryview], count: int, next_offset: int, segments: SegmentMaps | None
-    ) -> list[Part]:
+    ) -> list[RecordBatch]:
         """The messages in an answer of ``count`` records; ``segments`` if the answer has units of mapped segments.
 
         Raises CorruptRecordError, and OSError when a segment cannot be mapped.
@@ -86,7 +84,7 @@ def _wanted_tags(selector: MessageSelector) -> frozenset[str] | None:
 _KEPT_BYTES: Final = 32 * 1024 * 1024
 
 
-def decodable(parts: Sequence[Part], most: int) -> int:
+def decodable(parts: Sequence[RecordBatch], most: int) -> int:
     """The number of messages, at most ``most``, before the first one in ``parts`` whose body cannot be decoded."""
     count, kept = 0, 0
     for part in parts:
@@ -189,8 +187,8 @@ _log = get_log("consumer")
 class Puller:
     """The pulls of all queues of one assignment.
 
-    An exception such as Ctrl-C may come between any two steps here. A pull that was under way is then sent anew, and messages
-    that had come are handed out later; see :class:`~commitmq.client.receiving.assignment.Assignment`.
+    An exception such as Ctrl-C may come between any two steps here. A pull that was under way is then sent again, and
+    messages that had come are delivered later; see :class:`~commitmq.client.receiving.assignment.Assignment`.
     """
 
     def __init__(
@@ -350,7 +348,7 @@ class Puller:
                     else:
                         self._refused(state, answer)
                     state.request = -1
-                # Any other answer is of a queue that was given back, or that seek moved.
+                # Any other answer is of a queue that was returned, or that seek moved.
                 self._pulls.pop(key, None)
         except RequestError as error:
             _log.warning("a reader's answer cannot be understood, connecting again", error=str(error))
@@ -403,7 +401,7 @@ class Puller:
             state.retry_at = time.monotonic() + 1.0
             problem = CorruptRecordError(
                 f"{error}; the consumer stops at queue offset {state.position} of queue {state.queue_id} of {state.topic!r},"
-                " and seek() passes over it",
+                " and seek() skips it",
                 offset=error.offset,
             )
             self._problem = (state, problem)
@@ -414,7 +412,8 @@ class Puller:
                 # The inner batches have no message of a wanted tag, so the consumer is done with them.
                 state.move_to(next_offset)
                 return
-            # "Ready" comes first: take() passes over a ready queue without messages, but never looks at one that is not ready.
+            # "Ready" comes first: take() skips a ready queue without messages, but never looks at one that is not
+            # ready.
             self._assignment.ready[state.key] = state
             state.chunks.append(Chunk(parts, sum(map(len, parts)), next_offset))
 
@@ -451,14 +450,14 @@ class Puller:
         if self._assignment.owned.get(state.key) is state and not state.revoked_at:
             raise error
 
-    def take(self, max_messages: int) -> Taken:
+    def take(self, max_messages: int) -> TakenBatch:
         """A batch of up to ``max_messages`` messages that have come; the queues take turns.
 
-        :class:`Assignment` says when the batch counts as handed out. A message whose body cannot be decoded is a batch of
-        its own. So a program that fails at it and polls on skips this message and no other.
+        :class:`Assignment` says when the batch counts as delivered. A message whose body cannot be decoded is a batch
+        of its own. So a program that fails at it and polls on skips this message and no other.
         """
-        parts: list[Part] = []
-        portions: list[Portion] = []
+        parts: list[RecordBatch] = []
+        portions: list[BatchPortion] = []
         count = 0
         assignment = self._assignment
         with assignment.lock:
@@ -467,7 +466,7 @@ class Puller:
                 if count >= max_messages:
                     break
                 if not state.chunks or assignment.owned.get(state.key) is not state:
-                    idle.append(state)  # it was given back, or seek moved it: its messages are not for this batch
+                    idle.append(state)  # it was returned, or seek moved it: its messages are not for this batch
                     continue
                 if state.revoked_at or state.is_paused:
                     continue
@@ -486,18 +485,18 @@ class Puller:
                     parts += chunk.parts
                     count += chunk.count
                     chunk.is_taken = True
-                    portions.append(Portion(state, chunk))
+                    portions.append(BatchPortion(state, chunk))
                     continue
                 cut = cut_parts(chunk.parts, 0, room)
                 parts += cut
                 count += room
                 chunk.is_taken = False
                 rest = Chunk(cut_parts(chunk.parts, room, chunk.count), chunk.count - room, chunk.next_offset)
-                portions.append(Portion(state, chunk, rest, int(cut[-1].heads["queue_offset"][-1]) + 1))
+                portions.append(BatchPortion(state, chunk, rest, int(cut[-1].heads["queue_offset"][-1]) + 1))
             for state in idle:
                 if assignment.ready.get(state.key) is state:
                     del assignment.ready[state.key]
-            taken = assignment.making = Taken(MessageBatch(parts), portions)
+            taken = assignment.making = TakenBatch(MessageBatch(parts), portions)
         return taken
 
     def _drop_link(self, index: int) -> None:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from commitmq.client.message import Message
     from commitmq.client.receiving.batch import MessageBatch
-    from commitmq.client.receiving.part import Part
+    from commitmq.client.receiving.part import RecordBatch
 
 Request = Callable[[str, str, dict[str, Any]], "tuple[dict[str, Any], list[zmq.Frame]]"]
 
 # Physical offset, queue id, queue offset, and a part with one message.
-Row: TypeAlias = "tuple[int, int, int, Part]"
+Row: TypeAlias = "tuple[int, int, int, RecordBatch]"
 
 _LAG_PAUSE_S = 0.01
 _PULL_MESSAGES = 1_000
@@ -33,9 +33,9 @@ class QueryResult:
     """The result of a query: ``messages``, in the order of the log.
 
     ``complete``: no message is missing in the part of the log that the query covered. ``next``: give it as
-    ``continue_from`` to go on; it is None when the query has covered everything. ``log_end`` is the end of the log at the
-    query, and ``indexed_to`` the end of the index, both in bytes. ``last_timestamp`` is the store time (ms) of the newest
-    record in the index. These three are -1 after a query by time.
+    ``continue_from`` to continue; it is None when the query has covered everything. ``log_end`` is the end of the log
+    at the query, and ``indexed_to`` the end of the index, both in bytes. ``last_timestamp`` is the store time (ms) of
+    the newest record in the index. These three are -1 after a query by time.
     """
 
     messages: MessageBatch
@@ -120,7 +120,7 @@ def by_time(
         ends[queue] = _pull(request, topic, queue, offset, end, max_messages, rows)
     rows.sort(key=itemgetter(0, 1, 2))
     for _, queue, offset, _ in reversed(rows[max_messages:]):
-        ends[queue] = offset  # the oldest message that was left out comes last here, and decides
+        ends[queue] = offset  # the oldest message that was omitted comes last here, and decides
     left = {queue: offset for queue, offset in ends.items() if offset is not None}
     following = ",".join(f"{queue}:{offset}" for queue, offset in sorted(left.items())) or None
     return QueryResult(MessageBatch([row[3] for row in rows[:max_messages]]), True, following)
@@ -147,7 +147,9 @@ def _pull(
     most: int,
     rows: list[Row],
 ) -> int | None:
-    """Append up to ``most`` messages of one queue. Returns the offset to go on at, None at ``end`` or at the queue's end."""
+    """Append up to ``most`` messages of one queue. Returns the offset to continue at, None at ``end`` or at the queue's
+    end.
+    """
     count = 0
     while count < most:
         fields = {"topic": topic, "queue": queue, "offset": offset, "max_messages": min(most - count, _PULL_MESSAGES)}
@@ -180,12 +182,11 @@ def records_of(frames: Sequence[memoryview]) -> Iterator[memoryview]:
 
 def _parts(
     topic: str, queue: int, frames: Sequence[memoryview], asked: int = 0, tags: frozenset[str] | None = None
-) -> list[Part]:
+) -> list[RecordBatch]:
     """The messages in an answer as a consumer gets them: inner batches taken apart, and LMQs with their own offsets."""
     from commitmq.client.receiving.part import parts_of_records
     from commitmq.client.receiving.record_check import check_bytes
-    from commitmq.client.sending.inner_batch import expand
-    from commitmq.client.sending.light_queue import is_light, renumber
+    from commitmq.client.sending.inner_batch import expand, is_light, renumber
 
     parts = parts_of_records(topic, queue, frames)
     for part in parts:

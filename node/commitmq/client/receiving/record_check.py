@@ -14,10 +14,10 @@ import numpy as np
 
 from commitmq.errors import CorruptRecordError
 from commitmq.format.constants import CRC_PROPERTY_BYTES, CRC_PROPERTY_PREFIX, LMQ_PREFIX, MAGIC_V2, SysFlag
-from commitmq.format.crc import crc32
+from commitmq.format.record import crc32
 
 if TYPE_CHECKING:
-    from commitmq.client.receiving.part import Array, Part
+    from commitmq.client.receiving.part import Array, RecordBatch
 
 _MASK: Final = 0x7FFFFFFF
 _PREFIX: Final = np.frombuffer(CRC_PROPERTY_PREFIX, np.uint8)
@@ -27,7 +27,7 @@ _SECTOR_BYTES: Final = 512  # as in kernels.codes, which a client does not load
 _POWERS: Final = 10 ** np.arange(10, dtype=np.int64)
 
 
-def check_bytes(part: Part) -> None:
+def check_bytes(part: RecordBatch) -> None:
     """Compare the CRCs of the records of ``part``. Inner batches must not be taken apart yet.
 
     Raises CorruptRecordError, which names the first damaged record.
@@ -62,7 +62,7 @@ def check_bytes(part: Part) -> None:
         raise _corrupt(part, index, what)
 
 
-def _check_properties(part: Part, rows: Array, body_ends: Array, ends: Array) -> None:
+def _check_properties(part: RecordBatch, rows: Array, body_ends: Array, ends: Array) -> None:
     """Look for lost sectors in topic and properties of ``rows``, records without a CRC over them, as a recovery does."""
     view = memoryview(part.data)
     wide = part.heads["magic"] == MAGIC_V2
@@ -87,7 +87,7 @@ def lacks_sector(data: bytes, offset: int) -> bool:
     return any(not any(data[start:stop]) for start, stop in itertools.pairwise(bounds) if start < stop)
 
 
-def check_places(part: Part, asked: int, following: int) -> None:
+def check_places(part: RecordBatch, asked: int, following: int) -> None:
     """Check that the records of ``part`` are of its topic, and that their queue offsets rise within [``asked``,
     ``following``).
 
@@ -110,7 +110,7 @@ def check_places(part: Part, asked: int, following: int) -> None:
             raise _corrupt(part, int(wrong.argmax()), "the queue leads to a record that belongs to another place")
 
 
-def _bytes_at(part: Part, places: Array, count: int) -> Array:
+def _bytes_at(part: RecordBatch, places: Array, count: int) -> Array:
     """``count`` bytes from each of ``places`` in the part's buffer, as uint8, in one row for each place."""
     length = len(part.data)
     everywhere: Array = np.ndarray((max(length - count + 1, 1),), f"V{count}", part.data, 0, (1,))
@@ -118,7 +118,7 @@ def _bytes_at(part: Part, places: Array, count: int) -> Array:
     return taken.view(np.uint8).reshape(len(places), count)
 
 
-def _corrupt(part: Part, index: int, what: str) -> CorruptRecordError:
+def _corrupt(part: RecordBatch, index: int, what: str) -> CorruptRecordError:
     physical, offset = (int(part.heads[name][index]) for name in ("physical_offset", "queue_offset"))
     return CorruptRecordError(
         f"damage in queue {part.queue_id} of {part.topic!r}: {what}, at physical offset {physical}, queue offset {offset}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Replier(Protocol):
-    """:class:`~commitmq.client.requesting.handler_producer.HandlerProducer`, as far as a message uses it."""
+    """:class:`~commitmq.client.handling.pools.HandlerProducer`, as far as a message uses it."""
 
     def reply(self, message: Any, body: Any, properties: Mapping[str, str] | None) -> Any: ...
     async def reply_async(self, message: Any, body: Any, properties: Mapping[str, str] | None) -> Any: ...

@@ -17,10 +17,9 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from commitmq.client.message import Message
-from commitmq.client.properties import Keys, both_keys
 from commitmq.client.routes import Routes, not_stored
 from commitmq.errors import (
     CommitMQError,
@@ -38,39 +37,12 @@ if TYPE_CHECKING:
     from commitmq.client.receiving.base_consumer import BaseConsumer
 
 
-class Content(NamedTuple):
-    """What a program gives for a request, beside the topic."""
+def request_message(body: bytes | Message, fields: Mapping[str, Any], marks: Mapping[str, str]) -> Message:
+    """The message of a request, which a send of ``body`` with ``fields`` would store.
 
-    body: bytes | Message
-    tags: str | None = None
-    keys: Keys | None = None
-    properties: Mapping[str, str] | None = None
-    sharding_key: str | None = None
-    key: str | None = None
-    flag: int = 0
-
-
-def request_message(content: Content, marks: Mapping[str, str]) -> Message:
-    """The message of a request. ``marks``: the properties that lead to the requester. Raises InvalidMessageError."""
-    body = content.body
-    if isinstance(body, Message):
-        if any(value is not None for value in content[1:6]) or content.flag:
-            raise InvalidMessageError(
-                "a Message carries its own tags, keys, properties, sharding key and flag: give none beside it"
-            )
-        made = _copy(body)
-    else:
-        keys, sharding_key = content.keys, content.sharding_key
-        if content.key is not None:
-            keys, sharding_key = both_keys(content.key, keys, sharding_key)
-        made = Message(
-            body,
-            tags=content.tags,
-            keys=keys,
-            properties=content.properties,
-            sharding_key=sharding_key,
-            flag=content.flag,
-        )
+    ``marks``: the properties that lead to the requester. Raises InvalidMessageError.
+    """
+    made = _copy(Message.of(body, fields))
     made.properties.update(marks)
     return made
 
@@ -87,7 +59,7 @@ class ReplyMessage(NamedTuple):
 def reply_message(request: Message, body: bytes | Message, properties: Mapping[str, str] | None) -> ReplyMessage:
     """The reply to ``request``, a received message. Raises InvalidMessageError when that is no request.
 
-    The requester's id is its tag too: the node passes over the replies to others without reading them.
+    The requester's id is its tag too: the node skips the replies to others without reading them.
     """
     lead = reply.reply_to(request.properties)
     if isinstance(body, Message):
@@ -115,7 +87,7 @@ _JOIN_S: Final = 5.0
 _log = get_log("producer")
 
 
-class Waiting(NamedTuple):
+class AwaitedReply(NamedTuple):
     """One request whose reply is awaited. ``marks`` are the properties of its message."""
 
     correlation_id: str
@@ -123,8 +95,8 @@ class Waiting(NamedTuple):
     reply: Future[Message]
 
 
-def no_reply(topic: str, waiting: Waiting, limit_s: float) -> RequestTimeoutError:
-    """The error of a request whose time is over."""
+def no_reply(topic: str, waiting: AwaitedReply, limit_s: float) -> RequestTimeoutError:
+    """The error of a request that timed out."""
     sentence = f"no reply to the request in topic {topic!r} came within {limit_s} s; the request itself is stored"
     return RequestTimeoutError(sentence, correlation_id=waiting.correlation_id)
 
@@ -193,7 +165,7 @@ class ReplyReader:
             )
             self._thread.start()
 
-    def open(self, ttl_s: float) -> Waiting:
+    def open(self, ttl_s: float) -> AwaitedReply:
         """Wait for a reply from now on. :meth:`drop` must follow. Raises SendError (not stored) while too many wait."""
         correlation_id = str(uuid.uuid4())
         awaited: Future[Message] = Future()
@@ -213,9 +185,9 @@ class ReplyReader:
             marks[Property.CLUSTER] = self._cluster
             if len(self._waiting) == 1:
                 self._changed.notify()
-        return Waiting(correlation_id, marks, awaited)
+        return AwaitedReply(correlation_id, marks, awaited)
 
-    def drop(self, waiting: Waiting) -> None:
+    def drop(self, waiting: AwaitedReply) -> None:
         """Wait no longer; a reply that comes later is counted."""
         with self._changed:
             self._waiting.pop(waiting.correlation_id, None)
@@ -241,7 +213,7 @@ class ReplyReader:
                 try:
                     self._take(reader.poll(_POLL_S).messages())
                 except CorruptRecordError as damage:
-                    _log.warning("a damaged reply is passed over", error=str(damage))
+                    _log.warning("a damaged reply is skipped", error=str(damage))
                     reader.seek(*queue, reader.positions[queue] + 1)
         except Exception as problem:
             if not self._is_closed:
@@ -271,12 +243,12 @@ class ReplyReader:
                 self.late += awaited is None
             if awaited is not None:
                 properties[reply.ARRIVE_TIME] = str(time.time_ns() // 1_000_000)
-                with contextlib.suppress(Exception):  # cancelled meanwhile
+                with contextlib.suppress(Exception):  # cancelled in the meantime
                     awaited.set_result(message)
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
             lost, self._waiting = self._waiting, {}
         for awaited in lost.values():
-            with contextlib.suppress(Exception):  # cancelled meanwhile
+            with contextlib.suppress(Exception):  # cancelled in the meantime
                 awaited.set_exception(error)

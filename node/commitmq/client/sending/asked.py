@@ -1,7 +1,7 @@
 """What a send asks of the node beyond to store a message: a delay, a time of delivery, a transaction, a reply.
 
 An operation of message semantics is no way of its own through the client. It is properties on a message, which the writer
-reads (:mod:`commitmq.workers.writer.put_rules`). A send without any has None in the place of an :class:`Asked`.
+reads (:mod:`commitmq.workers.writer.put_rules`). A send without any has None in the place of an :class:`SystemProperties`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAST_DELIVER_MS: Final = 10**12
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SystemProperties:
     """``key``: single messages with the same one may travel in one run, because the node stores them in one place.
 
     ``encoded`` has the properties as a record has them. ``json`` has them as members of an object, each followed by a comma.
@@ -44,16 +44,16 @@ class Asked:
 
 def asked_time(
     delay: float | timedelta | None, delay_level: int | None = None, deliver_at: datetime | int | None = None
-) -> Asked:
+) -> SystemProperties:
     """What a send with one of these asks for. Raises InvalidMessageError."""
     if (delay is not None) + (delay_level is not None) + (deliver_at is not None) != 1:
         raise InvalidMessageError("give one of delay, delay_level and deliver_at, not two")
     if delay_level is not None:
         level = _checked_level(delay_level)
-        return Asked.of(f"level {level}", {Property.DELAY: str(level)})
+        return SystemProperties.of(f"level {level}", {Property.DELAY: str(level)})
     if delay is not None:
-        return Asked.of("timer", {Property.TIMER_DELAY_MS: str(_delay_ms(delay))})
-    return Asked.of("timer", {Property.TIMER_DELIVER_MS: str(_time_ms(deliver_at))})
+        return SystemProperties.of("timer", {Property.TIMER_DELAY_MS: str(_delay_ms(delay))})
+    return SystemProperties.of("timer", {Property.TIMER_DELIVER_MS: str(_time_ms(deliver_at))})
 
 
 def _checked_level(level: int) -> int:

@@ -1,23 +1,25 @@
 """Delivery policies: they decide about a run that the node refuses, or that gets no answer.
 
-:class:`AtMostOnce` fails such a run, as not stored or with an unknown outcome. It sends the messages again that a busy node
-refused (:mod:`commitmq.client.sending.delivery`).
+:class:`AtMostOnce` fails such a run, as not stored or with an unknown outcome. It sends the messages again that a busy
+node refused (:mod:`commitmq.client.sending.delivery`).
 
-:class:`Numbered` is idempotent sending: each message gets the next sequence of its queue
+:class:`IdempotentDelivery` is idempotent sending: each message gets the next sequence of its queue
 (:mod:`commitmq.store.producers`). The node stores each once and answers a repetition with its place. So a
-run without an answer is repeated on the next connection, with the same numbers and the same bytes, until it is answered or
-the time of its messages is over.
+run without an answer is repeated on the next connection, with the same numbers and the same bytes, until it is answered
+or the time of its messages is over.
 
-The node takes a queue's numbers in their order, so the producer sends no new run while it repeats runs. It keeps two lists:
+The node takes a queue's numbers in their order, so the producer sends no new run while it repeats runs. It keeps two
+lists:
 
     again      runs in flight when the connection ended; repeated one by one, in the order of their first sending
-    refused    runs that are certainly not stored, and runs behind them in the same queue: their numbers are a gap
+    refused    runs that are not stored, and runs behind them in the same queue: their numbers are a gap
 
-The producer closes a gap when nothing is in flight any more. A producer with an id of its own begins a new epoch, in which
-every queue begins at 0. It does so too where the fate of a run stayed unknown: the node refuses the old epoch from then on, so
-no run of it can come in late. A producer with a given id must not begin an epoch, because another attempt with the same id and
-epoch relies on the numbers. It uses the free numbers again. Where the fate of a run is unknown, or the node does not agree
-with the numbers, it refuses every further send, and the program has to make a new producer.
+The producer closes a gap when nothing is in flight any more. A producer with an id of its own begins a new epoch, in
+which every queue begins at 0. It does so too where the outcome of a run stayed unknown: the node refuses the old epoch
+from then on, so no run of it can come in late. A producer with a given id must not begin an epoch, because another
+attempt with the same id and epoch relies on the numbers. It uses the free numbers again. Where the outcome of a run is
+unknown, or the node does not agree with the numbers, it refuses every further send, and the program has to make a new
+producer.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from typing import Any, Final, Protocol
 
 from commitmq.client.routes import Routes, not_stored, unknown
 from commitmq.client.sending.line import Line
-from commitmq.client.sending.run import NEVER_S, MakeError, Run
+from commitmq.client.sending.run import NEVER_S, MakeError, SendRun
 from commitmq.errors import NodeUnavailableError, Outcome, SendError
 from commitmq.format.producer_mark import MAX_EPOCH, MAX_ID_CHARACTERS, is_producer_id, mark_prefix
 from commitmq.protocol import wire
@@ -58,7 +60,7 @@ def rest_s(answer: dict[str, Any]) -> float:
 
 
 class BusyRuns:
-    """Runs that a busy node refused: certainly not stored, and with the time after which the node may take them.
+    """Runs that a busy node refused: not stored, and with the time after which the node may take them.
 
     The producer rests, and then sends their messages again, within their own time. It keeps the order of a queue: while
     earlier runs are in flight no new one goes, and a run that a later run of its queue has overtaken fails with its
@@ -74,7 +76,7 @@ class BusyRuns:
         self.error: SendError | None = None
         """Why the lane rests; None while it does not."""
         self._until = 0.0
-        self._held: list[tuple[Run, SendError]] = []
+        self._held: list[tuple[SendRun, SendError]] = []
         self._passed: set[tuple[str, int]] = set()
         self._clock, self._sleep = clock, sleep
 
@@ -89,13 +91,13 @@ class BusyRuns:
         self._until = max(self._until, self._clock() + rest_s(answer))
         return error
 
-    def hold(self, run: Run, answer: dict[str, Any], *, alone: bool) -> None:
+    def hold(self, run: SendRun, answer: dict[str, Any], *, alone: bool) -> None:
         """The node has refused ``run``. With ``alone`` nothing else is in flight, so its messages wait again at once."""
         self._held.append((run, self.note(answer)))
         if alone:
             self._let_go()
 
-    def passed(self, run: Run) -> None:
+    def passed(self, run: SendRun) -> None:
         """The node has stored ``run`` while others are held."""
         self._passed.add((run.topic, run.queue))
 
@@ -118,7 +120,7 @@ class BusyRuns:
             run.failed(lambda error=error: error)  # type: ignore[misc]
 
     def expire(self, now: float) -> float:
-        """Fail held messages whose time is over; returns the next deadline."""
+        """Fail held messages that timed out; returns the next deadline."""
         ends = [run.expire(now, lambda error=error: error) for run, error in self._held]  # type: ignore[misc]
         return min(ends, default=NEVER_S)
 
@@ -144,29 +146,29 @@ PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 1.0
 
 
-class Way(Protocol):
+class LaneProtocol(Protocol):
     """The part of a lane that a policy uses."""
 
     routes: Routes
     line: Line
-    flying: dict[int, Run]
+    flying: dict[int, SendRun]
 
     @property
     def gives_back(self) -> bool: ...
     def connect(self, deadline: float) -> Channel: ...
-    def put(self, channel: Channel, run: Run) -> None: ...
+    def put(self, channel: Channel, run: SendRun) -> None: ...
     def disconnect(self) -> None: ...
     def forget_layouts(self) -> None: ...
-    def refuse(self, run: Run, answer: dict[str, Any]) -> None: ...
+    def refuse(self, run: SendRun, answer: dict[str, Any]) -> None: ...
 
 
 def no_answer() -> SendError:
-    """The error of a run whose time is over and whose fate is unknown."""
+    """The error of a run that timed out and whose outcome is unknown."""
     return unknown("no answer in time", "TIMEOUT")
 
 
 class AtMostOnce:
-    """Each run is handed over once. All methods belong to the owner of the connection."""
+    """Each run is passed on once. All methods belong to the owner of the connection."""
 
     window = WINDOW
     mark = b""
@@ -185,40 +187,41 @@ class AtMostOnce:
     def numbered(self, topic: str, queue: int, fields: dict[str, Any]) -> Iterator[int]:
         """Number the ``fields["count"]`` messages of a run, and sign its header; yields the first number.
 
-        The numbers are free again when the block raises. Raises SendError (not stored) when this producer cannot go on.
+        The numbers are free again when the block raises. Raises SendError (not stored) when this producer cannot
+        continue.
         """
         yield 0
 
-    def may_send(self, lane: Way) -> bool:
+    def may_send(self, lane: LaneProtocol) -> bool:
         """Whether new runs may go now. First repeats the runs that have to be repeated before."""
         return self.busy.error is None or self.busy.is_over(in_flight=bool(lane.flying))
 
-    def handed_over(self, run: Run) -> None:
+    def handed_over(self, run: SendRun) -> None:
         """The connection took ``run``."""
 
-    def not_taken(self, run: Run) -> None:
+    def not_taken(self, run: SendRun) -> None:
         """The connection did not take ``run``."""
         run.give_back()
 
-    def refused(self, lane: Way, run: Run, answer: dict[str, Any]) -> None:
+    def refused(self, lane: LaneProtocol, run: SendRun, answer: dict[str, Any]) -> None:
         """The node has refused ``run``. Where it is busy, a run without a queue goes to another node, if there is one."""
         if is_busy(answer) and not (run.is_free and lane.gives_back):
             self.busy.hold(run, answer, alone=not lane.flying)
         else:
             lane.refuse(run, answer)
 
-    def lost(self, runs: list[Run], sentence: str) -> None:
+    def lost(self, runs: list[SendRun], sentence: str) -> None:
         """The connection that took these runs will bring no answer to them."""
         for run in runs:
             run.failed(lambda: unknown(sentence))
 
-    def give_up(self, runs: list[Run], sentence: str) -> None:
+    def give_up(self, runs: list[SendRun], sentence: str) -> None:
         """As :meth:`lost`, but no run is repeated."""
         self.lost(runs, sentence)
         self.busy.fail()
 
     def expire(self, now: float) -> float:
-        """Fail the messages of runs not in flight whose time is over; returns the next deadline."""
+        """Fail the messages of runs not in flight that timed out; returns the next deadline."""
         return self.busy.expire(now)
 
 
@@ -264,11 +267,11 @@ class Sequences:
         if self.problem is not None:
             raise not_stored(
                 self.problem.code,
-                f"this idempotent producer cannot go on, make a new one: {self.problem.message}",
+                f"this idempotent producer cannot continue, make a new one: {self.problem.message}",
             )
 
 
-class Numbered(AtMostOnce):
+class IdempotentDelivery(AtMostOnce):
     """Idempotent sending; see the module."""
 
     # The node names the place of a repeated run only while it remembers that many runs of the queue (producers.window).
@@ -279,8 +282,8 @@ class Numbered(AtMostOnce):
     def __init__(self, sequences: Sequences) -> None:
         super().__init__()
         self.sequences = sequences
-        self._again: list[Run] = []  # in the order of their first sending
-        self._refused: list[Run] = []  # certainly not stored, failed or to be sent anew
+        self._again: list[SendRun] = []  # in the order of their first sending
+        self._refused: list[SendRun] = []  # not stored, failed or to be sent again
         self._is_lost = False  # a run's fate stayed unknown
         self._is_repeating = False
         self._reason: SendError | None = None
@@ -308,7 +311,7 @@ class Numbered(AtMostOnce):
             sequences.rewind(topic, queue, first)
             raise
 
-    def may_send(self, lane: Way) -> bool:
+    def may_send(self, lane: LaneProtocol) -> bool:
         if self._again or self._refused or self._is_lost:
             if lane.flying:
                 return False
@@ -319,17 +322,17 @@ class Numbered(AtMostOnce):
         self._is_repeating = False
         return len(lane.line) < 2  # another thread waits for the connection
 
-    def handed_over(self, run: Run) -> None:
+    def handed_over(self, run: SendRun) -> None:
         if not run.order:
             self._runs_sent += 1
             run.order = self._runs_sent
 
-    def not_taken(self, run: Run) -> None:
+    def not_taken(self, run: SendRun) -> None:
         assert run.sequence is not None
         self.sequences.rewind(run.topic, run.queue, run.sequence)
         run.give_back()
 
-    def refused(self, lane: Way, run: Run, answer: dict[str, Any]) -> None:
+    def refused(self, lane: LaneProtocol, run: SendRun, answer: dict[str, Any]) -> None:
         error = wire.send_refusal(answer)
         if error.outcome is Outcome.STORED:
             lane.refuse(run, answer)
@@ -342,7 +345,7 @@ class Numbered(AtMostOnce):
             self._pause_until = time.monotonic() + min(pause_s, _MAX_PAUSE_S)
             return
         if is_busy(answer) and not run.in_doubt:
-            self._busy_error = error  # certainly not stored: the same numbers go again after a rest
+            self._busy_error = error  # not stored: the same numbers go again after a rest
             self._repeat(run)
             self._pause_until = time.monotonic() + rest_s(answer)
             return
@@ -365,13 +368,13 @@ class Numbered(AtMostOnce):
             self._refused.append(run)
             run.failed(lambda: wire.send_refusal(answer), answer)
 
-    def lost(self, runs: list[Run], sentence: str) -> None:
+    def lost(self, runs: list[SendRun], sentence: str) -> None:
         for run in runs:
             run.in_doubt = True
             self._repeat(run)
         self._is_repeating = bool(self._again or self._refused or self._is_lost)
 
-    def give_up(self, runs: list[Run], sentence: str) -> None:
+    def give_up(self, runs: list[SendRun], sentence: str) -> None:
         self.lost(runs, sentence)
         for run in (*self._again, *self._refused):
             run.failed(lambda: unknown(sentence))
@@ -383,15 +386,15 @@ class Numbered(AtMostOnce):
 
     # ------------------------------------------------------------ steps
 
-    def _repeat(self, run: Run) -> None:
+    def _repeat(self, run: SendRun) -> None:
         insort(self._again, run, key=lambda one: one.order)
 
-    def _too_late(self, run: Run) -> MakeError:
-        """The error of a run whose time is over: its outcome is unknown, or a busy node refused it all the time."""
+    def _too_late(self, run: SendRun) -> MakeError:
+        """The error of a run that timed out: its outcome is unknown, or a busy node refused it all the time."""
         error = self._busy_error
         return no_answer if run.in_doubt or error is None else lambda: error
 
-    def _send_again(self, lane: Way) -> None:
+    def _send_again(self, lane: LaneProtocol) -> None:
         """Repeat the oldest run without an answer, or give it up when all its messages have their outcome."""
         run = self._again[0]
         now = time.monotonic()
@@ -415,8 +418,10 @@ class Numbered(AtMostOnce):
             return
         del self._again[0]
 
-    def _close_gap(self, lane: Way) -> None:
-        """Close the gap: allow sends again, or refuse them for good. Send runs behind the gap anew. (Nothing is in flight.)"""
+    def _close_gap(self, lane: LaneProtocol) -> None:
+        """Close the gap: allow sends again, or refuse them permanently. Send runs behind the gap again. (Nothing is in
+        flight.)
+        """
         refused, self._refused = self._refused, []
         lost, self._is_lost = self._is_lost, False
         reason, self._reason = self._reason or no_answer(), None
@@ -435,7 +440,7 @@ class Numbered(AtMostOnce):
                 else:
                     run.failed(self._problem)
 
-    def _rewind(self, refused: list[Run], lost: bool, reason: SendError) -> None:
+    def _rewind(self, refused: list[SendRun], lost: bool, reason: SendError) -> None:
         """Use the numbers of ``refused`` again. These runs are in the order of their sending."""
         sequences = self.sequences
         gone: set[tuple[str, int]] = set()
@@ -453,4 +458,4 @@ class Numbered(AtMostOnce):
             self.sequences.check()
         except SendError as error:
             return error
-        return not_stored("CLIENT_ERROR", "the producer cannot go on")
+        return not_stored("CLIENT_ERROR", "the producer cannot continue")

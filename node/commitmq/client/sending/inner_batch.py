@@ -1,7 +1,13 @@
 """Inner batches in the client: several messages that the node keeps as one record (spec 2.8).
 
-:func:`encode_batch` encodes messages to be sent as RocketMQ's client batch, which becomes the record's body. :func:`expand`
-replaces the inner batches that were read by their messages, which look like all others from then on.
+:func:`encode_batch` encodes messages to be sent as RocketMQ's client batch, which becomes the record's body.
+:func:`expand` replaces the inner batches that were read by their messages, which look like all others from then on.
+
+Messages read through a light message queue (LMQ, spec 3.10): records of other topics, numbered again.
+
+A record names its LMQs and its offset in each of them in ``INNER_MULTI_DISPATCH`` and ``INNER_MULTI_QUEUE_OFFSET``. A
+reader of an LMQ sees the name of the LMQ as topic, queue 0 and the offset there, so that positions, commits and seeks
+work as everywhere. ``Message.origin_topic`` is the topic to which the message was sent.
 """
 
 from __future__ import annotations
@@ -13,13 +19,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from commitmq.client.receiving.part import Array, Part
+from commitmq.client.receiving.part import Array, RecordBatch
 from commitmq.client.sending.run_encoder import UNIQUE_BYTES, UNIQUE_PREFIX
 from commitmq.errors import CommitMQError, CorruptRecordError, InvalidMessageError
 from commitmq.format.compression import decompress
-from commitmq.format.constants import ELEMENT_BODY_OFFSET, ELEMENT_BYTES, MAX_PROPERTIES_BYTES, Property, SysFlag
+from commitmq.format.constants import (
+    ELEMENT_BODY_OFFSET,
+    ELEMENT_BYTES,
+    LMQ_PREFIX,
+    MAGIC_V2,
+    MAX_PROPERTIES_BYTES,
+    MULTI_DISPATCH_SEPARATOR,
+    Property,
+    SysFlag,
+)
+from commitmq.format.message_id import UniqueIds
 from commitmq.format.properties import decode_properties
-from commitmq.format.unique_ids import UniqueIds
 
 MAX_MESSAGES: Final = 32_767
 
@@ -89,13 +104,13 @@ def encode_batch(
     return b"".join(parts), (prefix.decode(), counter)
 
 
-def expand(parts: list[Part], asked: int, tags: frozenset[str] | None = None) -> list[Part]:
+def expand(parts: list[RecordBatch], asked: int, tags: frozenset[str] | None = None) -> list[RecordBatch]:
     """``parts`` with the messages of inner batches in the place of their records.
 
     Messages below queue offset ``asked`` are dropped, because a pull may begin inside an inner batch. Messages of inner
     batches without one of ``tags`` are dropped too. Raises CorruptRecordError for a record that holds no valid batch.
     """
-    result: list[Part] = []
+    result: list[RecordBatch] = []
     for part in parts:
         inner = (part.heads["sys_flag"] & _INNER) == _INNER
         if not inner.any():
@@ -111,7 +126,7 @@ def expand(parts: list[Part], asked: int, tags: frozenset[str] | None = None) ->
     return [part for part in result if len(part)]
 
 
-def _messages_inside(part: Part, asked: int, tags: frozenset[str] | None) -> list[Part]:
+def _messages_inside(part: RecordBatch, asked: int, tags: frozenset[str] | None) -> list[RecordBatch]:
     """The messages in the inner batches of ``part``. It has no other records."""
     compressed = (part.heads["sys_flag"] & SysFlag.COMPRESSED) != 0
     if not compressed.any():
@@ -134,7 +149,7 @@ def _messages_inside(part: Part, asked: int, tags: frozenset[str] | None) -> lis
     return result
 
 
-def _elements(part: Part, data: Any, starts: list[int], asked: int, tags: frozenset[str] | None) -> Part:
+def _elements(part: RecordBatch, data: Any, starts: list[int], asked: int, tags: frozenset[str] | None) -> RecordBatch:
     """One part with the messages of all batches of ``part``, whose bodies begin at ``starts`` of ``data``."""
     view = memoryview(data)
     positions: list[int] = []
@@ -175,7 +190,7 @@ def _elements(part: Part, data: Any, starts: list[int], asked: int, tags: frozen
     if part.v6:
         known = part.store_hosts()
         hosts = [known[owner] for owner in owners]
-    return Part(
+    return RecordBatch(
         part.topic,
         part.queue_id,
         data,
@@ -192,8 +207,48 @@ def _has_tag(view: memoryview, start: int, end: int, tags: frozenset[str]) -> bo
     return decode_properties(view[start:end]).get(Property.TAGS) in tags
 
 
-def _corrupt(part: Part, owner: int, reason: str) -> CorruptRecordError:
+def _corrupt(part: RecordBatch, owner: int, reason: str) -> CorruptRecordError:
     physical = int(part.heads["physical_offset"][owner])
     error = CorruptRecordError(f"the batch in the record at physical offset {physical}: {reason}")
     error.offset = physical
     return error
+
+
+def is_light(topic: str) -> bool:
+    """True for an LMQ's name."""
+    return topic.startswith(LMQ_PREFIX)
+
+
+def renumber(part: RecordBatch) -> RecordBatch:
+    """``part``, read through the LMQ ``part.topic``, with the LMQ's numbers. Raises CorruptRecordError."""
+    view = memoryview(part.data)
+    heads = part.heads.copy()
+    body_ends: Array = part.body_offsets + part.heads["body_size"]
+    starts: list[int] = []
+    topics: list[str] = []
+    offsets: list[int] = []
+    rows = zip(
+        body_ends.tolist(),
+        (part.positions + part.heads["size"]).tolist(),
+        (part.heads["magic"] == MAGIC_V2).tolist(),
+        strict=True,
+    )
+    for at, end, wide in rows:
+        size = int.from_bytes(view[at : at + 1 + wide])
+        at += 1 + wide
+        topics.append(str(view[at : at + size], "utf-8", "replace"))
+        at += size + 2
+        starts.append(at)
+        offsets.append(_offset_in(part.topic, decode_properties(view[at:end])))
+    heads["queue_offset"] = offsets
+    heads["queue_id"] = part.queue_id
+    return replace(part, heads=heads, property_starts=np.array(starts, np.int64), origins=topics)
+
+
+def _offset_in(name: str, properties: dict[str, str]) -> int:
+    names = properties.get(Property.INNER_MULTI_DISPATCH, "").split(MULTI_DISPATCH_SEPARATOR)
+    offsets = properties.get(Property.INNER_MULTI_QUEUE_OFFSET, "").split(MULTI_DISPATCH_SEPARATOR)
+    try:
+        return int(offsets[names.index(name)])
+    except (ValueError, IndexError):
+        raise CorruptRecordError(f"a record in {name} does not say that it is there") from None

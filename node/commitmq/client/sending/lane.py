@@ -1,23 +1,24 @@
 """A lane: the way to one process of the node that takes sends, the writer or the process of memory topics.
 
-A lane has a ZeroMQ connection, and a local socket for single synchronous sends. One thread at a time uses both: the owner,
-whose ticket is the first in ``line`` (:mod:`commitmq.client.sending.line`). The owner is
+A lane has a ZeroMQ connection, and a local socket for single synchronous sends. One thread at a time uses both: the
+owner, whose ticket is the first in ``line`` (:mod:`commitmq.client.sending.line`). The owner is
 
-* the calling thread of a synchronous send or of a synchronous batch of one run, for the time of its round trip, while nothing
-  else is pending: no thread hop is on that path;
+* the calling thread of a synchronous send or of a synchronous batch of one run, for the time of its round trip, while
+  nothing else is pending: no thread hop is on that path;
 * the pump, while anything is pending or in flight.
 
-The lane keeps the runs in flight and gives each answer to its run. The delivery policy decides about refused and lost runs
-(:mod:`commitmq.client.sending.delivery`).
+The lane keeps the runs in flight and gives each answer to its run. The delivery policy decides about refused and lost
+runs (:mod:`commitmq.client.sending.delivery`).
 
-The window is the number of runs in flight. It is wide enough that the node always has the next runs to store while it syncs
-the runs before. With a small ``max_pending_bytes`` the window is narrower: the copies in flight never take more than that, or
-than LEAST_WINDOW runs.
+The window is the number of runs in flight. It is wide enough that the node always has the next runs to store while it
+syncs the runs before. With a small ``max_pending_bytes`` the window is narrower: the copies in flight never take more
+than that, or than LEAST_WINDOW runs.
 
 What one lane of a producer with several nodes tells about its node (:mod:`commitmq.client.producing`).
 
-A producer of one node waits for it: its messages stay pending while the node is away, full or silent. Where further nodes are,
-the messages that name no queue must not wait. The pump gives those back that were not handed over, as not stored.
+A producer of one node waits for it: its messages stay pending while the node is away, full or silent. Where further
+nodes are, the messages that name no queue must not wait. The pump gives those back that were not passed on, as not
+stored.
 """
 
 from __future__ import annotations
@@ -33,14 +34,13 @@ import zmq
 from commitmq.client.routes import Routes, not_stored, unknown
 from commitmq.client.sending.delivery import LEAST_WINDOW, AtMostOnce, no_answer
 from commitmq.client.sending.line import Line, Ticket
-from commitmq.client.sending.run import MAX_RUN_BYTES, NEVER_S, MessagesRun, Run
+from commitmq.client.sending.run import MAX_RUN_BYTES, NEVER_S, MessagesRun, SendRun
 from commitmq.client.sending.run_encoder import RunLayout
 from commitmq.errors import NodeUnavailableError, RequestError, SendError
-from commitmq.format.unique_ids import UniqueIds
+from commitmq.format.message_id import UniqueIds
 from commitmq.protocol import wire
-from commitmq.protocol.channel import Channel, ConnectionLost
+from commitmq.protocol.channel import Channel, ConnectionLost, LocalSocket, local_path
 from commitmq.protocol.directory import Directory
-from commitmq.protocol.local_packet import LocalSocket, local_path
 
 if TYPE_CHECKING:
     from commitmq.client.tracing import Tracer
@@ -50,7 +50,7 @@ _NEVER_S: Final = float("inf")
 _LOOK_S: Final = 0.1
 
 
-class Free(Protocol):
+class PendingMessages(Protocol):
     """The messages that wait: an outbox."""
 
     def fail_free(self, error: SendError) -> None: ...
@@ -60,9 +60,9 @@ class NodeWatch:
     """Used by the owner of the connection and by the pump; any thread may read ``since``. Times are monotonic seconds.
 
     ``gives_back``: messages that name no queue do not wait for this node. No try to connect then takes longer than
-    ``connect_timeout_s``. ``silence_s`` tells for how long a request has no answer; after ``most_silence_s`` the messages
-    that were not handed over go to another node, while ``has_other`` says that one is there. ``latency`` gets the time of
-    each answered run, ``away`` the error of each try to connect that failed.
+    ``connect_timeout_s``. ``silence_s`` tells for how long a request has no answer; after ``most_silence_s`` the
+    messages that were not passed on go to another node, while ``has_other`` says that one is there. ``latency`` gets
+    the time of each answered run, ``away`` the error of each try to connect that failed.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class NodeWatch:
         self.gives_back = gives_back
         self.connect_timeout_s = connect_timeout_s if gives_back else _NEVER_S
         self.since = _NEVER_S
-        """When the oldest run without an answer was handed over; infinite without one."""
+        """When the oldest run without an answer was passed on; infinite without one."""
         self._most_silence_s = most_silence_s
         self._silence_s = silence_s
         self._latency = latency
@@ -89,22 +89,22 @@ class NodeWatch:
         self._clock = clock
 
     def sent(self, at: float) -> None:
-        """A run was handed over."""
+        """A run was passed on."""
         if self.since == _NEVER_S:
             self.since = at
 
     def answered(self, sent_at: float, oldest: float) -> None:
-        """A run has its answer. ``oldest``: when the oldest of the others was handed over."""
+        """A run has its answer. ``oldest``: when the oldest of the others was passed on."""
         self.since = oldest
         self._latency(self._clock() - sent_at)
 
-    def not_reached(self, error: SendError, pending: Free) -> None:
+    def not_reached(self, error: SendError, pending: PendingMessages) -> None:
         """There is no connection to the node."""
         self._away(error)
         if self.gives_back:
             pending.fail_free(error)
 
-    def look(self, pending: Free) -> None:
+    def look(self, pending: PendingMessages) -> None:
         """Give the messages back that wait behind a request without an answer."""
         if not self.gives_back:
             return
@@ -113,7 +113,7 @@ class NodeWatch:
             sentence = f"the node has not answered for {silence_s:.1f} s, and this message was not sent"
             pending.fail_free(not_stored("CLIENT_BUSY", sentence))
 
-    def wait(self, line: Line, ticket: Ticket, pending: Free) -> None:
+    def wait(self, line: Line, ticket: Ticket, pending: PendingMessages) -> None:
         """Wait for the connection, which a calling thread may have until its own time is over."""
         while not line.wait(ticket, time.monotonic() + _LOOK_S):
             self.look(pending)
@@ -128,7 +128,7 @@ _loads = orjson.loads
 
 
 class Lane:
-    """See the module. All methods belong to the owner of the connection."""
+    """The connection to one process of the node that takes sends. All methods belong to the owner of the connection."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Lane:
         """The path of the local socket; empty after the first try to connect to it."""
         self.hello: dict[str, Any] = {}
         self.max_message_bytes = 0
-        self.flying: dict[int, Run] = {}
+        self.flying: dict[int, SendRun] = {}
         """Runs in flight, by request id."""
         self.flying_messages = 0
         """Runs of single messages among them."""
@@ -263,7 +263,7 @@ class Lane:
             raise
         return self._unexpected(way, identity, answer, deadline)
 
-    def call_run(self, channel: Channel, run: Run, deadline: float) -> None:
+    def call_run(self, channel: Channel, run: SendRun, deadline: float) -> None:
         """Send ``run`` in the quick way, and give it its outcome."""
         began = time.monotonic()
         try:
@@ -343,10 +343,10 @@ class Lane:
 
     @property
     def has_batches_in_flight(self) -> bool:
-        """Whether a run of a batch was handed over and not answered."""
+        """Whether a run of a batch was passed on and not answered."""
         return len(self.flying) > self.flying_messages
 
-    def send(self, channel: Channel, run: Run) -> bool:
+    def send(self, channel: Channel, run: SendRun) -> bool:
         """Hand ``run`` to the connection. False when it did not take the run, which then waits for the next connection."""
         try:
             self.put(channel, run)
@@ -357,7 +357,7 @@ class Lane:
         self.delivery.handed_over(run)
         return True
 
-    def put(self, channel: Channel, run: Run) -> None:
+    def put(self, channel: Channel, run: SendRun) -> None:
         """Hand ``run`` to the connection. Raises NodeUnavailableError: it did not take it."""
         identity = channel.next_id()
         channel.put([orjson.dumps({**run.fields, "id": identity}), run.data], time.monotonic() + _PUT_S)
@@ -403,8 +403,8 @@ class Lane:
         else:
             self.delivery.refused(self, run, answer)
 
-    def refuse(self, run: Run, answer: dict[str, Any]) -> None:
-        """The node has refused ``run`` for good."""
+    def refuse(self, run: SendRun, answer: dict[str, Any]) -> None:
+        """The node has refused ``run`` permanently."""
         self.routes.forget(run.topic)
         if answer.get("code") == WRONG_ENDPOINT:
             self._misled(run.topic)
@@ -420,7 +420,7 @@ class Lane:
         self.disconnect()
         self.delivery.give_up(self._take_flying(), sentence)
 
-    def _take_flying(self) -> list[Run]:
+    def _take_flying(self) -> list[SendRun]:
         flying, self.flying, self.flying_messages = self.flying, {}, 0
         if self.watch is not None:
             self.watch.since = NEVER_S

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from commitmq.client.results import SendResult
-from commitmq.client.sending.run import NEVER_S, MakeError, Run
-from commitmq.client.sending.wait import Wait
+from commitmq.client.sending.line import Wait
+from commitmq.client.sending.run import NEVER_S, MakeError, SendRun
 from commitmq.errors import SendError
 from commitmq.format.constants import Property
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from commitmq.client.sending.pump import Pump
 
 
-class LoneRun(Run):
+class LoneRun(SendRun):
     """The request of a lone message."""
 
     __slots__ = ("is_open", "message")
@@ -51,7 +51,9 @@ class LoneRun(Run):
 
 
 class LoneMessage:
-    """See the module. ``fields`` is the header of its request without the id. ``deadline`` is in monotonic seconds."""
+    """A message that travels alone, as a request ``send``. ``fields`` is the header of its request without the id.
+    ``deadline`` is in monotonic seconds.
+    """
 
     def __init__(self, pump: Pump, fields: dict[str, Any], body: bytes, deadline: float) -> None:
         self.is_counted = False

@@ -8,7 +8,6 @@ The request that cancels a message which waits for its time (the operation ``rec
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,7 +19,7 @@ from commitmq.client.message import Message, check_alone, check_body, content_of
 from commitmq.client.producing.fault_strategy import FaultStrategy
 from commitmq.client.properties import Keys, build_properties
 from commitmq.client.results import BatchSendError, SendResult
-from commitmq.client.sending.asked import Asked
+from commitmq.client.sending.asked import SystemProperties
 from commitmq.client.transactions.half_message import Listener
 from commitmq.errors import InvalidMessageError, SendError
 from commitmq.format.constants import Property
@@ -131,14 +130,15 @@ class ExactlyOnce:
     """The delivery of an idempotent producer: ``Producer(delivery=ExactlyOnce())``; see :class:`Producer`.
 
     With ``ExactlyOnce("import-7", epoch=0)`` a program can repeat itself after its own death. The ``producer_id`` (1 to
-    64 letters, digits and ``._-/@+=``) outlives its producer. The producer numbers the messages of each queue from 0, in
-    the order of sending. The node does not store a message with the id, epoch, queue and number of a stored one; its
+    64 letters, digits and ``._-/@+=``) outlives its producer. The producer numbers the messages of each queue from 0,
+    in the order of sending. The node does not store a message with the id, epoch, queue and number of a stored one; its
     result has ``duplicate`` set and the place of the stored one. So a new producer, anywhere, repeats a failed attempt:
     it sends the same messages in the same order to the same queues, and may cut them into other batches. Two attempts
     at the same time store each message once. Every send needs its queue then: ``queue``, or sharding keys while the
     number of queues stays. A higher epoch begins at 0 again, and the node refuses the sends of lower epochs
-    (ProducerFencedError). After a send of unknown fate such a producer refuses all further sends; its successor repeats
-    all messages. An id belongs to one sender: several senders at the same time must send the very same messages.
+    (ProducerFencedError). After a send of unknown outcome such a producer refuses all further sends; its successor
+    repeats all messages. An id belongs to one sender: several senders at the same time must send the very same
+    messages.
 
     Raises ValueError for an epoch without an id.
     """
@@ -149,23 +149,6 @@ class ExactlyOnce:
     def __post_init__(self) -> None:
         if self.producer_id is None and self.epoch:
             raise ValueError("an epoch needs a producer_id: without one the producer counts epochs by itself")
-
-
-class MessageOptions(TypedDict, total=False):
-    """The arguments beside the body of one message; see :meth:`Producer.send`."""
-
-    tags: str | None
-    keys: Keys | None
-    properties: Mapping[str, str] | None
-    sharding_key: str | None
-    key: str | None
-    queue: int | None
-    flag: int
-    delay: float | timedelta | None
-    delay_level: int | None
-    deliver_at: datetime | int | None
-    timeout_s: float | None
-    ack: str | None
 
 
 class RequestOptions(TypedDict, total=False):
@@ -180,6 +163,14 @@ class RequestOptions(TypedDict, total=False):
     flag: int
     timeout_s: float | None
     ack: str | None
+
+
+class MessageOptions(RequestOptions, total=False):
+    """The arguments beside the body of one message; see :meth:`Producer.send`."""
+
+    delay: float | timedelta | None
+    delay_level: int | None
+    deliver_at: datetime | int | None
 
 
 class BatchOptions(TypedDict, total=False):
@@ -221,7 +212,7 @@ class ProducerOptions(TypedDict, total=False):
 class HalfOptions(MessageOptions, total=False):
     """Those of a message of a transaction, as the producers hand them on."""
 
-    half: Asked
+    half: SystemProperties
 
 
 def check_settings(
@@ -250,7 +241,7 @@ def check_retries(retries: int, fault_strategy: FaultStrategy | None) -> None:
         raise ValueError(f"fault_strategy must be a FaultStrategy, not {type(fault_strategy).__name__}")
 
 
-class Outcome(Protocol):
+class AnyFuture(Protocol):
     """A future, of a thread or of a loop."""
 
     def cancelled(self) -> bool: ...
@@ -258,7 +249,7 @@ class Outcome(Protocol):
     def result(self) -> SendResult: ...
 
 
-def tell_delivery(on_delivery: OnDelivery, sent: Outcome) -> None:
+def tell_delivery(on_delivery: OnDelivery, sent: AnyFuture) -> None:
     """Call ``on_delivery`` with the outcome of ``sent``, which is done."""
     if not sent.cancelled():
         error = sent.exception()
@@ -268,28 +259,9 @@ def tell_delivery(on_delivery: OnDelivery, sent: Outcome) -> None:
             on_delivery(error, None)
 
 
-def former_delivery(
-    delivery: ExactlyOnce | None, idempotent: bool, producer_id: str | None, producer_epoch: int
-) -> ExactlyOnce:
-    """The delivery that the arguments of former versions mean. Raises ValueError for arguments that do not fit together."""
-    if delivery is not None:
-        raise ValueError("delivery is given: leave out idempotent, producer_id and producer_epoch")
-    if not idempotent:
-        raise ValueError(
-            "producer_id and producer_epoch need idempotent=True; delivery=ExactlyOnce(producer_id, epoch) replaces all three"
-        )
-    warnings.warn(
-        "idempotent, producer_id and producer_epoch are deprecated: say delivery=ExactlyOnce(producer_id, epoch)",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-    return ExactlyOnce(producer_id, producer_epoch)
-
-
 def cancel_fields(receipt: SendResult | str) -> dict[str, Any]:
     """The header without its id. Raises InvalidMessageError for what is no receipt of such a message."""
-    from commitmq.semantics.recall import RecallHandle
-    from commitmq.semantics.timer import TIMER_TOPIC
+    from commitmq.semantics.timer import TIMER_TOPIC, RecallHandle
 
     which: dict[str, Any]
     if isinstance(receipt, SendResult):

@@ -107,7 +107,8 @@ class Waiters:
 
 
 class Outbox:
-    """See the module. ``wake`` wakes or starts the pump; it is called with the lock held.
+    """The messages that a producer has accepted and not yet sent. ``wake`` wakes or starts the pump; it is called with
+    the lock held.
 
     ``pump_of_topic`` has the topics of other lanes. All outboxes of a producer share this dictionary.
     """
@@ -138,7 +139,7 @@ class Outbox:
         self.closed = False
         self.groups: dict[Group, deque[SendFuture]] = {}
         self.pending_bytes = 0
-        """Bytes of single messages that were not handed over yet."""
+        """Bytes of single messages that were not passed on yet."""
         self.batches: deque[Job] = deque()
         """Batches with a run to send; lock held to change."""
         self.earliest = NEVER_S
@@ -353,7 +354,7 @@ class Outbox:
         return futures
 
     def put_back(self, group: Group, futures: list[SendFuture]) -> None:
-        """Messages of a run that is certainly not stored wait again, before those that came after them."""
+        """Messages of a run that is not stored wait again, before those that came after them."""
         with self.lock:
             waiting = self.groups.setdefault(group, deque())
             for one in reversed(futures):
@@ -426,7 +427,7 @@ class Outbox:
             run_callbacks(called)
 
     def fail_late(self, code: str, sentence: str, retry_after_ms: int | None = None, *, within_s: float = 0.0) -> None:
-        """Fail all messages and batches whose time is over and that are not in flight, as not stored.
+        """Fail all messages and batches that timed out and that are not in flight, as not stored.
 
         With ``within_s`` also those whose time will be over by then.
         """
@@ -454,7 +455,7 @@ class Outbox:
         self.fail(waiting, lambda: send_error(error.code, error.message, error.outcome, error.retry_after_ms))
 
     def fail_free(self, error: SendError) -> None:
-        """Fail the messages and batches that name no queue and were not handed over, with the code and outcome of
+        """Fail the messages and batches that name no queue and were not passed on, with the code and outcome of
         ``error``."""
         with self.lock:
             groups = [group for group in self.groups if group[1] < 0]
@@ -466,14 +467,14 @@ class Outbox:
                 self.finish_batch(batch)
 
     def note_deadlines(self, in_flight: float) -> None:
-        """Compute :attr:`earliest` anew. ``in_flight`` is the earliest deadline of the runs in flight."""
+        """Compute :attr:`earliest` again. ``in_flight`` is the earliest deadline of the runs in flight."""
         with self.lock:
             pending = min((one.deadline for waiting in self.groups.values() for one in waiting), default=NEVER_S)
             batches = min((one.deadline for one in self.batches), default=NEVER_S)
             self.earliest = min(in_flight, pending, batches)
 
     def settle_batch(self, batch: Job) -> None:
-        """Give back the room of a batch that has its outcome or was cancelled."""
+        """Return the room of a batch that has its outcome or was cancelled."""
         with self.lock:
             if batch.is_counted:
                 batch.is_counted = False

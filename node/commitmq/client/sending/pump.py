@@ -1,15 +1,15 @@
 """The pump: the thread that moves runs from an outbox to its lane, and answers from the lane to the runs.
 
-It sends the first pending message at once. While runs are in flight, messages gather. The next run goes when an answer comes,
-or when FULL_RUN_BYTES are pending and the lane's window is open. So a lone message does not wait, and a stream of messages
-travels in runs. A run of a batch goes as soon as the window is open, in turn with runs of single messages.
+It sends the first pending message at once. While runs are in flight, messages gather. The next run goes when an answer
+comes, or when FULL_RUN_BYTES are pending and the lane's window is open. So a lone message does not wait, and a stream
+of messages travels in runs. A run of a batch goes as soon as the window is open, in turn with runs of single messages.
 
-At the end of a connection the sends that it did not take stay in the outbox. They go on the next connection, and fail as *not
-stored* when their time is over.
+At the end of a connection the sends that it did not take stay in the outbox. They continue the next connection, and
+fail as *not stored* when their time is over.
 
-The calling thread of a synchronous send, or of a synchronous batch of one run, takes the lane itself while nothing is pending.
-If another thread has the lane, the send becomes a pending one. So the sends of many threads share runs, as asynchronous sends
-do.
+The calling thread of a synchronous send, or of a synchronous batch of one run, takes the lane itself while nothing is
+pending. If another thread has the lane, the send becomes a pending one. So the sends of many threads share runs, as
+asynchronous sends do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from commitmq.client.sending.run import NEVER_S, Group, Job, MessagesRun, NotYet
 from commitmq.client.sending.run_encoder import encode_messages
 from commitmq.client.sending.send_future import SendFuture
 from commitmq.errors import Outcome, SendError
-from commitmq.format.unique_ids import UniqueIds
+from commitmq.format.message_id import UniqueIds
 from commitmq.protocol import wire
 from commitmq.protocol.channel import Channel, check_fork
 
@@ -360,7 +360,7 @@ class Pump:
             self.lane.receive()
 
     def expire(self) -> None:
-        """Fail everything whose time is over (connection owned). A run whose messages have all failed ends the connection."""
+        """Fail everything that timed out (connection owned). A run whose messages have all failed ends the connection."""
         outbox, lane = self.outbox, self.lane
         now = time.monotonic()
         outbox.fail_late("TIMEOUT", "not sent in time")
@@ -405,7 +405,7 @@ class Lanes:
     """The lanes of one producer: the writer's lane, and the lane of the memory process from the first send to a memory
     topic on.
 
-    The coordinator tells which topics are memory topics. A topic can be deleted and made again as the other kind, and
+    The coordinator tells which topics are memory topics. A topic can be deleted and rebuilt as the other kind, and
     the producer does not know at once. The process that gets such a send refuses it as WRONG_ENDPOINT, and the topic
     changes lanes.
 

@@ -1,12 +1,13 @@
 """A run: one request with the records of one topic and queue, on its way to a process of the node.
 
-A run knows the receivers of its outcome; the lane does not. :class:`MessagesRun` has single messages, each with a future. The
-run of a batch is in :mod:`commitmq.client.sending.batch`. The lane, the delivery policy and the pump treat all runs alike:
-they are answered, lost, expired and given back in one way.
+A run knows the receivers of its outcome; the lane does not. :class:`MessagesRun` has single messages, each with a
+future. The run of a batch is in :mod:`commitmq.client.sending.batch`. The lane, the delivery policy and the pump treat
+all runs alike: they are answered, lost, expired and returned in one way.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -23,7 +24,7 @@ MakeError = Callable[[], SendError]
 Finish = Callable[[list[SendFuture]], tuple[list[SendFuture], list[SendFuture]]]
 
 
-class Messages(Protocol):
+class SendCallback(Protocol):
     """Gets the outcomes of single messages: the outbox."""
 
     def resolve(self, futures: list[SendFuture], finish: Finish) -> None:
@@ -52,7 +53,7 @@ class Job(Protocol):
     def size_bytes(self) -> int: ...
     @property
     def in_flight(self) -> int:
-        """Runs that were handed over and have no outcome yet."""
+        """Runs that were passed on and have no outcome yet."""
 
     @property
     def more(self) -> bool:
@@ -60,13 +61,13 @@ class Job(Protocol):
 
     @property
     def may_move(self) -> bool:
-        """Whether it names no queue and nothing of it was handed over, so that another node may take all of it."""
+        """Whether it names no queue and nothing of it was passed on, so that another node may take all of it."""
 
     def __len__(self) -> int:
         """Number of messages."""
         ...
 
-    def next_run(self, put_deadline: float, *, only: bool = False) -> Run | None:
+    def next_run(self, put_deadline: float, *, only: bool = False) -> SendRun | None:
         """The next run; None when there is none, or where ``only`` is set and it is not the only one. Raises NotYet."""
 
     def fail(self, error: SendError) -> None:
@@ -76,8 +77,10 @@ class Job(Protocol):
         """Tell the outcome: nothing is in flight, and no further run will be sent."""
 
 
-class Run:
-    """See the module. Only the owner of the connection calls the methods.
+class SendRun:
+    """One request with the records of one topic and queue. Only the owner of the connection calls the methods.
+
+    It has no ABCMeta, with which each ``isinstance`` of a lane would be a call of Python code.
 
     ``fields`` is the request's header without its id, ``data`` its payload. ``sequence`` is the number of the first message in
     its queue, for an idempotent producer; ``order`` counts the first sending of its runs.
@@ -110,31 +113,33 @@ class Run:
         self.in_doubt = False  # the connection took it once, and no answer came
         self.refused_sequence = False  # the node refused its numbers, and not its messages
 
+    @abstractmethod
     def stored(self, answer: dict[str, Any]) -> None:
         """The node has stored the run; ``answer`` has the place."""
-        raise NotImplementedError
 
+    @abstractmethod
     def failed(self, make_error: MakeError, answer: dict[str, Any] | None = None) -> None:
-        """The run has failed for good. ``answer`` is the node's refusal, if there is one. A second call changes nothing."""
-        raise NotImplementedError
+        """The run has failed permanently. ``answer`` is the node's refusal, if there is one. A second call changes
+        nothing.
+        """
 
+    @abstractmethod
     def expire(self, now: float, make_error: MakeError) -> float:
-        """Fail the messages whose time is over. Returns the next deadline; NEVER_S when all messages have their outcome."""
-        raise NotImplementedError
+        """Fail the messages that timed out. Returns the next deadline; NEVER_S when all messages have their outcome."""
 
+    @abstractmethod
     def give_back(self) -> None:
-        """The run is certainly not stored: its messages wait again, before later ones."""
-        raise NotImplementedError
+        """The run is not stored: its messages wait again, before later ones."""
 
 
-class MessagesRun(Run):
+class MessagesRun(SendRun):
     """A run of single messages, each of which has a future. ``group`` is where they waited."""
 
     __slots__ = ("futures", "group", "outbox", "sizes", "unique")
 
     def __init__(
         self,
-        outbox: Messages,
+        outbox: SendCallback,
         group: Group,
         queue: int,
         futures: list[SendFuture],

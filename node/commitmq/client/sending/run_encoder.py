@@ -42,10 +42,10 @@ from commitmq.format.constants import (
     Property,
     SysFlag,
 )
-from commitmq.format.crc import crc32
+from commitmq.format.message_id import MAX_BLOCK, UniqueIds
 from commitmq.format.producer_mark import MARK_DIGITS, mark_of
 from commitmq.format.properties import encode_properties
-from commitmq.format.unique_ids import MAX_BLOCK, UniqueIds
+from commitmq.format.record import crc32
 
 if TYPE_CHECKING:
     import numpy as np

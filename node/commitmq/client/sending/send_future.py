@@ -38,7 +38,7 @@ _LONG_S: Final = 1.0
 _log = logging.getLogger("commitmq.client")
 
 
-class Sender(Protocol):
+class FutureOwner(Protocol):
     """The outbox that sends the message of a future."""
 
     lock: threading.RLock
@@ -63,9 +63,9 @@ class _Watch:
 
 
 class SendFuture(Future[SendResult]):
-    """Result of a pending send. States: pending (may be cancelled), running (handed to the connection), finished.
+    """Result of a pending send. States: pending (may be cancelled), running (passed to the connection), finished.
 
-    Cancelling works only while the message was not handed to the connection; then it is not stored.
+    Cancelling works only while the message was not passed to the connection; then it is not stored.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class SendFuture(Future[SendResult]):
 
     def __init__(  # (the base class's __init__ is what this class avoids)
         self,
-        sender: Sender,
+        sender: FutureOwner,
         body: bytes,
         encoded_extras: tuple[bytes, int, int] | None,
         born: int,

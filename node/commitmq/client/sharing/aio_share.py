@@ -6,26 +6,24 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from commitmq.client import checks
-from commitmq.client.handling.chain import AsyncHandler, AsyncMiddleware, AsyncOnError, chained_async
-from commitmq.client.handling.counts import HandlerCounts
+from commitmq.client.aio_base import AsyncStarted
+from commitmq.client.handling.settings import AsyncHandler, AsyncMiddleware, AsyncOnError, HandlerCounts, chained
 from commitmq.client.sharing.share_consumer import ShareConsumer
 from commitmq.client.sharing.share_engine import RunSettings, ShareOptions, ShareRunOptions
-from commitmq.errors import CommitMQError
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from commitmq.client.handling.tasks import TaskPool
+    from commitmq.client.handling.pools import TaskPool
     from commitmq.client.message import Message
 
 _R = TypeVar("_R")
 
 
-class AsyncShareConsumer:
+class AsyncShareConsumer(AsyncStarted[ShareConsumer]):
     """:class:`commitmq.ShareConsumer` for asyncio; same arguments, same errors.
 
     Use it as an async context manager, or await :meth:`start`: this connects. Acknowledge with ``await
@@ -42,11 +40,8 @@ class AsyncShareConsumer:
         **options: Unpack[ShareOptions],
     ) -> None:
         """The settings are checked when the consumer connects."""
-        self._make = partial(ShareConsumer, topics, group=group, node=node, **options)
-        self._consumer: ShareConsumer | None = None
-        self._is_closed = False
-        # One thread receives, the other one acknowledges meanwhile.
-        self._receiver = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-share")
+        super().__init__(partial(ShareConsumer, topics, group=group, node=node, **options), "commitmq-aio-share")
+        # Another thread acknowledges while that one receives.
         self._settler = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-share-ack")
         self._fetch: Future[list[Message]] | None = None
         self._receiving = asyncio.Lock()
@@ -55,17 +50,8 @@ class AsyncShareConsumer:
 
     async def start(self) -> Self:
         """Connect."""
-        if self._is_closed:
-            raise CommitMQError("the consumer is closed")
-        if self._consumer is None:
-            making = self._receiver.submit(self._make)
-            try:
-                consumer = await asyncio.shield(asyncio.wrap_future(making))
-            except asyncio.CancelledError:
-                making.add_done_callback(_close_unwanted)
-                raise
-            consumer._owner = None
-            self._consumer = consumer
+        await super().start()
+        self._started._owner = None  # of the receipts: ``message.ack()`` would block the loop
         return self
 
     async def receive(self, max_messages: int = 32, wait_s: float = 1.0) -> list[Message]:
@@ -73,7 +59,7 @@ class AsyncShareConsumer:
         consumer = self._started
         async with self._receiving:
             if self._fetch is None:
-                self._fetch = self._receiver.submit(consumer.receive, max_messages, wait_s)
+                self._fetch = self._thread.submit(consumer.receive, max_messages, wait_s)
             try:
                 messages = await asyncio.shield(asyncio.wrap_future(self._fetch))
             except asyncio.CancelledError:
@@ -119,14 +105,14 @@ class AsyncShareConsumer:
         ``handler`` and the middleware are coroutine functions, ``on_error`` is one or a function. When the task that awaits
         this is cancelled, all handlers are, at once; what they had comes back to the group.
         """
-        from commitmq.client.handling.tasks import TaskPool
+        from commitmq.client.handling.pools import TaskPool
 
         consumer = self._started
-        chain = chained_async(handler, middleware)
+        chain = chained(handler, middleware)
         checks.callback("on_error", on_error)
         engine = consumer._engine_of(RunSettings(**options))
         self._pool = TaskPool(engine, chain, on_error, node=consumer._node)
-        self._running = self._receiver.submit(consumer._serve, engine, self._pool)
+        self._running = self._thread.submit(consumer._serve, engine, self._pool)
         try:
             await asyncio.shield(asyncio.wrap_future(self._running))
         except asyncio.CancelledError:
@@ -142,11 +128,6 @@ class AsyncShareConsumer:
     def handler_counts(self) -> HandlerCounts:
         """What became of the messages of :meth:`run`."""
         return self._started.handler_counts
-
-    @property
-    def is_closed(self) -> bool:
-        """True once :meth:`close` was called."""
-        return self._is_closed or (self._consumer is not None and self._consumer.is_closed)
 
     async def close(self) -> None:
         """See :meth:`commitmq.ShareConsumer.close`. Closing twice is allowed."""
@@ -165,25 +146,5 @@ class AsyncShareConsumer:
 
     def _end(self) -> None:
         self._is_closed = True
-        self._receiver.shutdown(wait=False)
+        self._thread.shutdown(wait=False)
         self._settler.shutdown(wait=False)
-
-    @property
-    def _started(self) -> ShareConsumer:
-        if self._consumer is None:
-            raise RuntimeError("the consumer is not started: use `async with`, or await start()")
-        return self._consumer
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-
-def _close_unwanted(making: Future[ShareConsumer]) -> None:
-    """Close a consumer that was made after its twin was cancelled."""
-    if not making.cancelled() and making.exception() is None:
-        making.result().close()

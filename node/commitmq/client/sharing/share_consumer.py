@@ -11,12 +11,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from commitmq.client import checks
-from commitmq.client.handling.chain import Handler, Middleware, OnError, chained
-from commitmq.client.handling.counts import HandlerCounts
+from commitmq.client.closing import Closing
+from commitmq.client.handling.settings import Handler, HandlerCounts, Middleware, OnError, chained
 from commitmq.client.sharing.receipt import Receipt, receipt_of
 from commitmq.client.sharing.share_engine import RunSettings, ShareOptions, ShareRunOptions, ShareSettings
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
@@ -140,24 +139,26 @@ _LOOK_S: Final = 0.3  # between two looks for topics that do not exist
 _log = get_log("consumer")
 
 
-class ShareConsumer:
-    """Receives messages that the consumers of a group share: ``ShareConsumer("orders", group="mailers")``. RocketMQ's POP.
+class ShareConsumer(Closing):
+    """Receives messages that the consumers of a group share: ``ShareConsumer("orders", group="mailers")``. RocketMQ's
+    POP.
 
-    All consumers of the group receive from all queues, so there may be more consumers than queues. Each message goes to one
-    of them, and is then invisible to the others for ``invisible_s`` (60). The consumer acknowledges it in that time, or it
-    comes back to the group: with ``reconsume_times`` + 1, and as a dead letter of the group after the group's
-    ``retryMaxTimes`` (16). Messages of a queue do not come in order.
+    All consumers of the group receive from all queues, so there may be more consumers than queues. Each message goes to
+    one of them, and is then invisible to the others for ``invisible_s`` (60). The consumer acknowledges it in that
+    time, or it comes back to the group: with ``reconsume_times`` + 1, and as a dead letter of the group after the
+    group's ``retryMaxTimes`` (16). Messages of a queue do not come in order.
 
-    With ``ordered`` they do: a queue hands out up to 32 messages, and nothing more until all of them are acknowledged. One
-    that is given back, or whose time is over, comes again in its place, before the messages behind it. All consumers of a
+    With ``ordered`` they do: a queue delivers up to 32 messages, and nothing more until all of them are acknowledged.
+    One that is returned, or that timed out, comes again in its place, before the messages behind it. All consumers of a
     group are ordered, or none.
 
-    ``start`` says where the group begins in a queue in which it has no offset: ``earliest`` (the default) or ``latest``.
-    ``filter`` is a tag expression or a selector. ``check_crc`` compares the CRC of every record. ``timeout_s`` (10) bounds
-    each request. ``node`` is the admin address, by default the environment's COMMITMQ_NODE, else tcp://127.0.0.1:7310.
+    ``start`` says where the group begins in a queue in which it has no offset: ``earliest`` (the default) or
+    ``latest``. ``filter`` is a tag expression or a selector. ``check_crc`` compares the CRC of every record.
+    ``timeout_s`` (10) bounds each request. ``node`` is the admin address, by default the environment's COMMITMQ_NODE,
+    else tcp://127.0.0.1:7310.
 
-    A group is shared, or its members have queues of their own (:class:`commitmq.Consumer`); the node refuses the second kind.
-    Any thread may call any method. docs/sharing.md tells more.
+    A group is shared, or its members have queues of their own (:class:`commitmq.Consumer`); the node refuses the second
+    kind. Any thread may call any method. docs/sharing.md tells more.
     """
 
     def __init__(
@@ -283,8 +284,8 @@ class ShareConsumer:
     def ack(self, messages: Message | Sequence[Message]) -> list[Message]:
         """These messages are done. The answer comes when that is durable.
 
-        Returns those that came too late: their invisible time was over, or they were acknowledged before. The former come
-        back to the group.
+        Returns those that came too late: their invisible time was over, or they were acknowledged before. The previous
+        come back to the group.
         """
         return self._settle("ack", _listed(messages), {})
 
@@ -296,12 +297,14 @@ class ShareConsumer:
         dead: bool = False,
         untried: bool = False,
     ) -> list[Message]:
-        """These messages failed: they come back to the group after ``delay``, seconds or a timedelta; None or 0: at once.
+        """These messages failed: they come back to the group after ``delay``, seconds or a timedelta; None or 0: at
+        once.
 
-        Another delay is rounded up to the node's shortest, 2 s (``pop.min_invisible_ms``). ``dead``: they become dead letters
-        of the group instead. Returns those that came too late, as :meth:`ack`. An ordered message holds up its queue
-        meanwhile; give back those that were received behind it too, with ``untried``: nobody tried them, so this delivery does
-        not count in ``reconsume_times``, and they come at once and never as dead letters. Without ``ordered`` it is refused.
+        Another delay is rounded up to the node's shortest, 2 s (``pop.min_invisible_ms``). ``dead``: they become dead
+        letters of the group instead. Returns those that came too late, as :meth:`ack`. An ordered message holds up its
+        queue in the meantime; return those that were received behind it too, with ``untried``: nobody tried them, so
+        this delivery does not count in ``reconsume_times``, and they come at once and never as dead letters. Without
+        ``ordered`` it is refused.
         """
         delay_s = _seconds("delay", delay)
         many = _listed(messages)
@@ -365,17 +368,18 @@ class ShareConsumer:
         """Call ``handler(message)`` for every message, until :meth:`close` is called: by any thread, also by a handler.
 
         Handlers run in ``workers`` threads (20), and ``max_unfinished`` (100) messages are held at most. The consumer
-        acknowledges a message whose handler ended with None, True or ``ConsumeResult.DONE``; other results and exceptions
-        are those of :meth:`commitmq.Consumer.run`. A failed message comes back to the group after ``backoff``: None for
-        RocketMQ's delays (10 s, 30 s, 1 min, … 2 h), seconds, a list of seconds, or a function of the retry. 0 is at once;
-        other delays are rounded up as those of :meth:`nack`. While a
-        handler runs, the consumer extends the invisible time. An ordered consumer runs one handler for each queue at a time; a
-        failed message holds up its queue, and becomes a dead letter after the group's ``retryMaxTimes``. A close waits for the
-        handlers that run, at most ``stop_timeout_s`` (30); what they did not begin is given back at once.
+        acknowledges a message whose handler ended with None, True or ``ConsumeResult.DONE``; other results and
+        exceptions are those of :meth:`commitmq.Consumer.run`. A failed message comes back to the group after
+        ``backoff``: None for RocketMQ's delays (10 s, 30 s, 1 min, … 2 h), seconds, a list of seconds, or a function of
+        the retry. 0 is at once; other delays are rounded up as those of :meth:`nack`. While a
+        handler runs, the consumer extends the invisible time. An ordered consumer runs one handler for each queue at a
+        time; a failed message holds up its queue, and becomes a dead letter after the group's ``retryMaxTimes``. A
+        close waits for the handlers that run, at most ``stop_timeout_s`` (30); what they did not begin is returned at
+        once.
 
         Raises what :meth:`receive` raises, but for a node that is away: that is waited for.
         """
-        from commitmq.client.handling.threads import ThreadPool
+        from commitmq.client.handling.pools import ThreadPool
 
         chain = chained(handler, middleware)
         checks.callback("on_error", on_error)
@@ -421,6 +425,9 @@ class ShareConsumer:
             return
         self._finish()
 
+    def _forgotten(self) -> None:
+        self.close()
+
     def _finish(self) -> None:
         self._closed = True
         self._receiver.close()
@@ -429,14 +436,6 @@ class ShareConsumer:
     def _check_open(self) -> None:
         if self._closed:
             raise CommitMQError("the consumer is closed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"ShareConsumer({self._settings.topics!r}, group={self._settings.group!r})"

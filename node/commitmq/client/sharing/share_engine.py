@@ -1,7 +1,7 @@
-"""The loop of ``ShareConsumer.run``: it receives, hands out to a pool of handlers, and settles what they say.
+"""The loop of ``ShareConsumer.run``: it receives, delivers to a pool of handlers, and settles what they say.
 
-A thread of the engine's own acknowledges, gives back and extends, many messages in one request, so that no handler waits for
-the node.
+A thread of the engine's own acknowledges, returns and extends, many messages in one request, so that no handler waits
+for the node.
 
 The settings of a share consumer and of its handlers: names, types, checks.
 """
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypedDict
 
 from commitmq.client import checks
-from commitmq.client.handling.consume_result import Backoff, ConsumeResult, Verdict, check_backoff, delay_of
-from commitmq.client.handling.counts import HandlerCounts
+from commitmq.client.handling.consume_result import Backoff, ConsumeResult, HandlerResult, check_backoff, delay_of
+from commitmq.client.handling.settings import HandlerCounts
 from commitmq.client.selector import MessageSelector, selector
 from commitmq.client.sharing.receipt import receipt_of
 from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError, RequestError
@@ -45,7 +45,7 @@ class ShareOptions(TypedDict, total=False):
 
 
 class ShareRunOptions(TypedDict, total=False):
-    """How messages are handed to a handler; see :meth:`commitmq.ShareConsumer.run`."""
+    """How messages are passed to a handler; see :meth:`commitmq.ShareConsumer.run`."""
 
     workers: int
     backoff: Backoff
@@ -126,7 +126,7 @@ class SharePool(Protocol):
     def end(self, deadline: float) -> None: ...
 
 
-class Source(Protocol):
+class ShareSource(Protocol):
     """The consumer, as far as the engine uses it."""
 
     @property
@@ -140,27 +140,27 @@ class Source(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class UnsettledMessage:
     """A message that was received and is not settled."""
 
     message: Message
-    verdict: Verdict | None = None
+    verdict: HandlerResult | None = None
     is_untried: bool = False
     """Whether it comes back without a handler having had it."""
 
 
 class ShareEngine:
-    """See the module. ``lock`` guards everything; a pool's condition shares it."""
+    """The loop of ``ShareConsumer.run``. ``lock`` guards everything; a pool's condition shares it."""
 
-    def __init__(self, consumer: Source, settings: RunSettings) -> None:
+    def __init__(self, consumer: ShareSource, settings: RunSettings) -> None:
         self.settings = settings
         self.lock = threading.RLock()
         self.wake: Callable[[int], None] = lambda count: None
         self.is_stopping = False
         self._consumer = consumer
-        self._ready: deque[Held] = deque()
-        self._held: dict[Held, None] = {}
-        self._judged: deque[Held] = deque()
+        self._ready: deque[UnsettledMessage] = deque()
+        self._held: dict[UnsettledMessage, None] = {}
+        self._judged: deque[UnsettledMessage] = deque()
         self._running = self._handled = self._failed = self._dead = 0
         self._is_over = False
         self._changed = threading.Condition(self.lock)
@@ -228,7 +228,7 @@ class ShareEngine:
     def _add(self, messages: list[Message]) -> None:
         with self.lock:
             for message in messages:
-                held = Held(message)
+                held = UnsettledMessage(message)
                 self._held[held] = None
                 self._ready.append(held)
             self.wake(len(messages))
@@ -252,14 +252,14 @@ class ShareEngine:
 
     # ------------------------------------------------------------ the pool's side
 
-    def take(self) -> Held | None:
+    def take(self) -> UnsettledMessage | None:
         """The next message, for a handler that runs from now on. The lock is held by the caller."""
         if self.is_stopping or not self._ready:
             return None
         self._running += 1
         return self._ready.popleft()
 
-    def judge(self, entry: Held, verdict: Verdict) -> None:
+    def judge(self, entry: UnsettledMessage, verdict: HandlerResult) -> None:
         """The handler that had ``entry`` has ended."""
         if verdict.result is ConsumeResult.RETRY and verdict.delay_s is None:
             verdict = verdict._replace(delay_s=self._delay_of(entry.message))
@@ -273,18 +273,18 @@ class ShareEngine:
             self._judged.append(entry)
             self._changed.notify_all()
 
-    def abandon(self, entry: Held) -> None:
+    def abandon(self, entry: UnsettledMessage) -> None:
         """The handler that had ``entry`` was cancelled: its message comes back."""
         with self.lock:
             self._running -= 1
-            entry.verdict = Verdict(ConsumeResult.RETRY, 0.0)
+            entry.verdict = HandlerResult(ConsumeResult.RETRY, 0.0)
             self._judged.append(entry)
             self._changed.notify_all()
 
-    def _give_back(self, many: Iterable[Held]) -> None:
+    def _give_back(self, many: Iterable[UnsettledMessage]) -> None:
         """No handler had them, and none will: they come back at once. The lock is held by the caller."""
         for held in many:
-            held.verdict, held.is_untried = Verdict(ConsumeResult.RETRY, 0.0), True
+            held.verdict, held.is_untried = HandlerResult(ConsumeResult.RETRY, 0.0), True
             self._judged.append(held)
         self._changed.notify_all()
 
@@ -329,8 +329,8 @@ class ShareEngine:
             held.message for held in self._held if held.verdict is None and receipt_of(held.message).expires_at < soon
         ]
 
-    def _settle(self, many: list[Held]) -> None:
-        by_way: dict[tuple[ConsumeResult, float, bool], list[Held]] = {}
+    def _settle(self, many: list[UnsettledMessage]) -> None:
+        by_way: dict[tuple[ConsumeResult, float, bool], list[UnsettledMessage]] = {}
         for held in many:
             assert held.verdict is not None
             way = held.verdict.result, held.verdict.delay_s or 0.0, held.is_untried
@@ -361,7 +361,7 @@ class ShareEngine:
                 _log.warning("the invisible time of messages was over before they were settled", messages=len(late))
             self._forget(group)
 
-    def _forget(self, many: list[Held]) -> None:
+    def _forget(self, many: list[UnsettledMessage]) -> None:
         gone = set(many)
         with self.lock:
             for held in many:
@@ -376,20 +376,20 @@ _Queue = tuple[str, int]
 class OrderedShareEngine(ShareEngine):
     """The loop of an ordered share consumer: one handler for each queue at a time, in the order of the queue.
 
-    The node hands out nothing more of a queue while messages of it are out. So a message that failed comes again before those
-    behind it, if these are given back unhandled, which counts as no try.
+    The node delivers nothing more of a queue while messages of it are out. So a message that failed comes again before
+    those behind it, if these are returned unhandled, which counts as no try.
 
     Of each queue the first message is ready, or its handler runs; the others are behind it.
     """
 
-    def __init__(self, consumer: Source, settings: RunSettings) -> None:
+    def __init__(self, consumer: ShareSource, settings: RunSettings) -> None:
         super().__init__(consumer, settings)
-        self._behind: dict[_Queue, deque[Held]] = {}
+        self._behind: dict[_Queue, deque[UnsettledMessage]] = {}
 
     def _add(self, messages: list[Message]) -> None:
         with self.lock:
             for message in messages:
-                held = Held(message)
+                held = UnsettledMessage(message)
                 self._held[held] = None
                 behind = self._behind.get(_queue(held))
                 if behind is None:
@@ -399,18 +399,18 @@ class OrderedShareEngine(ShareEngine):
                     behind.append(held)
             self.wake(len(messages))
 
-    def judge(self, entry: Held, verdict: Verdict) -> None:
+    def judge(self, entry: UnsettledMessage, verdict: HandlerResult) -> None:
         is_last = entry.message.reconsume_times >= self._consumer.max_retries()
         if verdict.result is ConsumeResult.RETRY and is_last:
             verdict = verdict._replace(result=ConsumeResult.DEAD)
         super().judge(entry, verdict)
         self._go_on(entry, is_over=verdict.result is not ConsumeResult.RETRY)
 
-    def abandon(self, entry: Held) -> None:
+    def abandon(self, entry: UnsettledMessage) -> None:
         super().abandon(entry)
         self._go_on(entry, is_over=False)
 
-    def _go_on(self, entry: Held, *, is_over: bool) -> None:
+    def _go_on(self, entry: UnsettledMessage, *, is_over: bool) -> None:
         """The next message of the queue; without ``is_over`` they come again behind this one."""
         with self.lock:
             behind = self._behind.pop(_queue(entry), deque())
@@ -430,5 +430,5 @@ class OrderedShareEngine(ShareEngine):
         super()._end(pool)
 
 
-def _queue(held: Held) -> _Queue:
+def _queue(held: UnsettledMessage) -> _Queue:
     return held.message.topic, held.message.queue_id

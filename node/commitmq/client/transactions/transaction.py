@@ -86,7 +86,7 @@ def resolve(ask: Ask, unique_id: str, decision: str) -> dict[str, Any]:
 _log = get_log("producer")
 
 
-class _Ending:
+class _TransactionBase:
     """What both kinds share: the half message, and that the first decision counts."""
 
     def __init__(self, group: TransactionGroup, timeout_s: float, content: Content) -> None:
@@ -142,7 +142,7 @@ class _Ending:
         self._group.trace_end(self.half, self._content, state)
 
 
-class Transaction(_Ending):
+class Transaction(_TransactionBase):
     """A message that others see only if its block succeeds: ``with producer.transaction(topic, body) as transaction``.
 
     The block begins when the node keeps the message, and the node shows it to nobody. It is committed at the end of the
@@ -188,7 +188,7 @@ class Transaction(_Ending):
             _warn(self.unique_id, problem)
 
 
-class AsyncTransaction(_Ending):
+class AsyncTransaction(_TransactionBase):
     """:class:`Transaction` for asyncio: ``async with producer.transaction(topic, body) as transaction``."""
 
     def __init__(

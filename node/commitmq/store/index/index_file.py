@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.files import disk
-from commitmq.files.no_space import kind_of
-from commitmq.files.write_all import write_all
-from commitmq.format.index_header import (
+from commitmq.files.disk import write_all
+from commitmq.files.disk_space import kind_of
+from commitmq.format.index import (
     HEADER_BYTES,
     ITEM_BYTES,
     SLOTS_AND_COUNT,
@@ -188,7 +188,6 @@ class IndexFile:
         disk.sync(self._fd, "index")
 
     def close(self) -> None:
-        """Unmap."""
         self.words = np.empty(0, np.int32)
         self._header.release()
         self._map.close()
@@ -211,9 +210,7 @@ def allocate(fd: int, position: int, size: int, path: Path) -> None:
 
 
 def is_whole(path: Path, shape: IndexShape) -> bool:
-    """Whether the items are in the log's order and the chains lead through all of them; reads the whole file. True for a
-    file that is gone.
-    """
+    """Whether items are in the log's order and in their chains; reads the whole file. True for a lost file."""
     try:
         fd = disk.open_file(path, os.O_RDONLY, "index")
     except FileNotFoundError:

@@ -58,7 +58,7 @@ from commitmq.errors import StoreError
 from commitmq.files import atomic_file, disk
 from commitmq.files.disk import sync_folder
 from commitmq.format.constants import SysFlag
-from commitmq.format.index_header import (
+from commitmq.format.index import (
     HEADER_BYTES,
     IndexHeader,
     IndexShape,
@@ -67,8 +67,8 @@ from commitmq.format.index_header import (
 )
 from commitmq.kernels.codes import STATE_LAST_ITEMS, STATE_LAST_OFFSET, STATE_ROW
 from commitmq.log import Log
+from commitmq.store.geometry import fits
 from commitmq.store.index.index_file import IndexFile, create, file_name, is_whole, new_state, store_error
-from commitmq.store.index.index_shape import fits
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
 
@@ -87,7 +87,6 @@ class IndexChain:
 
     def first_gap(self, headers: Sequence[IndexHeader]) -> int | None:
         """Number of the first file (oldest first, with these ``headers``) before which one is missing; None if none is.
-
         A file without an item tells nothing.
         """
         start, is_indexed = self._log.min_offset, False
@@ -137,7 +136,7 @@ class IndexChain:
 
 @dataclass(slots=True)
 class SavedState:
-    """See the module's text. Offsets are bytes of the log."""
+    """The saved state of the index files. Offsets are bytes of the log."""
 
     durable: str = ""
     clean: bool = False
@@ -225,9 +224,7 @@ class IndexOpening:
         self._log = log
 
     def drop_of_other_size(self) -> bool:
-        """Delete all files from the first one of another size on: the shape is the store's
-        (:mod:`commitmq.config.fitting`), so such a file is torn.
-        """
+        """Delete all files from the first one of another size on: the store has one shape, so that one is torn."""
         listing = self._listing
         for number, name in enumerate(listing.names):
             # Of a file of 0 bytes the name reached the device and the size did not.
@@ -364,9 +361,7 @@ class IndexFiles:
         run: Path,
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """``run`` is emptied at every start of the node. New files are made there or, if ``folder`` is a separate file
-        system, in ``folder``.
-        """
+        """``run`` is emptied at every start. Files are made there, or in ``folder`` on a separate file system."""
         self.folder = folder
         self.shape = shape
         self._commit_log = commit_log
@@ -480,9 +475,8 @@ class IndexFiles:
     # ------------------------------------------------------------ writing
 
     def insert(self, batch: DispatchBatch) -> None:
-        """Index the batch's records; records that are already indexed are skipped.
-
-        Raises DiskFullError when there is no space: then the batch may be given again. StoreError for other I/O errors.
+        """Index the batch's records; records that are already indexed are skipped. Raises DiskFullError when there is
+        no space: then the batch may be given again. StoreError for other I/O errors.
         """
         if not len(batch.rows):
             return
@@ -629,7 +623,6 @@ class IndexFiles:
 
     def close(self, position: int) -> None:
         """Make everything durable and note that the stop was orderly; ``position`` is where indexing would continue.
-
         Raises OSError or StoreError; the next start then rebuilds the newest files.
         """
         if self._syncer is not None:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from commitmq.errors import OffsetOutOfRangeError, StoreError
 from commitmq.files import disk
-from commitmq.format.index_header import (
+from commitmq.format.index import (
     HEADER_BYTES,
     IndexHeader,
     IndexShape,
@@ -100,7 +100,7 @@ class KeyQuery:
 
 
 @dataclass(slots=True)
-class Found:
+class QueryOffsetResult:
     """The result of a search: physical offsets and sizes in bytes, newest first.
 
     ``following`` is where to continue, None when everything older was examined; ``ran_out`` says that the items or the
@@ -167,16 +167,15 @@ class IndexReader:
         max_bytes: int = _MAX_OFFSET,
         max_items: int = _MAX_OFFSET,
         start: Cursor | None = None,
-    ) -> Found:
+    ) -> QueryOffsetResult:
         """The newest matching messages, at most ``max_messages`` and ``max_bytes`` (at least one), from ``start`` on.
 
         Examines at most ``max_items`` items and stops after SLICE_MS; ``following`` then says where to continue. Raises
         StoreError for files that cannot be read.
         """
-        return _Search(self, query, bound, floor, max_messages, max_bytes, max_items).run(start)
+        return _IndexSearch(self, query, bound, floor, max_messages, max_bytes, max_items).run(start)
 
     def close(self) -> None:
-        """Unmap the files."""
         self._mapped.clear()
 
     def names(self) -> list[str]:
@@ -193,7 +192,7 @@ class IndexReader:
         return self._chain.first_gap([one.header for one in mapped if one is not None]) is not None
 
     def mapped(self, name: str) -> MappedIndex | None:
-        """The file called ``name``; None when it no longer exists, or has another size: it is torn, and made again."""
+        """The file called ``name``; None when it no longer exists, or has another size: it is torn, and rebuilt."""
         found = self._mapped.get(name)
         path = self.folder / name
         try:
@@ -212,7 +211,7 @@ class IndexReader:
         return found
 
 
-class _Search:
+class _IndexSearch:
     """One search in progress."""
 
     def __init__(
@@ -236,14 +235,14 @@ class _Search:
         self.bytes_left = max_bytes
         self.items_left = max_items
         self.deadline = time.monotonic() + SLICE_MS / 1000
-        self.found = Found()
+        self.found = QueryOffsetResult()
         # A few more candidates than wanted, so that a collision does not cost a second round.
         size = min(_CHUNK, max_messages + 8)
         self.offsets = np.zeros(size, np.int64)
         self.items = np.zeros(size, np.int64)
         self.out = np.zeros(4, np.int64)
 
-    def run(self, start: Cursor | None) -> Found:
+    def run(self, start: Cursor | None) -> QueryOffsetResult:
         names = self.reader.names()
         self.found.is_whole = not self.reader.lacks_file(names)
         item = 0

@@ -40,7 +40,7 @@ FILLER_BYTES: Final = 8
 
 
 @dataclass(slots=True)
-class Part:
+class RunPart:
     """Adjacent records of one run: ``count`` records from ``physical_offset`` on, ``size_bytes`` together."""
 
     count: int
@@ -48,7 +48,7 @@ class Part:
     size_bytes: int
 
 
-class Piece(NamedTuple):
+class RunPiece(NamedTuple):
     """Records [first, behind) of a run: its bytes [start, stop), to be stored at ``at`` of the segment at ``base``."""
 
     base: int
@@ -59,19 +59,19 @@ class Piece(NamedTuple):
     behind: int
 
     @property
-    def part(self) -> Part:
-        return Part(self.behind - self.first, self.base + self.at, self.stop - self.start)
+    def part(self) -> RunPart:
+        return RunPart(self.behind - self.first, self.base + self.at, self.stop - self.start)
 
 
-def split_run(run: CheckedRun, position: int, segment_bytes: int) -> list[Piece]:
+def split_run(run: CheckedRun, position: int, segment_bytes: int) -> list[RunPiece]:
     """The pieces of a run that begins at ``position``. Raises MessageIllegalError."""
-    pieces: list[Piece] = []
+    pieces: list[RunPiece] = []
     ends, done, start = run.ends, 0, 0
     at = position % segment_bytes
     base = position - at
     if run.count and at + (size := int(ends[-1])) + FILLER_BYTES <= segment_bytes:
         return [
-            Piece(base, at, 0, size, 0, run.count)
+            RunPiece(base, at, 0, size, 0, run.count)
         ]  # the usual case, which the search below costs more than the rest
     while done < run.count:
         first = int(ends[done]) - start
@@ -81,7 +81,7 @@ def split_run(run: CheckedRun, position: int, segment_bytes: int) -> list[Piece]
             base, at = base + segment_bytes, 0
         fits = int(np.searchsorted(ends, start + segment_bytes - at - FILLER_BYTES, side="right"))
         stop = int(ends[fits - 1])
-        pieces.append(Piece(base, at, start, stop, done, fits))
+        pieces.append(RunPiece(base, at, start, stop, done, fits))
         at, start, done = at + stop - start, stop, fits
     return pieces
 
@@ -101,7 +101,6 @@ def longs(
     data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """``(numbers, good)`` of the texts ``data[starts[i]:starts[i] + lengths[i]]``: Java's Long.parseLong of each.
-
     ``good`` is False, and the number 0, for an empty text, one that is no number, and one that 64 bits do not hold.
     """
     numbers: NDArray[np.int64] = np.zeros(len(starts), np.int64)
@@ -162,7 +161,7 @@ class PoolFullError(SegmentUnavailableError):
 class Appended:
     """Result of an append. Offsets in bytes of the log, time in ms, ``end`` is the offset behind the last record."""
 
-    parts: list[Part]
+    parts: list[RunPart]
     end: int
     store_timestamp: int
 
@@ -221,9 +220,8 @@ class CommitLogAppender(RunCheck):
     # ------------------------------------------------------------ appends
 
     def append_record(self, record: bytearray, queue_offset: int, born_host_bytes: int) -> Appended:
-        """Append one record of :meth:`encode` as queue offset ``queue_offset``.
-
-        Raises SegmentUnavailableError; then nothing was stored.
+        """Append one record of :meth:`encode` as queue offset ``queue_offset``. Raises SegmentUnavailableError; then
+        nothing was stored.
         """
         size = len(record)
         at = self._room_for(size)
@@ -240,7 +238,7 @@ class CommitLogAppender(RunCheck):
         target[at + 8 : at + size] = memoryview(record)[8:]
         target[at : at + 8] = record[:8]
         self.position = offset + size
-        return Appended([Part(1, offset, size)], self.position, stamp)
+        return Appended([RunPart(1, offset, size)], self.position, stamp)
 
     def append_run(self, run: CheckedRun, queue_offset: int, born_host: bytes) -> Appended:
         """Append a checked run; its records get ``queue_offset`` and the following offsets.
@@ -271,10 +269,8 @@ class CommitLogAppender(RunCheck):
         self.position = at
         return Appended([piece.part for piece in pieces], at, stamp)
 
-    def _mappings(self, pieces: list[Piece]) -> dict[int, mmap.mmap]:
-        """The segments that ``pieces`` need, and the one left behind, by base, in order. Raises the errors of opening a
-        segment.
-        """
+    def _mappings(self, pieces: list[RunPiece]) -> dict[int, mmap.mmap]:
+        """The segments that ``pieces`` need, and the one left behind, by base, in order. Raises as opening does."""
         first = self.position - self.position % self.segment_bytes
         if first == self._base and self._map is not None and len(pieces) == 1 and pieces[0].base == first:
             return {first: self._map}
@@ -304,7 +300,7 @@ class CommitLogAppender(RunCheck):
         mapping[at : at + FILLER_BYTES] = struct.pack(">ii", self.segment_bytes - at, MAGIC_FILLER)
 
     def _store_piece(
-        self, run: CheckedRun, piece: Piece, mapping: mmap.mmap, queue_offset: int, stamp: int, host: _Bytes
+        self, run: CheckedRun, piece: RunPiece, mapping: mmap.mmap, queue_offset: int, stamp: int, host: _Bytes
     ) -> None:
         store_run(
             run.data,
@@ -322,7 +318,7 @@ class CommitLogAppender(RunCheck):
         )
         mapping[piece.at : piece.at + 8] = run.data[piece.start : piece.start + 8].tobytes()
 
-    def _undo(self, before: int, pieces: list[Piece], maps: dict[int, mmap.mmap], error: BaseException) -> None:
+    def _undo(self, before: int, pieces: list[RunPiece], maps: dict[int, mmap.mmap], error: BaseException) -> None:
         """Zero everything that ``pieces`` and the fillers before them occupy, the last first. Raises BrokenTailError."""
         try:
             for piece in reversed(pieces):

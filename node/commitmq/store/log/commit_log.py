@@ -45,7 +45,6 @@ class CommitLog:
         self, folder: Path, segment_bytes: int, max_mapped: int = 64, *, files: MappedFileQueue | None = None
     ) -> None:
         """Raises SegmentSizeError when a segment's size is not ``segment_bytes``, StoreError for a missing segment.
-
         ``files``: the segments, where something other than the folder's listing determines which exist.
         """
         self.folder = folder
@@ -79,9 +78,8 @@ class CommitLog:
         return self.files.mapped(offset)
 
     def read(self, offset: int, size: int) -> memoryview:
-        """``size`` bytes at physical ``offset``, without a copy; they must be in one segment.
-
-        The segment stays mapped while the view lives. Raises OffsetOutOfRangeError.
+        """``size`` bytes at physical ``offset``, without a copy; they must be in one segment. The segment stays mapped
+        while the view lives. Raises OffsetOutOfRangeError.
         """
         segment = self.files.mapped(offset)
         return segment.view(offset - segment.base_offset, size)

@@ -1,4 +1,4 @@
-"""DispatchBatch: a stretch of the log as columns, made once by reput and handed to every dispatcher.
+"""DispatchBatch: a stretch of the log as columns, made once by reput and passed to every dispatcher.
 
 A batch has a range ``[start, end)`` of physical offsets. The range may be longer than its rows (the filler at a
 segment's end has no row), and batches of one walker follow each other without a gap. So a dispatcher that knows its own
@@ -6,6 +6,12 @@ position can trim records it already has, and can see which it missed.
 
 On the wire (ZeroMQ, reput -> dispatcher) a batch is three frames: an orjson header, the rows as raw bytes of ``ROW``,
 an orjson list of topics. Both ends are processes of one node, forked from one image, so the host's byte order is fine.
+
+A record that names further queues gets a unit in each of them too (multi-dispatch, spec 3.10). The writer stored the
+names (``INNER_MULTI_DISPATCH``) and the assigned queue offsets (``INNER_MULTI_QUEUE_OFFSET``) in the record. So the log
+alone says where every unit belongs, and dispatching it again, in any process, gives the same queues. For the same
+reason the records decide, not the present value of ``consume_queue.enable_multi_dispatch``: a record that was stored
+while it was on has used up an offset, and without its unit the queue would have a hole.
 """
 
 from __future__ import annotations
@@ -19,7 +25,8 @@ import numpy as np
 import orjson
 
 from commitmq.errors import CommitMQError, CorruptRecordError
-from commitmq.format.constants import MIN_RECORD_BYTES
+from commitmq.format.constants import LMQ_PREFIX, MIN_RECORD_BYTES, MULTI_DISPATCH_SEPARATOR, RETRY_PREFIX, UNIT_BYTES
+from commitmq.format.units import UNIT_STRUCT
 from commitmq.kernels import codes, compiled
 from commitmq.semantics.delay import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 from commitmq.store.log.commit_log import CommitLog
@@ -37,9 +44,8 @@ class NoBatchError(CommitMQError):
 
 @dataclass(slots=True)
 class DispatchBatch:
-    """Records of ``[start, end)`` as ``rows`` (dtype ROW, one row a record, in log order).
-
-    ``topics[row["topic"]]`` is a row's topic. Spans in a row are (start, size) bytes from the record's first byte.
+    """Records of ``[start, end)`` as ``rows`` (dtype ROW, one row a record, in log order). ``topics[row["topic"]]`` is
+    a row's topic. Spans in a row are (start, size) bytes from the record's first byte.
     """
 
     start: int
@@ -150,7 +156,6 @@ class LogWalker:
             self.release()
 
     def release(self) -> None:
-        """Release the segment's mapping."""
         self._segment = np.empty(0, np.uint8)
         self._cached_base = -1
 
@@ -195,7 +200,6 @@ def by_queue(rows: Rows) -> tuple[Rows, list[int]]:
 
 def consecutive(numbers: np.ndarray[Any, np.dtype[np.int64]], start: int, stop: int) -> list[tuple[int, int]]:
     """``numbers[start:stop]`` cut wherever a number does not follow the one before: ``(start, stop)`` of each stretch.
-
     There is nearly always one: only records that a repair took out of the log leave a gap between queue offsets.
     """
     if int(numbers[stop - 1]) - int(numbers[start]) == stop - start - 1:
@@ -209,3 +213,57 @@ def consumable(rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:
     # Of the type's two bits, the lower one is set in the other two: prepared (0x4) and rolled back (0xC).
     result: np.ndarray[Any, np.dtype[np.bool_]] = (rows["sys_flag"] & TRANSACTION_PREPARED) == 0
     return result
+
+
+_MAX_NAME_BYTES = 255
+_MAX_OFFSET_DIGITS = 18
+_EXCEPT = (RETRY_PREFIX, "rmq_sys_")
+
+Run = tuple[tuple[str, int], int, bytearray]
+"""Queue, queue offset of the first unit, consecutive units."""
+
+
+def runs(batch: DispatchBatch, rows: Rows) -> list[Run]:
+    """Units for the further queues that ``rows`` (of ``batch``, in log order) name, in the log's order for each queue.
+
+    Skipped, as in RocketMQ, are retry, system and schedule topics, lists of unequal length, names with a path
+    separator, and offsets that are not numbers.
+    """
+    found: list[Run] = []
+    last: dict[tuple[str, int], int] = {}  # the newest run of each queue
+    assert batch.log is not None
+    for row in rows[np.flatnonzero((rows["multi_size"] > 0) & (rows["multi_offsets_size"] > 0))]:
+        topic = batch.topics[int(row["topic"])]
+        if topic.startswith(_EXCEPT) or topic == SCHEDULE_TOPIC:
+            continue
+        record = batch.log.read(int(row["physical_offset"]), int(row["size"]))
+        names = _list(record, int(row["multi_start"]), int(row["multi_size"]))
+        offsets = _list(record, int(row["multi_offsets_start"]), int(row["multi_offsets_size"]))
+        if len(names) != len(offsets):
+            continue
+        unit = UNIT_STRUCT.pack(int(row["physical_offset"]), int(row["size"]), int(row["tags_code"]))
+        for name, text in zip(names, offsets, strict=True):
+            if not _is_folder(name) or not text.isascii() or not text.isdigit() or len(text) > _MAX_OFFSET_DIGITS:
+                continue
+            offset = int(text)
+            key = (name, 0 if name.startswith(LMQ_PREFIX) else int(row["queue_id"]))
+            run = found[last[key]] if key in last else None
+            if run is not None and run[1] + len(run[2]) // UNIT_BYTES == offset:
+                run[2].extend(unit)
+            else:
+                last[key] = len(found)
+                found.append((key, offset, bytearray(unit)))
+    return found
+
+
+def _list(record: memoryview, start: int, size: int) -> list[str]:
+    return str(record[start : start + size], "utf-8", "replace").split(MULTI_DISPATCH_SEPARATOR)
+
+
+def _is_folder(name: str) -> bool:
+    """Whether ``name`` can be a folder's name; a name that leads elsewhere gets no queue."""
+    return bool(name) and name not in (".", "..") and not {"/", "\0"} & set(name) and _fits(name)
+
+
+def _fits(name: str) -> bool:
+    return len(name.encode("utf-8", "replace")) <= _MAX_NAME_BYTES

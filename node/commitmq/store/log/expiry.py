@@ -21,7 +21,7 @@ Segments are examined from the oldest on, and nothing behind a segment that stay
     disk     it is expired, and the disk is fuller than ``clean_ratio`` (or its use cannot be told)
     forced   the disk is fuller than ``forced_ratio``: expired or not
     budget   the store takes more than ``store_bytes``
-    by hand  a user named an offset below which everything may be deleted
+    manually  a user named an offset below which everything may be deleted
 
 Never deleted: the active segment, and records that are not yet flushed and durably indexed (``limit``). Deleted only on
 a disk above ``forced_ratio``: records that a lagging dispatcher still needs (``wanted_from``) and, with
@@ -44,9 +44,8 @@ from pathlib import Path
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.files import disk
-from commitmq.files.disk import sync_folder
+from commitmq.files.disk import overwrite, sync_folder
 from commitmq.files.disk_space import FileId
-from commitmq.files.write_all import write_all
 from commitmq.format.constants import MIN_RECORD_BYTES
 from commitmq.format.file_names import segment_name
 from commitmq.format.record import peek
@@ -105,12 +104,12 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class RetentionState:
     """The current situation. ``segments`` are all of them, oldest first; times are milliseconds since 1970.
 
     ``used_ratio``: share of the disk in use, with space that only deleted files still hold counted as free; negative
     when it cannot be measured. ``disk_bytes``: the whole of that disk. ``store_bytes``: the part that the store uses.
-    ``until``: by hand, segments that end at or below this offset are deleted. ``at_any_hour``: by hand, expired
+    ``until``: manually, segments that end at or below this offset are deleted. ``at_any_hour``: manually, expired
     segments are deleted now.
     """
 
@@ -146,7 +145,7 @@ class Plan:
         return sum(segment.disk_bytes for segment in self.segments)
 
 
-def decide(rules: Rules, now: Situation, *, bounded: bool = True) -> Plan:
+def decide(rules: Rules, now: RetentionState, *, bounded: bool = True) -> Plan:
     """The next round of deletions: with ``bounded`` at most ``rules.batch_files`` segments."""
     gone: list[Segment] = []
     reasons: list[Reason] = []
@@ -177,7 +176,7 @@ def decide(rules: Rules, now: Situation, *, bounded: bool = True) -> Plan:
     return Plan(tuple(gone), tuple(reasons), kept, tuple(overridden.values()))
 
 
-def _reason(rules: Rules, now: Situation, segment: Segment, ratio: float, freed: int) -> Reason | None:
+def _reason(rules: Rules, now: RetentionState, segment: Segment, ratio: float, freed: int) -> Reason | None:
     if now.until is not None and segment.end <= now.until:
         return Reason.BY_HAND
     if is_expired(rules, segment, now.now_ms):
@@ -194,14 +193,14 @@ def _reason(rules: Rules, now: Situation, segment: Segment, ratio: float, freed:
     return None
 
 
-def _claims(rules: Rules, now: Situation) -> list[Claim]:
+def _claims(rules: Rules, now: RetentionState) -> list[Claim]:
     found = [] if now.wanted_from is None else [now.wanted_from]
     if rules.keep_unconsumed and now.slowest_group is not None:
         found.append(now.slowest_group)
     return found
 
 
-def _why_not(rules: Rules, now: Situation, segment: Segment) -> str:
+def _why_not(rules: Rules, now: RetentionState, segment: Segment) -> str:
     if is_expired(rules, segment, now.now_ms):
         hours = ", ".join(f"{hour:02d}" for hour in sorted(rules.hours)) or "none"
         return f"expired, waits for its hour (delete_when: {hours})"
@@ -214,9 +213,8 @@ def is_expired(rules: Rules, segment: Segment, now_ms: int) -> bool:
 
 
 def next_by_age(rules: Rules, segment: Segment, now_ms: int, hour_of: Callable[[int], int] | None = None) -> int | None:
-    """When age allows deleting ``segment``: the first time from now on at which it is expired in an allowed hour.
-
-    None when no hour is allowed. ``hour_of`` tells the local hour of a time; by default the system's time zone does.
+    """When age allows deleting ``segment``: the first time from now on at which it is expired in an allowed hour. None
+    when no hour is allowed. ``hour_of`` tells the local hour of a time; by default the system's time zone does.
     """
     hour_of = hour_of or local_hour
     at = max(now_ms, segment.modified_ms + rules.keep_ms)
@@ -267,18 +265,9 @@ class MinOffsetFile:
     def write(self, offset: int) -> None:
         """Make ``offset`` the minimum, durably. Raises StoreError."""
         try:
-            made = not self.path.exists()
-            fd = disk.open_file(self.path, os.O_WRONLY | os.O_CREAT, "min_offset")
-            try:
-                # In place: a new file needs space, and this deletion makes room on a full disk.
-                write_all(fd, b"%020d\n" % offset, 0, place="min_offset.write")
-                if failpoints.ACTIVE:
-                    failpoints.hit("min_offset.before_fsync")
-                disk.sync(fd, "min_offset")
-            finally:
-                os.close(fd)
-            if made:
-                disk.sync_folder(self.path.parent, "min_offset")
+            # In place: a new file needs space, and this deletion makes room on a full disk.
+            points = {"place": "min_offset.write", "before_sync": "min_offset.before_fsync"}
+            overwrite(self.path, b"%020d\n" % offset, "min_offset", **points)
         except OSError as error:
             raise StoreError(f"cannot write the log's minimum: {error.strerror}", path=self.path) from error
 
@@ -323,7 +312,7 @@ def finish_expiry(layout: StoreLayout, segment_bytes: int, *, forget: bool = Tru
 
 def _refuse_restored(layout: StoreLayout, note: Path, below: Sequence[int]) -> None:
     """Raise StoreError when segments below the minimum were put there after it was written: a deletion leaves no such
-    segments, so a person restored them and wants them.
+    segments, so an operator restored them and wants them.
     """
     for base in below:
         path = layout.commit_log / segment_name(base)
@@ -360,9 +349,8 @@ def look_at_segments(folder: Path, segment_bytes: int, now_ms: int | None = None
 
 
 def offset_before(log: CommitLog, segments: Sequence[Segment], timestamp: int) -> int:
-    """Offset below which every record was stored before ``timestamp`` (ms), at a segment's beginning.
-
-    A segment's records are not newer than the first one of the next segment, so one record of each segment is read.
+    """Offset below which every record was stored before ``timestamp`` (ms), at a segment's beginning. A segment's
+    records are not newer than the first one of the next segment, so one record of each segment is read.
     """
     # From the newest on: no record was stored later than those behind it, though a fast clock may have stamped it so.
     for following in reversed(segments[1:]):
@@ -379,9 +367,8 @@ def first_timestamp(log: CommitLog, base: int) -> int:
 
 
 def delete_segment(layout: StoreLayout, base: int) -> FileId | None:
-    """Unlink one segment; returns the file's identity, None when it was already gone. Raises StoreError.
-
-    Its mappings stay valid, and hold its space until the last one is gone.
+    """Unlink one segment; returns the file's identity, None when it was already gone. Raises StoreError. Its mappings
+    stay valid, and hold its space until the last one is gone.
     """
     path = layout.commit_log / segment_name(base)
     if failpoints.ACTIVE:

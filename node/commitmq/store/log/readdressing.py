@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from commitmq import failpoints
 from commitmq.files import disk
-from commitmq.files.holes import data_extents
-from commitmq.files.write_all import write_all
+from commitmq.files.disk import write_all
+from commitmq.files.unshare import data_extents
 from commitmq.format.constants import MAX_PROPERTIES_BYTES
 from commitmq.format.file_names import segment_name
 from commitmq.kernels import codes, compiled
@@ -32,9 +32,8 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 def write_anew(layout: StoreLayout, start: int, end: int, segment_bytes: int) -> int:
-    """Write [start, end) of the log over itself; returns the bytes. Syncs nothing. Raises OSError.
-
-    No other process may write there meanwhile. A crash in the middle leaves the same bytes.
+    """Write [start, end) of the log over itself; returns the bytes. Syncs nothing. Raises OSError. No other process may
+    write there in the meantime. A crash in the middle leaves the same bytes.
     """
     written = 0
     for base in range(start - start % segment_bytes, end, segment_bytes):
@@ -60,7 +59,7 @@ _ROOM = 64  # for what a new record has more than its source, beside topic and p
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class NewAddress:
     """Where the new records belong, and how a record of this log ends and names its store host."""
 
     topic: bytes
@@ -70,7 +69,7 @@ class Target:
 
 
 def readdress(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], target: Target, more: Sequence[bytes] | None = None
+    data: NDArray[np.uint8], starts: NDArray[np.int64], target: NewAddress, more: Sequence[bytes] | None = None
 ) -> CheckedRun:
     """A run for ``target`` from the records of ``data`` that begin at ``starts``.
 
@@ -108,12 +107,11 @@ def readdress(
 
 
 def starts_of(run: CheckedRun) -> NDArray[np.int64]:
-    """Where each record of a run begins."""
     return np.concatenate((np.zeros(1, np.int64), run.ends[:-1]))
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundProperties:
     """Properties of records: value of name k in record i is ``data[starts[k, i]:starts[k, i] + lengths[k, i]]``."""
 
     data: NDArray[np.uint8]
@@ -135,12 +133,14 @@ class Found:
         return numbers, firsts[:count].tolist()
 
 
-def find(data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64], names: Sequence[str]) -> Found:
+def find(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64], names: Sequence[str]
+) -> FoundProperties:
     """The properties ``names`` of the records of ``sizes`` bytes at ``starts``."""
     encoded = [name.encode() for name in names]
     bounds = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     shape = (len(names), len(starts))
-    found = Found(data, np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(len(starts), np.bool_))
+    found = FoundProperties(data, np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(len(starts), np.bool_))
     text = np.frombuffer(b"".join(encoded), np.uint8)
     find_properties(data, starts, sizes, text, bounds, found.starts, found.lengths, found.whole)
     return found

@@ -22,7 +22,7 @@ Invariants
 
 Failure cases
     * A process dies: the words above are the whole state. The writer zeroes what its predecessor left unpublished; the
-      flush process zeroes below ``COMMITTED``, gives back the buffers it should have, and commits the rest.
+      flush process zeroes below ``COMMITTED``, returns the buffers it should have, and commits the rest.
     * The whole node dies: the next start, with the pool switched on or not, checks the records at ``COMMITTED`` and
       behind it and writes them to the log before it looks for the log's end
       (:mod:`commitmq.store.recovery.store_recovery`).
@@ -54,7 +54,7 @@ from commitmq.errors import StoreError
 from commitmq.files import atomic_file
 from commitmq.files.disk import sync_folder
 from commitmq.store.layout import StoreLayout
-from commitmq.store.memory.shared_memory import (
+from commitmq.store.shared_memory import (
     PAGE_BYTES,
     SharedPage,
     available_bytes,
@@ -255,10 +255,8 @@ def owner_id(folder: Path) -> str:
 def make(
     layout: StoreLayout, parent: str, *, buffers: int, segment_bytes: int, properties_crc: bool, committed: int
 ) -> None:
-    """Make the pool of a starting node, with every buffer allocated; ``committed`` is the log's end.
-
-    A former node's pool must already be taken over or given up. Raises StoreError when there is no room for the new
-    one.
+    """Make the pool of a starting node, with every buffer allocated; ``committed`` is the log's end. An earlier node's
+    pool must already be taken over or given up. Raises StoreError when there is no room for the new one.
     """
     claim(layout, parent)
     folder = pool_folder(layout)
@@ -342,9 +340,8 @@ def _huge_pages_wanted() -> bool:
 
 
 def remove(layout: StoreLayout) -> None:
-    """Remove the store's pool, whose records are all in the log, and the note; does nothing without a note.
-
-    A pool that belongs to another store stays.
+    """Remove the store's pool, whose records are all in the log, and the note; does nothing without a note. A pool that
+    belongs to another store stays.
     """
     note = PoolNote.load(layout)
     if note is None:

@@ -14,15 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import orjson
 
-from commitmq.errors import StoreError
 from commitmq.format.java import hash_map_order
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
-from commitmq.store.metadata.json_config import DataVersion, Encoded, MemberTexts
+from commitmq.store.metadata.json_config import DataVersion, Encoded, MemberTexts, Table, rocketmq_shape
 
 SEPARATOR: Final = "@"
 _GROUP_BUCKETS: Final = 64
@@ -30,7 +29,7 @@ _TOPIC_BUCKETS: Final = 16
 
 
 @dataclass(slots=True)
-class ConsumerOffsets:
+class ConsumerOffsets(Table):
     """The table: ``offsets[(topic, group)][queue id]`` is the next queue offset, in the file's order."""
 
     offsets: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
@@ -49,14 +48,9 @@ class ConsumerOffsets:
         self._groups_of.setdefault(topic, {})[group] = None
 
     @classmethod
-    def load(cls, path: Path) -> ConsumerOffsets:
-        """The table in ``path`` or its ``.bak``; empty when neither exists. Raises StoreError."""
-        return cls.from_json(json_config.load(path) or {}, path)
-
-    @classmethod
-    def from_json(cls, data: Any, path: Path | None = None) -> ConsumerOffsets:
+    def from_json(cls, data: Any, path: Path | None = None) -> Self:
         """Accepts both quoted and unquoted queue ids; drops an entry without ``@``, which has no group."""
-        try:
+        with rocketmq_shape("the consumer offsets", path):
             rest = dict(data)
             version = DataVersion.from_json(rest.pop("dataVersion", None))
             rest.pop("groupTopicMap", None)
@@ -65,8 +59,6 @@ class ConsumerOffsets:
                 topic, separator, group = str(name).partition(SEPARATOR)
                 if separator:
                     offsets[topic, group] = {int(queue): int(offset) for queue, offset in queues.items()}
-        except (TypeError, ValueError, AttributeError) as error:
-            raise StoreError(f"the consumer offsets are not in RocketMQ's shape: {error}", path=path) from error
         return cls(offsets, version, rest)
 
     def to_json(self) -> dict[str, Any]:
@@ -140,7 +132,6 @@ class ConsumerOffsets:
             self._remove(topic, group)
 
     def remove_group(self, group: str) -> None:
-        """Forget a deleted group."""
         for topic in [*self.topics_of(group)]:
             self._remove(topic, group)
 
@@ -158,7 +149,7 @@ class ConsumerOffsets:
 
 
 def journal_path(layout: StoreLayout) -> Path:
-    """The journal of changes since ``consumerOffset.json`` was written; see :mod:`commitmq.store.metadata.offsets_journal`."""
+    """The journal of changes since ``consumerOffset.json`` was written; see :mod:`commitmq.store.metadata.journal`."""
     return layout.own / "offsets.journal"
 
 
@@ -231,7 +222,7 @@ class GroupConfig:
 
     @property
     def priority_factor(self) -> int:
-        """Of 100 pops of a topic of the type PRIORITY so many begin with its highest queue: RocketMQ's priority.factor."""
+        """Of 100 pops of a PRIORITY topic this many begin with its highest queue: RocketMQ's priority.factor."""
         attributes = self.settings.get("attributes")
         text = str(attributes.get(_PRIORITY_FACTOR, "")) if isinstance(attributes, dict) else ""
         is_number = text.isascii() and text.isdigit() and len(text) <= 3
@@ -284,7 +275,7 @@ class GroupConfig:
 
 
 @dataclass(slots=True)
-class GroupTable:
+class GroupTable(Table):
     """All of ``subscriptionGroup.json``: groups by name, in the file's order. A group is changed by replacing it."""
 
     groups: dict[str, GroupConfig] = field(default_factory=dict)
@@ -305,20 +296,13 @@ class GroupTable:
         self.disabled = {name for name, one in self.groups.items() if not one.consume_enabled}
 
     @classmethod
-    def load(cls, path: Path) -> GroupTable:
-        """The table in ``path`` or its ``.bak``; empty when neither exists. Raises StoreError."""
-        return cls.from_json(json_config.load(path) or {}, path)
-
-    @classmethod
-    def from_json(cls, data: Any, path: Path | None = None) -> GroupTable:
-        try:
+    def from_json(cls, data: Any, path: Path | None = None) -> Self:
+        with rocketmq_shape("the groups", path):
             rest = dict(data)
             version = DataVersion.from_json(rest.pop("dataVersion", None))
             forbidden = dict(rest.pop("forbiddenTable", None) or {})
             table = rest.pop("subscriptionGroupTable", None) or {}
             groups = {str(name): GroupConfig.from_json(str(name), one) for name, one in table.items()}
-        except (TypeError, ValueError, AttributeError) as error:
-            raise StoreError(f"the groups are not in RocketMQ's shape: {error}", path=path) from error
         return cls(groups, version, forbidden, rest)
 
     def to_json(self) -> dict[str, Any]:

@@ -47,17 +47,22 @@ import secrets
 import struct
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import orjson
 
 from commitmq import failpoints
-from commitmq.errors import StoreError
+from commitmq.errors import InvalidMessageError, StoreError
 from commitmq.files import atomic_file, disk
-from commitmq.files.no_space import is_no_space, kind_of
-from commitmq.files.write_all import write_all
+from commitmq.files.disk import write_all
+from commitmq.files.disk_space import is_no_space, kind_of
+from commitmq.semantics.pop import OrderState, table_from_json
+from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata import json_config
 
 MAGIC = b"\xc3OJ\x01"
 _HEADER = struct.Struct(">4sIQI")
@@ -81,7 +86,6 @@ class Replay(NamedTuple, Generic[C]):
 
     @property
     def changes(self) -> list[C]:
-        """All changes, in order."""
         return [change for turn in self.turns for change in turn]
 
     def since(self, snapshot: str) -> list[C] | None:
@@ -129,7 +133,7 @@ def store_error(error: OSError, what: str, path: Path) -> StoreError:
     return kind(f"{what}: {error.strerror}", path=path)
 
 
-class Journal(Generic[C]):
+class Journal(ABC, Generic[C]):
     """The open journal; only one process has it. Subclasses define its name and the encoding of its changes."""
 
     kind: ClassVar[str] = "journal"  # its name in messages
@@ -137,14 +141,14 @@ class Journal(Generic[C]):
     snapshot_name: ClassVar[str] = "its snapshot"
 
     @classmethod
+    @abstractmethod
     def encode(cls, changes: Sequence[C]) -> list[Any]:
         """The payload of a record: a JSON list."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def decode(cls, payload: list[Any]) -> list[C]:
         """Inverse of :meth:`encode`. Raises ValueError, KeyError or TypeError for anything else."""
-        raise NotImplementedError
 
     def __init__(self, path: Path, fd: int, size_bytes: int, sequence: int, file_id: str = "") -> None:
         """Use :meth:`create` or :meth:`open`. ``sequence`` is the number of the next record."""
@@ -176,10 +180,8 @@ class Journal(Generic[C]):
 
     @classmethod
     def open(cls, path: Path) -> tuple[Self, Replay[C]] | None:
-        """The journal at ``path`` and its content, with a torn tail cut; None when the file does not exist.
-
-        Raises StoreError when an acknowledged record is damaged (the error names its offset) or the file is not a
-        journal.
+        """The journal at ``path`` and its content, with a torn tail cut; None when the file does not exist. Raises
+        StoreError when an acknowledged record is damaged (the error names its offset) or the file is not a journal.
         """
         try:
             fd = disk.open_file(path, os.O_RDWR, "journal")
@@ -213,7 +215,7 @@ class Journal(Generic[C]):
 
     @classmethod
     def _is_folder(cls, path: Path) -> StoreError:
-        return StoreError(f"a folder is in the place of the {cls.kind}. To go on, {cls._way_out()}", path=path)
+        return StoreError(f"a folder is in the place of the {cls.kind}. To continue, {cls._way_out()}", path=path)
 
     @classmethod
     def _parse(cls, path: Path, data: bytes) -> tuple[Replay[C], int, int]:
@@ -243,12 +245,12 @@ class Journal(Generic[C]):
             if later is not None:
                 sentence = (
                     f"the {cls.kind} is damaged: record {sequence} is not readable, but a good one follows at "
-                    f"offset {later}. To go on, {cls._way_out()}"
+                    f"offset {later}. To continue, {cls._way_out()}"
                 )
                 raise StoreError(sentence, path=path, offset=position)
         if head is None:
             # A journal gets its name only when its first record is durable, so no crash of a node leaves this.
-            sentence = f"this is no {cls.kind}: its first record is missing or damaged. To go on, {cls._way_out()}"
+            sentence = f"this is no {cls.kind}: its first record is missing or damaged. To continue, {cls._way_out()}"
             raise StoreError(sentence, path=path, offset=0)
         return Replay(head["base"], turns, marks, head, 0, None), position, sequence
 
@@ -312,7 +314,8 @@ class Journal(Generic[C]):
                 # The cut is only tidiness: a refused record need not be replayed. A record that stays is a value that
                 # its consumer had asked for, and the file is replaced before anything else is acknowledged.
                 disk.resize(self._fd, self.size_bytes, "journal")
-                # Without room nothing was synced, so nothing of what is there was lost: it goes on when there is room.
+                # Without room nothing was synced, so nothing of what is there was lost: it continues when there is
+                # room.
                 self.failed = is_syncing or not is_no_space(error)
             raise store_error(error, f"cannot write the {self.kind}", self.path) from error
         self.size_bytes += len(record)
@@ -363,3 +366,210 @@ class Journal(Generic[C]):
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class SetOffsets(NamedTuple):
+    """The next offsets of ``group`` in queues of ``topic``: ``(queue, next offset)`` pairs."""
+
+    group: str
+    topic: str
+    offsets: tuple[tuple[int, int], ...]
+
+
+class DropTopic(NamedTuple):
+    """All groups forgot their offsets of ``topic``: it was deleted."""
+
+    topic: str
+
+
+class DropGroup(NamedTuple):
+    """The group forgot all its offsets: it was deleted with them."""
+
+    group: str
+
+
+Change = SetOffsets | DropTopic | DropGroup
+
+
+class OffsetsJournal(Journal[Change]):
+    """The offsets journal: the group commits acknowledged between two writings of ``consumerOffset.json``.
+
+    File ``commitmq/offsets.journal``, a :mod:`commitmq.store.metadata.journal`. A record is the list of all changes of one
+    turn of the coordinator's loop, ``["set", group, topic, [[queue, next offset], …]]``, ``["drop", topic]`` or ``["forget",
+    group]``, in order.
+    """
+
+    kind = "offsets journal"
+    place = "journal"
+    snapshot_name = "consumerOffset.json"
+
+    @classmethod
+    def encode(cls, changes: Sequence[Change]) -> list[Any]:
+        return [_offsets_json(change) for change in changes]
+
+    @classmethod
+    def decode(cls, payload: list[Any]) -> list[Change]:
+        return [_offsets_from_json(entry) for entry in payload]
+
+
+def _offsets_json(change: Change) -> list[Any]:
+    match change:
+        case DropTopic(topic):
+            return ["drop", topic]
+        case DropGroup(group):
+            return ["forget", group]
+        case SetOffsets(group, topic, offsets):
+            return ["set", group, topic, offsets]
+
+
+def _offsets_from_json(entry: Any) -> Change:
+    match entry:
+        case ["drop", str(topic)]:
+            return DropTopic(topic)
+        case ["forget", str(group)]:
+            return DropGroup(group)
+        case ["set", str(group), str(topic), list(pairs)]:
+            return SetOffsets(group, topic, tuple((int(queue), int(offset)) for queue, offset in pairs))
+    raise ValueError(f"unknown change {entry!r}")
+
+
+States = dict[tuple[str, str], dict[int, OrderState]]
+"""(topic, group) and queue."""
+
+
+class OrderChange(NamedTuple):
+    """The new state of a queue in a group; None for none."""
+
+    topic: str
+    group: str
+    queue: int
+    state: OrderState | None
+
+
+class TopicSeen(NamedTuple):
+    """The states of ``topic`` are those of the topic with this incarnation."""
+
+    topic: str
+    incarnation: int
+
+
+class OrdersJournal(Journal[OrderChange | TopicSeen]):
+    """The states of ordered receives in their files: RocketMQ's ``config/consumerOrderInfo.json``, and a journal of the
+    changes since.
+
+    RocketMQ keeps the states in memory and writes the file at intervals, so a death of its broker loses the last ones.
+    Here a state is durable before the answer that depends on it. Written whole for each turn, the file would cost what
+    the table has, and not what changes. So each turn appends its changes to ``commitmq/orders.journal``, a
+    :mod:`commitmq.store.metadata.journal`, and the file follows at intervals and at a stop. A record is a list of
+    ``["put", topic, group, queue, {state}]``, ``["drop", topic, group, queue]`` and ``["topic", topic, incarnation]``.
+    The last one says of which topic of that name the states are: RocketMQ's file does not, and a state of a deleted
+    topic would acknowledge messages of the next one. The head of the journal has the same of all topics at the time of
+    the snapshot.
+
+    A file that the journal does not know is RocketMQ's, which used the store after a crash. Then of both states of a
+    queue that of the later receive counts, and of the same receive RocketMQ's, with the messages that either of them
+    has as acked, or as returned untried. A state that only one of them has counts too: at worst it blocks its queue
+    until its time is over.
+    """
+
+    kind = "journal of ordered receives"
+    place = "orders"
+    snapshot_name = "consumerOrderInfo.json"
+
+    @classmethod
+    def encode(cls, changes: Sequence[OrderChange | TopicSeen]) -> list[Any]:
+        return [_orders_json(change) for change in changes]
+
+    @classmethod
+    def decode(cls, payload: list[Any]) -> list[OrderChange | TopicSeen]:
+        return [_orders_from_json(entry) for entry in payload]
+
+
+def _orders_json(change: OrderChange | TopicSeen) -> list[Any]:
+    if isinstance(change, TopicSeen):
+        return ["topic", *change]
+    place = [change.topic, change.group, change.queue]
+    if change.state is None:
+        return ["drop", *place]
+    values = change.state.to_json()
+    for name in ("oc", "ot"):  # standard JSON has no keys that are integers
+        if name in values:
+            values[name] = {str(offset): number for offset, number in values[name].items()}
+    return ["put", *place, values]
+
+
+def _orders_from_json(entry: Any) -> OrderChange | TopicSeen:
+    try:
+        match entry:
+            case ["topic", str(topic), int(incarnation)]:
+                return TopicSeen(topic, incarnation)
+            case ["drop", str(topic), str(group), int(queue)]:
+                return OrderChange(topic, group, queue, None)
+            case ["put", str(topic), str(group), int(queue), dict(values)]:
+                return OrderChange(topic, group, queue, OrderState.from_json(values))
+    except InvalidMessageError as error:
+        raise ValueError(str(error)) from error
+    raise ValueError(f"unknown change {entry!r}")
+
+
+def journal_path(layout: StoreLayout) -> Path:
+    return layout.own / "orders.journal"
+
+
+def snapshot_path(layout: StoreLayout) -> Path:
+    return layout.config / "consumerOrderInfo.json"
+
+
+def load_snapshot(layout: StoreLayout) -> tuple[States, str]:
+    """``consumerOrderInfo.json`` or its ``.bak``, and its name; an empty table when neither exists. Raises StoreError,
+    or InvalidMessageError for a file with something else in it.
+    """
+    content, name = json_config.load_named(snapshot_path(layout))
+    return ({} if content is None else table_from_json(content)), name
+
+
+Content = Replay[OrderChange | TopicSeen]
+
+
+def incarnations(journal: Content, snapshot: str) -> dict[str, int]:
+    """Of which topics the states are, by name; nothing is known beside a ``snapshot`` that the journal does not know."""
+    if journal.since(snapshot) is None:
+        return {}
+    first = journal.head.get("topics")
+    found = {str(name): int(one) for name, one in first.items()} if isinstance(first, dict) else {}
+    return found | {one.topic: one.incarnation for one in journal.changes if isinstance(one, TopicSeen)}
+
+
+def replay(table: States, journal: Content, snapshot: str) -> None:
+    """Merge the journal into ``table``, a snapshot of this name, by the module's rules."""
+    since = journal.since(snapshot)
+    # Changes name whole states, so of each queue the last one counts.
+    last = {
+        (change.topic, change.group, change.queue): change
+        for change in (journal.changes if since is None else since)
+        if isinstance(change, OrderChange)
+    }
+    for change in last.values():
+        states = table.setdefault((change.topic, change.group), {})
+        if change.state is not None:
+            states[change.queue] = change.state if since is not None else _later(states.get(change.queue), change.state)
+        elif since is not None:
+            states.pop(change.queue, None)
+
+
+def _later(there: OrderState | None, ours: OrderState) -> OrderState:
+    """Which of two states of one queue counts."""
+    if there is None or ours.pop_time > there.pop_time:
+        return ours
+    if ours.pop_time == there.pop_time and ours.offsets == there.offsets:
+        return replace(there, acked_bits=there.acked_bits | ours.acked_bits, untried=there.untried | ours.untried)
+    return there
+
+
+def read(layout: StoreLayout) -> States:
+    """All states of a store, which a node may be using; changes nothing. Raises as :func:`load_snapshot`."""
+    table, name = load_snapshot(layout)
+    journal = OrdersJournal.read(journal_path(layout))
+    if journal is not None:
+        replay(table, journal, name)
+    return {names: states for names, states in table.items() if states}

@@ -16,17 +16,18 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
 from commitmq.errors import StoreError
 from commitmq.files import atomic_file, disk
-from commitmq.files.aside import DamagedFileError
-from commitmq.files.no_space import kind_of
+from commitmq.files.disk import DamagedFileError
+from commitmq.files.disk_space import kind_of
 
 # A string is matched as a whole, so that digits and braces inside it are never taken for a key.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
@@ -58,6 +59,31 @@ class DataVersion:
 
     def to_json(self) -> dict[str, int]:
         return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
+
+
+class Table(ABC):
+    """The content of a config file of RocketMQ's."""
+
+    __slots__ = ()
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The table in ``path`` or its ``.bak``; empty when neither exists. Raises StoreError."""
+        return cls.from_json(load(path) or {}, path)
+
+    @classmethod
+    @abstractmethod
+    def from_json(cls, data: Any, path: Path | None = None) -> Self:
+        """Raises StoreError."""
+
+
+@contextlib.contextmanager
+def rocketmq_shape(what: str, path: Path | None) -> Iterator[None]:
+    """Errors of the shape of ``path`` become a StoreError."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"{what} are not in RocketMQ's shape: {error}", path=path) from error
 
 
 def loads(text: str) -> Any:
@@ -110,9 +136,8 @@ def join_members(members: Iterable[Encoded], depth: int) -> Encoded:
 
 
 class MemberTexts:
-    """The texts of a map's members, each encoded once: a member is changed by replacing it, never in place.
-
-    So writing a file again costs little more than its bytes, even with many members.
+    """The texts of a map's members, each encoded once: a member is changed by replacing it, never in place. So writing
+    a file again costs little more than its bytes, even with many members.
     """
 
     def __init__(self, depth: int, encode: Callable[[str, Any], Encoded | None] = lambda _name, _member: None) -> None:
@@ -209,10 +234,10 @@ def load_named(path: Path, *, journal: Path | None = None, needed: str = "") -> 
     if neither exists. Changes nothing on disk.
 
     Raises StoreError for an existing file that cannot be read, DamagedFileError for its content. A crash of this node
-    never leaves one: the content was synced before it got its name. Only a person can decide to continue with less than
-    was acknowledged, and the message names everything that must be done for it: a ``journal`` that builds on the file and
-    is refused without it must be removed too; and a file without which a start is refused is not removed but emptied,
-    followed by the consequence that ``needed`` names.
+    never leaves one: the content was synced before it got its name. Only an operator can decide to continue with less
+    than was acknowledged, and the message names everything that must be done for it: a ``journal`` that builds on the
+    file and is refused without it must be removed too; and a file without which a start is refused is not removed but
+    emptied, followed by the consequence that ``needed`` names.
     """
     backup = backup_path(path)
     try:
@@ -314,9 +339,7 @@ def replace_bytes(path: Path, data: bytes) -> None:
 
 
 def _keep_previous(path: Path) -> None:
-    """RocketMQ's convention (spec 1.4): the previous generation becomes ``.bak``, where a load finds it if the file is
-    missing.
-    """
+    """RocketMQ's convention (spec 1.4): the previous generation becomes ``.bak``, for a load without the file."""
     if _looks_whole(path):
         atomic_file.make_way(backup_path(path))
         disk.replace(path, backup_path(path), "json_backup")

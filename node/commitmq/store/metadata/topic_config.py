@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from commitmq.errors import InvalidMessageError, StoreError
+from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import (
     DEAD_LETTER_GROUP,
     DLQ_PREFIX,
@@ -27,7 +27,7 @@ from commitmq.format.constants import (
     RETRY_PREFIX,
 )
 from commitmq.store.metadata import json_config
-from commitmq.store.metadata.json_config import DataVersion, Encoded, MemberTexts, scalar
+from commitmq.store.metadata.json_config import DataVersion, Encoded, MemberTexts, Table, rocketmq_shape, scalar
 
 FORBIDDEN_TOPICS = frozenset(
     {
@@ -237,7 +237,7 @@ _NO_ENTRY: Final = "\n\t\t\t\t"  # an empty map takes three lines
 
 
 @dataclass(slots=True)
-class TopicTable:
+class TopicTable(Table):
     """All of ``topics.json``: topics by name, in the file's order.
 
     A topic is changed by replacing it, never in place: its text is encoded once, because encoding all of them at each
@@ -251,21 +251,14 @@ class TopicTable:
     _newest: int = field(default=-1, repr=False, compare=False)  # the newest assigned incarnation
 
     @classmethod
-    def load(cls, path: Path) -> TopicTable:
-        """The table in ``path`` or its ``.bak``; empty when neither exists. Raises StoreError."""
-        return cls.from_json(json_config.load(path) or {}, path)
-
-    @classmethod
-    def from_json(cls, data: Any, path: Path | None = None) -> TopicTable:
-        try:
+    def from_json(cls, data: Any, path: Path | None = None) -> Self:
+        with rocketmq_shape("the topics", path):
             rest = dict(data)
             version = DataVersion.from_json(rest.pop("dataVersion", None))
             table = rest.pop("topicConfigTable", None) or {}
             # A name of only digits becomes an int key if the writer omits the quotes.
             with collector_paused():
                 topics = {str(name): TopicConfig.from_json(str(name), one) for name, one in table.items()}
-        except (TypeError, ValueError, AttributeError) as error:
-            raise StoreError(f"the topics are not in RocketMQ's shape: {error}", path=path) from error
         return cls(topics, version, rest)
 
     def to_json(self) -> dict[str, Any]:

@@ -28,7 +28,6 @@ for. Units are returned in the form of plain ones, because a client needs no mor
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -41,10 +40,9 @@ from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import BATCH_UNIT_BYTES
 from commitmq.format.units import BATCH_UNIT, UNIT
 from commitmq.log import get_log
-from commitmq.store.queues.pull_result import PullResult, PullStatus, Units
-from commitmq.store.queues.queue_bytes import Span
-from commitmq.store.queues.queue_files import QueueFiles
-from commitmq.store.queues.record_filter import RecordFilter
+from commitmq.store.queues.queue_files import QueueFiles, Span
+from commitmq.store.queues.queue_reader import QueueStates
+from commitmq.store.queues.record_filter import PullResult, PullStatus, RecordFilter, Units
 from commitmq.store.queues.tag_filter import TagFilter
 
 MAX_INNER_MESSAGES: Final = 32_767
@@ -73,7 +71,6 @@ def make_units(
 
 class BatchConsumeQueue(QueueFiles):
     """Units of one queue in ``folder``. Call :meth:`recover` (its writer) or :meth:`refresh` (a reader) before use.
-
     ``index`` counts units from the queue's beginning (including expired ones), ``queue_offset`` messages.
     """
 
@@ -343,7 +340,7 @@ class BatchConsumeQueue(QueueFiles):
         low, high = self.min_index, self.end_index
         while low < high:
             middle = (low + high) // 2
-            # A file that its owner deletes meanwhile counts as below.
+            # A file that its owner deletes in the meantime counts as below.
             unit = self._units_at(middle * BATCH_UNIT_BYTES, 1)
             if len(unit) and int(unit["physical_offset"][0]) >= log_min:
                 high = middle
@@ -404,32 +401,18 @@ class _Queue:
         self.bound = self.floor = -1
 
 
-class BatchQueueReader:
+class BatchQueueReader(QueueStates[_Queue]):
     """Reads of all queues under one ``batchconsumequeue/`` folder. Not thread-safe."""
 
     def __init__(self, folder: Path, file_bytes: int, *, max_open_files: int = 512, max_queues: int = 65_536) -> None:
+        super().__init__(max_queues, FdCache(max_open_files))
         self.folder = folder
         self.file_bytes = file_bytes
-        self.max_queues = max_queues
-        self._fds = FdCache(max_open_files)
-        self._queues: OrderedDict[tuple[str, int], _Queue] = OrderedDict()
 
     def bounds(self, topic: str, queue: int, *, bound: int, floor: int = 0) -> tuple[int, int] | None:
         """``(min offset, max offset)`` of the readable messages; max is the next message's offset. None without a unit."""
         state = self._synced(topic, queue, bound, floor)
         return None if state is None else self._bounds(state)
-
-    def forget(self, topic: str) -> None:
-        """Forget the state of a topic that was deleted or recreated."""
-        for key in [key for key in self._queues if key[0] == topic]:
-            del self._queues[key]
-
-    def drop_deleted_files(self) -> None:
-        """Close the descriptors of deleted files, so that their space is freed."""
-        self._fds.drop_deleted()
-
-    def close(self) -> None:
-        self._fds.close()
 
     def _synced(self, topic: str, queue: int, bound: int, floor: int) -> _Queue | None:
         """The readable part now; None when the queue never had a unit."""
@@ -546,7 +529,6 @@ class BatchQueueReader:
         max_bytes: int,
         tags: TagFilter | None,
     ) -> tuple[BatchUnits, int]:
-        """The units to return, and the offset to continue at."""
         if not len(units):
             return units, self._bounds(state)[1]
         passed = np.ones(len(units), np.bool_)

@@ -27,8 +27,7 @@ from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.format.units import UNIT, UNIT_STRUCT
 from commitmq.log import get_log
-from commitmq.store.queues.queue_bytes import Proof, Span
-from commitmq.store.queues.queue_files import QueueFiles
+from commitmq.store.queues.queue_files import Proof, QueueFiles, Span
 
 _PREBLANK: Final = UNIT_STRUCT.pack(0, PREBLANK_SIZE, 0)
 _SCAN_BYTES: Final = 4096 * UNIT_BYTES
@@ -40,7 +39,6 @@ Unit = tuple[int, int, int]
 
 class ConsumeQueue(QueueFiles):
     """Units of one queue in ``folder``. Call :meth:`recover` (its writer) or :meth:`refresh` (a reader) before use.
-
     Offsets named ``queue_offset`` count units; ``max_physical_offset`` and similar names are bytes of the CommitLog.
     """
 
@@ -57,7 +55,6 @@ class ConsumeQueue(QueueFiles):
 
     @property
     def max_offset(self) -> int:
-        """The next queue offset."""
         return self._end // UNIT_BYTES
 
     @property
@@ -201,9 +198,8 @@ class ConsumeQueue(QueueFiles):
         return UNIT_STRUCT.unpack(data) if len(data) == UNIT_BYTES else None
 
     def read_units(self, queue_offset: int, count: int) -> bytes:
-        """Up to ``count`` units from ``queue_offset`` on: 20 bytes each, across files, without gaps.
-
-        Empty below :attr:`min_offset` and at or above :attr:`max_offset`.
+        """Up to ``count`` units from ``queue_offset`` on: 20 bytes each, across files, without gaps. Empty below
+        :attr:`min_offset` and at or above :attr:`max_offset`.
         """
         at = queue_offset * UNIT_BYTES
         if self._first < 0 or not self._min <= at < self._end:

@@ -94,10 +94,8 @@ class ConsumeQueueExt(QueueFiles):
             return []
 
     def recover(self) -> None:
-        """Find the end of the valid units, and clear away everything behind it.
-
-        Units behind a missing file are useless: no unit of the queue points behind an extension unit that was not
-        synced.
+        """Find the end of the valid units, and clear away everything behind it. Units behind a missing file are
+        useless: no unit of the queue points behind an extension unit that was not synced.
         """
         bases = self._list_files(repair=True, limit=0)
         self._first, self._end = (bases[0], bases[-1]) if bases else (-1, 0)
@@ -195,10 +193,8 @@ class ConsumeQueueExt(QueueFiles):
 
 @dataclass(frozen=True, slots=True)
 class Extensions:
-    """The extension's data for some ConsumeQueue units, one row each.
-
-    ``codes`` are the units' real tags codes, or still the address if it led nowhere. ``bitmaps`` is valid where
-    ``has_bitmap`` is set.
+    """The extension's data for some ConsumeQueue units, one row each. ``codes`` are the units' real tags codes, or
+    still the address if it led nowhere. ``bitmaps`` is valid where ``has_bitmap`` is set.
     """
 
     codes: NDArray[np.int64]
@@ -215,9 +211,8 @@ class ExtensionReader:
         self._fds = fds
 
     def resolve(self, queue: str, codes: NDArray[np.int64]) -> Extensions | None:
-        """The extension units of ``queue`` (``topic/number``) that ``codes`` point to; None when no code does.
-
-        Raises StoreError when a file cannot be read.
+        """The extension units of ``queue`` (``topic/number``) that ``codes`` point to; None when no code does. Raises
+        StoreError when a file cannot be read.
         """
         rows = np.flatnonzero(codes <= MAX_ADDRESS)
         if not len(rows):

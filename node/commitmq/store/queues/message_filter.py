@@ -82,9 +82,8 @@ class PropertyColumn:
         return found
 
     def whole_numbers(self, limits: tuple[int, int] = LONG_RANGE) -> tuple[NDArray[np.int64], Flags]:
-        """``(values, valid)``: the values parsed as integers within ``limits``, as Java's parsers do.
-
-        An integer is an optional sign and digits; blanks, a point or a number out of range are invalid.
+        """``(values, valid)``: the values parsed as integers within ``limits``, as Java's parsers do. An integer is an
+        optional sign and digits; blanks, a point or a number out of range are invalid.
         """
         values = np.empty(len(self), np.int64)
         states = np.empty(len(self), np.uint8)

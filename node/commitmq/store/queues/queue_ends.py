@@ -20,16 +20,12 @@ the two (:mod:`commitmq.offline.queue_check`).
 The file is replaced as a whole, durably: at every start, from time to time while the queues grow, around a deletion of
 files, and at an orderly stop. A missing or torn file counts as none; then a start compares samples of the log with the
 queues.
-
-The ends of queues at a place of the log, before the dispatchers have caught up with it.
-
-Below the place where dispatchers begin the ConsumeQueues have every unit; behind it the records themselves say which queue
-and offset they have. Nothing here writes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -41,12 +37,15 @@ import orjson
 
 from commitmq.errors import StoreError
 from commitmq.files import atomic_file, disk
-from commitmq.format.constants import UNIT_BYTES, SysFlag
+from commitmq.files.fd_cache import FdCache
+from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES, SysFlag
+from commitmq.format.file_names import segment_name
+from commitmq.format.units import UNIT_STRUCT
 from commitmq.store.layout import StoreLayout
-from commitmq.store.log import multi_dispatch
+from commitmq.store.log import dispatch_batch
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker, consumable
-from commitmq.store.log.expiry import MinOffsetFile
+from commitmq.store.log.expiry import Claim, MinOffsetFile
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue, BatchQueueReader
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.queue_reader import QueueReader
@@ -58,7 +57,13 @@ _BYTES: Final = 16 << 20
 
 
 class EndsAt:
-    """The next offset of each queue when the log ended at ``place``. Close it."""
+    """The ends of queues at a place of the log, before the dispatchers have caught up with it.
+
+    Below the place where dispatchers begin the ConsumeQueues have every unit; behind it the records themselves say which queue
+    and offset they have. Nothing here writes.
+
+    The next offset of each queue when the log ended at ``place``. Close it.
+    """
 
     def __init__(
         self,
@@ -95,7 +100,7 @@ class EndsAt:
         for topic, queue, end in zip(rows["topic"].tolist(), rows["queue_id"].tolist(), ends.tolist(), strict=True):
             self._behind[batch.topics[topic], queue] = end
         if rows["multi_size"].any():
-            for key, first, units in multi_dispatch.runs(batch, rows):
+            for key, first, units in dispatch_batch.runs(batch, rows):
                 self._behind[key] = first + len(units) // UNIT_BYTES
 
     def end(self, topic: str, queue: int, *, in_batches: bool = False) -> int | None:
@@ -196,10 +201,8 @@ def expect_expiry(path: Path, min_offset: int) -> None:
 
 
 def lost_beginning(layout: StoreLayout, ends: QueueEnds, first: int) -> str:
-    """A message if the log, whose ``first`` segment begins there, must begin earlier; else "".
-
-    ``ends`` must be of the last use of the store: RocketMQ deletes segments too, and records that nowhere. Raises
-    StoreError.
+    """A message if the log, whose ``first`` segment begins there, must begin earlier; else "". ``ends`` must be of the
+    last use of the store: RocketMQ deletes segments too, and records that nowhere. Raises StoreError.
     """
     begin = max(ends.log_start, MinOffsetFile(layout).read())
     if begin >= first:
@@ -218,3 +221,84 @@ def forget(path: Path) -> None:
             disk.sync_folder(path.parent, "queue_ends")
     except OSError as error:
         raise StoreError(f"cannot remove the record of the queues' ends: {error.strerror}", path=path) from error
+
+
+class GroupPosition(NamedTuple):
+    """The next message of a queue that ``group`` will read."""
+
+    group: str
+    topic: str
+    queue: int
+    offset: int
+
+
+class UnitFinder:
+    """Finds the CommitLog position of the slowest consumer group: from its queue offset, through the ConsumeQueue's
+    unit. Reads single units of all queues of a store. Changes nothing.
+    """
+
+    def __init__(self, folder: Path, file_bytes: int, batch_folder: Path, batch_file_bytes: int) -> None:
+        self._folder = folder
+        self._file_bytes = file_bytes
+        self._batch_folder = batch_folder
+        self._batch_file_bytes = batch_file_bytes
+        self._fds = FdCache(16)
+
+    def close(self) -> None:
+        self._fds.close()
+
+    def physical_offset(self, topic: str, queue: int, offset: int, log_min: int) -> int | None:
+        """Physical offset of the first record at or behind queue ``offset`` that the log still has; None when there is
+        none. ``log_min`` is the log's minimum. Raises StoreError.
+        """
+        if os.path.isdir(f"{self._batch_folder}/{topic}/{queue}"):
+            return self._batch_offset(f"{self._batch_folder}/{topic}/{queue}", offset, log_min)
+        folder = f"{self._folder}/{topic}/{queue}"
+        at = offset * UNIT_BYTES
+        base = at - at % self._file_bytes
+        try:
+            fd = self._fds.read_fd(f"{folder}/{segment_name(base)}")
+            data = os.pread(fd, UNIT_BYTES, at - base)
+        except OSError:
+            data = b""
+        if len(data) == UNIT_BYTES:
+            physical, size, _ = UNIT_STRUCT.unpack(data)
+            if size > 0 and size != PREBLANK_SIZE and physical >= log_min:
+                return int(physical)
+            if size == 0:
+                return None  # the queue's end: the group has read everything
+        return self._first_kept(folder, offset, log_min)
+
+    def _first_kept(self, folder: str, offset: int, log_min: int) -> int | None:
+        """The same for an offset whose file or record is gone: the queue's first message counts."""
+        files = ConsumeQueue(folder, self._file_bytes, self._fds)
+        files.refresh()
+        files.correct_min_offset(log_min)
+        unit = files.unit(max(offset, files.min_offset))
+        return None if unit is None else unit[0]
+
+    def _batch_offset(self, folder: str, offset: int, log_min: int) -> int | None:
+        """The same for a queue whose units are batches: each may hold any number of messages."""
+        files = BatchConsumeQueue(folder, self._batch_file_bytes, self._fds)
+        files.refresh()
+        files.correct_min_offset(log_min)
+        units = files.units(files.index_of(offset), 1)
+        return int(units["physical_offset"][0]) if len(units) else None
+
+
+def slowest(finder: UnitFinder, positions: Iterable[GroupPosition], log_min: int) -> Claim | None:
+    """The claim of the group whose next message comes first in the log; None when all groups have read everything."""
+    # Only the last group of each queue counts, and there may be thousands of groups.
+    last: dict[tuple[str, int], GroupPosition] = {}
+    for one in positions:
+        known = last.get((one.topic, one.queue))
+        if known is None or one.offset < known.offset:
+            last[one.topic, one.queue] = one
+    found: Claim | None = None
+    for one in last.values():
+        physical = finder.physical_offset(one.topic, one.queue, one.offset, log_min)
+        if physical is not None and (found is None or physical < found.offset):
+            found = Claim(
+                physical, f"group {one.group}, which has not read {one.topic}/{one.queue} from {one.offset} on"
+            )
+    return found

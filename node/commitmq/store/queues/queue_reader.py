@@ -25,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,14 +38,22 @@ from commitmq.format.units import UNIT, UNIT_STRUCT
 from commitmq.kernels.codes import MATCH, NO_RECORD
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.consume_queue_ext import ExtensionReader
-from commitmq.store.queues.pull_result import NO_UNITS, PullResult, PullStatus, Units
-from commitmq.store.queues.record_filter import JUDGED_BYTES, RecordFilter, affordable, cost_of
+from commitmq.store.queues.record_filter import (
+    JUDGED_BYTES,
+    NO_UNITS,
+    PullResult,
+    PullStatus,
+    RecordFilter,
+    Units,
+    affordable,
+    cost_of,
+)
 
 _CHUNK_UNITS: Final = 8_192
 _TAIL_UNITS: Final = 128
 
 
-class QueueState:
+class ConsumeQueueState:
     """The known state of one queue. ``first``/``last``: bytes at which its files begin; ``min``/``max``: queue offsets;
     ``mark``: physical offset in the unit before ``max``, by which a recreated queue is detected. With holes ``first``
     is where the first existing unit begins, and ``mark`` begins as that unit's physical offset.
@@ -61,34 +69,16 @@ class QueueState:
         self.bound = self.floor = self.mark = -1
 
 
-class QueueBounds:
-    """The known states of all queues under one ``consumequeue/`` folder. Not thread-safe."""
+S = TypeVar("S")
 
-    def __init__(
-        self,
-        commit_log: CommitLog,
-        folder: Path,
-        file_bytes: int,
-        *,
-        max_queues: int,
-        fds: FdCache,
-        holes: bool,
-    ) -> None:
-        """See :class:`commitmq.store.queues.queue_reader.QueueReader`."""
-        self.commit_log = commit_log
-        self.folder = os.fspath(folder)
-        self.file_bytes = file_bytes
+
+class QueueStates(Generic[S]):
+    """The known states of at most ``max_queues`` queues, the one read last being the newest."""
+
+    def __init__(self, max_queues: int, fds: FdCache) -> None:
         self.max_queues = max_queues
-        self._holes = holes
         self._fds = fds
-        self._queues: OrderedDict[tuple[str, int], QueueState] = OrderedDict()
-
-    # ------------------------------------------------------------ bounds
-
-    def bounds(self, topic: str, queue: int, *, bound: int, floor: int = 0) -> tuple[int, int] | None:
-        """``(min offset, max offset)`` of the readable messages; max is the next offset. None without a file."""
-        found = self._synced(topic, queue, bound, floor)
-        return None if found is None else (found.min, found.max)
+        self._queues: OrderedDict[tuple[str, int], S] = OrderedDict()
 
     def forget(self, topic: str) -> None:
         """Forget the state of a topic that was deleted or recreated."""
@@ -106,7 +96,35 @@ class QueueBounds:
     def close(self) -> None:
         self._fds.close()
 
-    def _synced(self, topic: str, queue: int, bound: int, floor: int) -> QueueState | None:
+
+class ConsumeQueueStates(QueueStates[ConsumeQueueState]):
+    """The known states of all queues under one ``consumequeue/`` folder. Not thread-safe."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        folder: Path,
+        file_bytes: int,
+        *,
+        max_queues: int,
+        fds: FdCache,
+        holes: bool,
+    ) -> None:
+        """See :class:`commitmq.store.queues.queue_reader.QueueReader`."""
+        super().__init__(max_queues, fds)
+        self.commit_log = commit_log
+        self.folder = os.fspath(folder)
+        self.file_bytes = file_bytes
+        self._holes = holes
+
+    # ------------------------------------------------------------ bounds
+
+    def bounds(self, topic: str, queue: int, *, bound: int, floor: int = 0) -> tuple[int, int] | None:
+        """``(min offset, max offset)`` of the readable messages; max is the next offset. None without a file."""
+        found = self._synced(topic, queue, bound, floor)
+        return None if found is None else (found.min, found.max)
+
+    def _synced(self, topic: str, queue: int, bound: int, floor: int) -> ConsumeQueueState | None:
         key = (topic, queue)
         state = self._queues.get(key)
         if state is not None:
@@ -121,7 +139,7 @@ class QueueBounds:
             if state is None:
                 return None
             while not self._extend(state, bound) and self._holes:
-                state = self._opened(topic, queue)  # a hole grew meanwhile
+                state = self._opened(topic, queue)  # a hole grew in the meantime
                 if state is None:
                     return None
             if self._holes and state.mark < 0:
@@ -133,7 +151,7 @@ class QueueBounds:
             self._raise_min(state, floor)
         return state
 
-    def _opened(self, topic: str, queue: int) -> QueueState | None:
+    def _opened(self, topic: str, queue: int) -> ConsumeQueueState | None:
         folder = f"{self.folder}/{topic}/{queue}"
         try:
             names = [entry.name for entry in os.scandir(folder)]
@@ -145,15 +163,13 @@ class QueueBounds:
         bases = [base for base in bases if base % self.file_bytes == 0]
         if not bases:
             return None
-        state = QueueState(folder, min(bases), max(bases))
+        state = ConsumeQueueState(folder, min(bases), max(bases))
         if self._holes and not self._pass_hole(state):
             return self._opened(topic, queue)
         return state
 
-    def _pass_hole(self, state: QueueState) -> bool:
-        """Begin a just opened queue with the first existing unit of its first file; False when that file was deleted
-        since the folder was listed.
-        """
+    def _pass_hole(self, state: ConsumeQueueState) -> bool:
+        """Begin a just opened queue with the first unit of its first file; False when that was deleted meanwhile."""
         data = self._pread(state, state.min, self.file_bytes // UNIT_BYTES)
         if not data and not os.path.exists(f"{state.folder}/{segment_name(state.first)}"):
             return False
@@ -165,7 +181,7 @@ class QueueBounds:
             state.mark = int(units["physical_offset"][there[0]])
         return True
 
-    def _extend(self, state: QueueState, bound: int) -> bool:
+    def _extend(self, state: ConsumeQueueState, bound: int) -> bool:
         """Move ``state.max`` to the end of the units below ``bound``; False when the known files are gone."""
         if state.bound == bound:
             return True
@@ -195,7 +211,7 @@ class QueueBounds:
             state.floor = -1  # the unit that min points at did not exist before
         return True
 
-    def _tail(self, state: QueueState, start: int, bound: int) -> tuple[int, int]:
+    def _tail(self, state: ConsumeQueueState, start: int, bound: int) -> tuple[int, int]:
         """How many of the units from ``start`` on, within one file and _TAIL_UNITS, are below ``bound``; and the
         physical offset in the first of them, -1 when it does not exist.
         """
@@ -208,7 +224,7 @@ class QueueBounds:
         physical, size, _ = UNIT_STRUCT.unpack_from(data) if data else (-1, 0, 0)
         return count, physical if size else -1
 
-    def _end(self, state: QueueState, known: int, bound: int) -> int:
+    def _end(self, state: ConsumeQueueState, known: int, bound: int) -> int:
         """First queue offset at or after ``known`` that is not below ``bound``; all before ``known`` are."""
         base = state.last
         while base // UNIT_BYTES > known and not self._unit_is_below(state, base // UNIT_BYTES, bound):
@@ -217,11 +233,11 @@ class QueueBounds:
         high = (base + self.file_bytes) // UNIT_BYTES
         return _bisect(low, high, lambda offset: not self._unit_is_below(state, offset, bound))
 
-    def _unit_is_below(self, state: QueueState, offset: int, bound: int) -> bool:
+    def _unit_is_below(self, state: ConsumeQueueState, offset: int, bound: int) -> bool:
         unit = self._unit(state, offset)
         return unit is not None and _is_below(unit[0], unit[1], bound)
 
-    def _raise_min(self, state: QueueState, floor: int) -> None:
+    def _raise_min(self, state: ConsumeQueueState, floor: int) -> None:
         """Move ``state.min`` to the first real unit from ``floor`` on (spec 3.6); a missing file counts as below."""
 
         def is_above(offset: int) -> bool:
@@ -234,7 +250,7 @@ class QueueBounds:
             state.min = self._next_real(state, found) if found < state.max else found
         state.floor = floor
 
-    def _next_real(self, state: QueueState, offset: int) -> int:
+    def _next_real(self, state: ConsumeQueueState, offset: int) -> int:
         """The first unit from ``offset`` on that is not pre-blank; ``state.max`` if there is none."""
         while offset < state.max:
             data = self._pread(state, offset, min(_CHUNK_UNITS if offset % _TAIL_UNITS == 0 else 1, state.max - offset))
@@ -249,7 +265,7 @@ class QueueBounds:
 
     # ------------------------------------------------------------ units
 
-    def _pread(self, state: QueueState, offset: int, count: int) -> bytes:
+    def _pread(self, state: ConsumeQueueState, offset: int, count: int) -> bytes:
         """Up to ``count`` units from ``offset`` of the one file that holds it; empty when the file does not exist."""
         at = offset * UNIT_BYTES
         base = at - at % self.file_bytes
@@ -262,11 +278,11 @@ class QueueBounds:
             raise StoreError(f"cannot read the queue: {error.strerror}", path=state.folder, offset=at) from error
         return data if len(data) % UNIT_BYTES == 0 else data[: len(data) // UNIT_BYTES * UNIT_BYTES]
 
-    def _unit(self, state: QueueState, offset: int) -> tuple[int, int, int] | None:
+    def _unit(self, state: ConsumeQueueState, offset: int) -> tuple[int, int, int] | None:
         data = self._pread(state, offset, 1)
         return UNIT_STRUCT.unpack(data) if data else None
 
-    def _units(self, state: QueueState, offset: int, count: int) -> Units:
+    def _units(self, state: ConsumeQueueState, offset: int, count: int) -> Units:
         """Up to ``count`` units from ``offset`` on, across file borders; fewer when a file is missing."""
         data = self._pread(state, offset, count)
         while 0 < len(data) < count * UNIT_BYTES:
@@ -276,7 +292,7 @@ class QueueBounds:
             data += more
         return np.frombuffer(data, UNIT)
 
-    def _gap(self, state: QueueState, offset: int) -> int:
+    def _gap(self, state: ConsumeQueueState, offset: int) -> int:
         """The offset to continue at behind a missing file, if the queue continues behind it."""
         file_units = self.file_bytes // UNIT_BYTES
         return min(offset + file_units - offset % file_units, state.max)
@@ -394,7 +410,7 @@ class _Looks:
         return NO_UNITS, offset + (int(there[0]) if len(there) else len(units)), True
 
 
-class QueueReader(QueueBounds):
+class QueueReader(ConsumeQueueStates):
     """Reads of all queues under one ``consumequeue/`` folder. Not thread-safe."""
 
     def __init__(
@@ -475,7 +491,7 @@ class QueueReader(QueueBounds):
             status = PullStatus.MESSAGE_WAS_REMOVING if missing else PullStatus.NO_MATCHED_MESSAGE
         return PullResult(status, following, low, high, units)
 
-    def _read_all(self, state: QueueState, offset: int, looks: _Looks) -> tuple[Units, int, bool] | None:
+    def _read_all(self, state: ConsumeQueueState, offset: int, looks: _Looks) -> tuple[Units, int, bool] | None:
         count = min(looks.max_messages, state.max - offset)
         # Half a kilobyte for a message is a guess that keeps a pull of few large messages from reading a long index.
         guess = min(count, max(64, looks.max_bytes // 512))
@@ -498,7 +514,7 @@ class QueueReader(QueueBounds):
         return units[:taken], offset + taken, False
 
     def _read_wanted(
-        self, state: QueueState, offset: int, looks: _Looks, wanted: RecordFilter
+        self, state: ConsumeQueueState, offset: int, looks: _Looks, wanted: RecordFilter
     ) -> tuple[Units, int, bool] | None:
         max_messages, max_bytes = looks.max_messages, looks.max_bytes
         found: list[Units] = []

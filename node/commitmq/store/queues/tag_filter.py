@@ -19,10 +19,8 @@ _FEW = 8
 
 
 def string_hashes(texts: list[str]) -> NDArray[np.int64]:
-    """``text.hashCode()`` of Java for each of ``texts`` (spec 0.1). No text may be empty.
-
-    numpy does the work, because a client chooses the texts: character by character, 60 KB of tags took 6 ms of the
-    reader.
+    """``text.hashCode()`` of Java for each of ``texts`` (spec 0.1). No text may be empty. numpy does the work, because
+    a client chooses the texts: character by character, 60 KB of tags took 6 ms of the reader.
     """
     if len(texts) <= _FEW:
         return np.array([java_string_hash(text) for text in texts], np.int64)
@@ -38,9 +36,7 @@ def string_hashes(texts: list[str]) -> NDArray[np.int64]:
 
 
 class TagFilter:
-    """A set of wanted tags. Hashes and bytes are made when the first unit or record is tested: most pulls find an empty
-    queue.
-    """
+    """A set of wanted tags. Hashes and bytes are made at the first test: most pulls find an empty queue."""
 
     __slots__ = ("__weakref__", "_codes", "_texts", "tags")
 
@@ -75,10 +71,8 @@ class TagFilter:
 
     @classmethod
     def parse(cls, expression: str | None) -> TagFilter | None:
-        """The filter for ``expression``; None when it means every message (``*``, empty, absent).
-
-        Tags are split at ``||`` and stripped, empty ones dropped. Raises ValueError when none is left or there are too
-        many.
+        """The filter for ``expression``; None when it means every message (``*``, empty, absent). Tags are split at
+        ``||`` and stripped, empty ones dropped. Raises ValueError when none is left or there are too many.
         """
         if expression is None or expression.strip() in ("", "*"):
             return None

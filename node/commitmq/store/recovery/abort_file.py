@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from commitmq.files import disk
-from commitmq.files.write_all import write_all
+from commitmq.files.disk import write_all
 from commitmq.store.metadata.json_config import backup_path
 
 NO_TOKEN: Final = 0
@@ -40,9 +40,8 @@ def new_token() -> int:
 
 
 def create(path: Path, pid: int, token: int = NO_TOKEN) -> None:
-    """Create the file, durably: a start after a crash right behind this must find it. Raises OSError.
-
-    An existing file is overwritten in place: a full disk has no space for another.
+    """Create the file, durably: a start after a crash right behind this must find it. Raises OSError. An existing file
+    is overwritten in place: a full disk has no space for another.
     """
     text = b"%d" % pid if token == NO_TOKEN else b"%d\n%016x" % (pid, token)
     try:

@@ -51,7 +51,7 @@ from typing import Any, Final
 import orjson
 
 from commitmq.files import atomic_file
-from commitmq.files.no_space import kind_of
+from commitmq.files.disk_space import kind_of
 from commitmq.store.layout import StoreLayout
 
 MOST_CUTS: Final = 256

@@ -18,7 +18,7 @@ A JSON object with ``"event": "cut"``:
     by         str       "recovery", "repair --cut", "repair --skip" or "pool": the program that cut
     reason     str       why the bytes are not a record, or why they could not stay
     log_end    int       where the log ends afterwards (physical offset); -1 when it does not end here
-    allowed    bool      a person was asked and allowed it
+    allowed    bool      an operator was asked and allowed it
     parts      list      one for each segment, ascending:
         segment    int   physical offset at which the segment begins
         start      int   position in the segment of the first cut byte
@@ -51,7 +51,7 @@ records. A recovery refuses (:class:`commitmq.errors.CutRefusedError`)
 
 RocketMQ does not zero cut bytes, so records behind the end that are older than the log's newest are its leftovers.
 
-A refusal is not stored, so the next start finds the same and refuses again. A person allows one cut by naming the
+A refusal is not stored, so the next start finds the same and refuses again. An operator allows one cut by naming the
 offset at which the log may end; the permission fits no other cut.
 """
 
@@ -70,14 +70,13 @@ import orjson
 
 from commitmq.errors import CutRefusedError
 from commitmq.files import disk
-from commitmq.files.disk import sync_folder
-from commitmq.files.holes import nonzero_chunks
-from commitmq.files.write_all import write_all
+from commitmq.files.disk import sync_folder, write_all
+from commitmq.files.unshare import nonzero_chunks
 from commitmq.format.file_names import segment_name
 from commitmq.kernels.compiled import find_record, scan
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.recovery.recovery_start import Begin
+from commitmq.store.recovery.recovery_start import RecoveryStart
 
 _HEAD_BYTES: Final = 8
 _NO_BUDGET: Final = 1 << 62
@@ -137,7 +136,7 @@ def _whole_records(segment: np.ndarray[Any, np.dtype[np.uint8]], start: int, sto
 
 def judge(
     layout: StoreLayout,
-    begin: Begin,
+    begin: RecoveryStart,
     end: int,
     newest: int,
     first: int,
@@ -146,7 +145,7 @@ def judge(
     allowed_end: int,
 ) -> bool:
     """Raise CutRefusedError unless the log, which begins at ``first``, may end at ``end``; ``newest`` is the store time
-    of its last record. Returns whether it may only because a person allowed it.
+    of its last record. Returns whether it may only because an operator allowed it.
     """
     reason = _objection(begin, end, newest, first, behind)
     if not reason:
@@ -175,7 +174,7 @@ def judge(
     )
 
 
-def _objection(begin: Begin, end: int, newest: int, first: int, behind: Behind) -> str:
+def _objection(begin: RecoveryStart, end: int, newest: int, first: int, behind: Behind) -> str:
     if begin.contradiction:
         return begin.contradiction
     if begin.covered > end:
@@ -233,9 +232,7 @@ class CutPart:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One cut; see the module's text. ``done``: the log no longer has any of the cut bytes; ``restored``: a person put
-    them back.
-    """
+    """One cut; see the module. ``done``: none of its bytes is in the log; ``restored``: an operator put them back."""
 
     id: int
     time_ms: int
@@ -264,7 +261,6 @@ class Cut:
 
 
 def cut_folder(layout: StoreLayout) -> Path:
-    """The folder of the copies and the journal."""
     return layout.own / "cut"
 
 
@@ -287,9 +283,7 @@ def load(layout: StoreLayout) -> list[Cut]:
 
 
 def unfinished(layout: StoreLayout, by: str, log_end: int) -> Cut | None:
-    """The newest cut, if it was to end the log at ``log_end`` and was interrupted: it should be continued, see
-    :func:`still_kept`.
-    """
+    """The newest cut, if it was to end the log at ``log_end`` and was interrupted; see :func:`still_kept`."""
     cuts = load(layout)
     if cuts and not cuts[-1].done and (cuts[-1].by, cuts[-1].log_end) == (by, log_end):
         return cuts[-1]

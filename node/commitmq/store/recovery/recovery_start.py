@@ -43,8 +43,8 @@ _FEW_FILES: Final = 8  # each queue is read once
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """See the module's text. Offsets in bytes of the log, times in ms."""
+class RecoveryStart:
+    """Where a recovery begins, and which records it must find. Offsets in bytes of the log, times in ms."""
 
     clean: bool
     start: int
@@ -78,7 +78,7 @@ def where_to_begin(
     previous: int | None,
     consume_queue_bytes: int,
     batch_queue_bytes: int,
-) -> Begin:
+) -> RecoveryStart:
     """Decide by the rules above. ``previous`` is the token in ``abort``. Raises StoreError for files of another size."""
     bases, segment_bytes = commit_log.segments(), commit_log.segment_bytes
     sidecar = Sidecar.load(layout.sidecar)
@@ -91,7 +91,7 @@ def where_to_begin(
         contradiction = _contradiction(sidecar, commit_log, bases)
         if not contradiction:
             boot = this_boot()
-            return Begin(
+            return RecoveryStart(
                 clean,
                 max(sidecar.flushed, bases[0] if bases else 0),
                 sidecar.queues_durable,
@@ -104,10 +104,10 @@ def where_to_begin(
             )
     promised = checkpoint.physic_msg_timestamp
     if not bases:
-        return Begin(clean, 0, 0, 0, promised_timestamp=promised, contradiction=contradiction)
+        return RecoveryStart(clean, 0, 0, 0, promised_timestamp=promised, contradiction=contradiction)
     covered = _covered_by_queues(layout, segment_bytes, consume_queue_bytes, batch_queue_bytes) if clean else -1
     start = _start_segment(commit_log, bases, covered if clean else None, checkpoint.min_timestamp)
-    return Begin(
+    return RecoveryStart(
         clean,
         start,
         covered if clean and covered >= 0 else start,

@@ -1,18 +1,23 @@
-"""Scans the log from a place on, record by record, up to its end, and says why it ends there."""
+"""Scans the log from a place on, record by record, up to its end, and says why it ends there: for a recovery, and for a writer
+that was restarted alone.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from commitmq import failpoints
-from commitmq.errors import CorruptRecordError
+from commitmq.errors import CorruptRecordError, StoreError
 from commitmq.files import disk
-from commitmq.files.holes import data_extents, nonzero_chunks
+from commitmq.files.disk import write_all
+from commitmq.files.unshare import data_extents, nonzero_chunks
 from commitmq.format.file_names import segment_name
 from commitmq.kernels import codes, compiled
 from commitmq.kernels.codes import WALK_BLANK, WALK_LIMIT
@@ -144,3 +149,63 @@ def _is_empty_behind(commit_log: CommitLog, base: int, position: int) -> bool:
     """Whether a segment holds only zeros from ``position`` on."""
     with disk.opened(commit_log.folder / segment_name(base), os.O_RDONLY, "segment") as fd:
         return next(nonzero_chunks(fd, position, commit_log.segment_bytes), None) is None
+
+
+def writer_tail(commit_log: CommitLog, segment_bytes: int, *, start: int, published: int) -> tuple[int, int]:
+    """End of the log for a writer that was restarted alone, and its last store timestamp (0 when nothing was scanned).
+
+    ``start`` is a record boundary at or below ``published``, the dead writer's published end. Records that were
+    complete but not published are taken over; the log never ends below ``published``. Raises StoreError if it would.
+    """
+    out = np.zeros(5, np.int64)
+    position, stamp = start, 0
+    while True:
+        base = position - position % segment_bytes
+        commit_log.refresh()
+        if base not in commit_log.segments():
+            break
+        segment = np.frombuffer(commit_log.read(base, segment_bytes), np.uint8)
+        result = compiled.scan(segment, position - base, segment.size, base, False, out)
+        position = base + int(out[1])
+        stamp = max(stamp, int(out[3]))
+        if result != WALK_BLANK:
+            break
+        following = base + segment_bytes
+        if following not in commit_log.segments():
+            break  # the filler was stored, the move to the next segment was not: the next append stores it again
+        position = following
+    if position < published:
+        raise StoreError(
+            f"the log is valid up to {position} only, but {published} was published: "
+            "the segment was damaged while the node ran",
+            path=commit_log.folder / segment_name(position - position % segment_bytes),
+            offset=position % segment_bytes,
+        )
+    return position, stamp
+
+
+def zero_behind(path: Path, position: int) -> int:
+    """Zero the nonzero bytes behind ``position`` in a segment, without a copy; returns the number of bytes examined.
+    For a restarted writer: those bytes were never published, acknowledged or seen.
+    """
+    with disk.opened(path, os.O_RDWR, "segment") as fd:
+        zeroed = 0
+        for at, chunk in nonzero_chunks(fd, position, os.fstat(fd).st_size):
+            write_all(fd, bytes(len(chunk)), at)
+            zeroed += len(chunk)
+        return zeroed
+
+
+def map_segment(path: Path, segment_bytes: int) -> mmap.mmap | None:
+    """A writable mapping of a segment; None while the file does not exist. Raises StoreError for a wrong size."""
+    try:
+        fd = disk.open_file(path, os.O_RDWR, "segment")
+    except FileNotFoundError:
+        return None
+    try:
+        size = os.fstat(fd).st_size
+        if size != segment_bytes:
+            raise StoreError(f"the segment has {size} bytes, the configuration says {segment_bytes}", path=path)
+        return disk.map_file(fd, segment_bytes, "segment")
+    finally:
+        os.close(fd)

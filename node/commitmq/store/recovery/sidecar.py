@@ -30,7 +30,6 @@ The sidecar fits one sector and is written in place, like the checkpoint.
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from dataclasses import dataclass
@@ -38,8 +37,7 @@ from pathlib import Path
 from typing import Final
 
 from commitmq import failpoints
-from commitmq.files import disk
-from commitmq.files.write_all import write_all
+from commitmq.files.disk import overwrite
 from commitmq.store.checkpoint import CHECKPOINT_BYTES, Checkpoint
 from commitmq.store.log.transient_pool import boot_id
 from commitmq.store.recovery.abort_file import NO_TOKEN
@@ -79,7 +77,6 @@ class Sidecar:
         return cls(*_FIELDS.unpack_from(data)[1:])
 
     def to_bytes(self) -> bytes:
-        """The 512 bytes of the file."""
         fields = _FIELDS.pack(
             _MAGIC,
             self.flushed,
@@ -109,23 +106,12 @@ class Sidecar:
 
     def save_with(self, path: Path, checkpoint: Checkpoint, checkpoint_path: Path) -> None:
         """Write both files, each synced, the sidecar first: it vouches for the old checkpoint and for the new one.
-
         Raises OSError; then everything written so far is still right.
         """
         self.boot = this_boot()
         self.checkpoint_before = file_crc(checkpoint_path)
         self.checkpoint_after = zlib.crc32(checkpoint.to_bytes())
-        made = not path.exists()
-        fd = disk.open_file(path, os.O_RDWR | os.O_CREAT, "position")
-        try:
-            write_all(fd, self.to_bytes(), 0, place="sidecar.write")
-            if failpoints.ACTIVE:
-                failpoints.hit("sidecar.before_fdatasync")
-            disk.sync(fd, "position")
-        finally:
-            os.close(fd)
-        if made:
-            disk.sync_folder(path.parent, "position")
+        overwrite(path, self.to_bytes(), "position", place="sidecar.write", before_sync="sidecar.before_fdatasync")
         if failpoints.ACTIVE:
             failpoints.hit("sidecar.before_checkpoint")
         checkpoint.save(checkpoint_path)

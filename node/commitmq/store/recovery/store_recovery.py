@@ -15,7 +15,7 @@ Rules
       (:func:`commitmq.store.queues.queue_ends.lost_beginning`).
     * Zeros end the log. Invalid bytes are a torn tail or damage; which of the two, and whether the log may end there,
       is decided before anything is changed (:mod:`commitmq.store.recovery.cut_record`). A refused recovery changes
-      nothing, so it is refused again until a person decides.
+      nothing, so it is refused again until an operator decides.
     * A topic's tombstone behind the end is lowered to it: records appended there later do not belong to a deleted
       topic.
     * After a failed sync the page cache may hold bytes that the device never got, and count them clean: it is dropped
@@ -69,13 +69,10 @@ import numpy as np
 from commitmq import failpoints
 from commitmq.errors import DiskFullError, SegmentSizeError, StoreError
 from commitmq.files import disk
-from commitmq.files.disk import sync_folder
-from commitmq.files.holes import nonzero_chunks
+from commitmq.files.disk import start_writeback, sync_folder, write_all
+from commitmq.files.disk_space import is_no_space
 from commitmq.files.mapped_file import check_size
-from commitmq.files.no_space import is_no_space
-from commitmq.files.unshare import unshare
-from commitmq.files.write_all import write_all
-from commitmq.files.writeback import start_writeback
+from commitmq.files.unshare import nonzero_chunks, unshare
 from commitmq.format.file_names import segment_name
 from commitmq.kernels.codes import WALK_BLANK
 from commitmq.kernels.compiled import scan
@@ -87,21 +84,20 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.expiry import finish_expiry
 from commitmq.store.log.readdressing import write_anew
 from commitmq.store.log.transient_pool import PoolNote, TransientPool
-from commitmq.store.memory.shared_memory import check_private
-from commitmq.store.metadata.deleted_topics import lower_tombstones
+from commitmq.store.metadata.topic_files import lower_tombstones
 from commitmq.store.queues.queue_ends import QueueEnds, lost_beginning
 from commitmq.store.queues.queue_files import has_record_before, list_queues
 from commitmq.store.recovery import cut_record
 from commitmq.store.recovery.cut_record import Behind, Cut, judge, look_behind
-from commitmq.store.recovery.recovery_start import Begin, where_to_begin
+from commitmq.store.recovery.recovery_start import RecoveryStart, where_to_begin
 from commitmq.store.recovery.scan import Progress, ScanEnd, no_progress, scan_to_end
 from commitmq.store.recovery.sidecar import Sidecar
+from commitmq.store.shared_memory import check_private
 
 
 def drop_page_cache(layout: StoreLayout, log: Log) -> None:
-    """Make the kernel drop the log's clean pages: after a failed sync they may never have reached the device.
-
-    No process of the node has a file mapped now. Dirty pages stay, and this recovery's syncs write them.
+    """Make the kernel drop the log's clean pages: after a failed sync they may never have reached the device. No
+    process of the node has a file mapped now. Dirty pages stay, and this recovery's syncs write them.
     """
     log.warning("a sync failed in the last run: the log is read from the device, not from the page cache")
     for path in sorted(layout.commit_log.iterdir()):
@@ -132,7 +128,6 @@ def cut_tail(
     layout: StoreLayout, found: ScanEnd, segment_bytes: int, bases: list[int], behind: Behind, allowed: bool, log: Log
 ) -> Cut | None:
     """Zero the bytes behind the end in its segment, remove later segments; returns the cut, None if nothing was cut.
-
     The order is: all copies, the line in the journal, the log.
     """
     paths = {base: layout.commit_log / segment_name(base) for base in bases if base + segment_bytes > found.end}
@@ -224,9 +219,8 @@ class _Span:
 
 
 def take_over(layout: StoreLayout, segment_bytes: int, log: Log) -> int:
-    """Copy to the log the records that only the pool has, sync them, remove the pool; returns the number of records.
-
-    No process of the node may be alive. Raises StoreError, without changes, when a person must decide.
+    """Copy to the log the records that only the pool has, sync them, remove the pool; returns the number of records. No
+    process of the node may be alive. Raises StoreError, without changes, when an operator must decide.
     """
     note = PoolNote.load(layout)
     if note is None:
@@ -404,7 +398,7 @@ class Recovered:
     cut: Cut | None = None
     """The cut, as it was written down; None when nothing was cut."""
     allowed: bool = False
-    """A person allowed the log to end below a promised position."""
+    """An operator allowed the log to end below a promised position."""
     clean: bool = False
     """The last stop was clean."""
     power_may_have_gone: bool = True
@@ -423,11 +417,11 @@ def recover(
     allowed_end: int = -1,
     progress: Progress = no_progress,
 ) -> Recovered:
-    """Run the recovery. No other process of the node may be alive. Raises StoreError when the store needs a person.
+    """Run the recovery. No other process of the node may be alive. Raises StoreError when the store needs an operator.
 
     The three sizes are those of a CommitLog segment and of the files of plain and of BatchCQ queues. ``previous`` is
-    the token in ``abort`` when the node was started, None without that file. ``allowed_end`` is where a person allowed
-    the log to end, -1 for nowhere. ``progress`` must be cheap.
+    the token in ``abort`` when the node was started, None without that file. ``allowed_end`` is where an operator
+    allowed the log to end, -1 for nowhere. ``progress`` must be cheap.
     """
     _make_folders(layout)
     finish_expiry(layout, segment_bytes, forget=False)
@@ -459,7 +453,8 @@ def recover(
             commit_log,
             begin.start,
             crc_from=begin.must_have_crc_from,
-            # Whether the log may end there is decided below; without a person's permission the damage is reported here.
+            # Whether the log may end there is decided below; without an operator's permission the damage is reported
+            # here.
             start_is_flushed=begin.by_sidecar or allowed_end >= 0,
             progress=progress,
         )
@@ -522,7 +517,7 @@ def recover(
     )
 
 
-def _judge_beginning(layout: StoreLayout, begin: Begin, first: int, log: Log) -> None:
+def _judge_beginning(layout: StoreLayout, begin: RecoveryStart, first: int, log: Log) -> None:
     """Raise StoreError when segments before the ``first`` are missing, and no other program used the store since."""
     ends = QueueEnds.load(layout.queue_ends)
     lost = "" if ends is None else lost_beginning(layout, ends, first)
@@ -536,7 +531,7 @@ def _judge_beginning(layout: StoreLayout, begin: Begin, first: int, log: Log) ->
         )
 
 
-def _confirm(layout: StoreLayout, begin: Begin, found: ScanEnd, segment_bytes: int) -> None:
+def _confirm(layout: StoreLayout, begin: RecoveryStart, found: ScanEnd, segment_bytes: int) -> None:
     """Scan the rewritten part once more: a clean page may have left the page cache between the scan and the rewrite,
     which would then have written back the device's version. From here on the pages are dirty, and stay.
     """
@@ -553,7 +548,7 @@ def _confirm(layout: StoreLayout, begin: Begin, found: ScanEnd, segment_bytes: i
         )
 
 
-def _crc_from(begin: Begin, found: ScanEnd) -> int:
+def _crc_from(begin: RecoveryStart, found: ScanEnd) -> int:
     """From where on every record has a ``__CRC32#``: records accepted without requiring one count as having none."""
     asked = begin.must_have_crc_from >= 0 or found.records == 0
     return begin.crc_from if begin.crc_from >= 0 and asked else found.end
@@ -577,7 +572,6 @@ def _check_queue_files(queues: Path, file_bytes: int) -> None:
 
 def _make_folders(layout: StoreLayout) -> None:
     """Make the store's own folders, and their names durable: a file synced in a folder whose name is lost is lost too.
-
     This is done at every start, because a killed start may have made a folder without reaching the sync.
     """
     for folder in (layout.commit_log, layout.consume_queue, layout.config, layout.own):
@@ -587,9 +581,8 @@ def _make_folders(layout: StoreLayout) -> None:
 
 
 def refuse_orphaned_queues(layout: StoreLayout) -> None:
-    """Raise StoreError when there are ConsumeQueues, for a store whose log has no segment.
-
-    A log of which nothing was flushed may have lost everything by a power cut; a stop then removes its unused segments.
+    """Raise StoreError when there are ConsumeQueues, for a store whose log has no segment. A log of which nothing was
+    flushed may have lost everything by a power cut; a stop then removes its unused segments.
     """
     sidecar = Sidecar.load(layout.sidecar)
     if sidecar is not None and not sidecar.flushed and sidecar.has_seen(layout.checkpoint):

@@ -8,7 +8,7 @@ records. ``dispatched`` is stored only after ``dispatch`` returned, and readers 
 **Poison.** A dispatcher that dies too often on one record is parked (:mod:`commitmq.workers.dispatcher.dispatch_host`):
 nothing is imported or opened, the process only answers requests.
 
-**Ranges skipped by a person** (:mod:`commitmq.workers.dispatcher.process`) are taken out of every batch.
+**Ranges skipped by an operator** (:mod:`commitmq.workers.dispatcher.process`) are taken out of every batch.
 
 Counts the deaths of a plugin's dispatcher in the batch behind its position, and so finds poison messages.
 
@@ -16,7 +16,7 @@ The host counts a death in the control block before each batch and takes it back
 there how often the dispatcher died in the batch behind its position, for any cause of death. With each death the
 batches of that range get smaller, down to single records. At ``dispatch.park_after`` deaths the single record is known,
 and the dispatcher is parked. Counting begins at zero when the node starts, because the plugin may have been repaired
-meanwhile. The node's own dispatchers are never parked.
+in the meantime. The node's own dispatchers are never parked.
 
 Offsets of the CommitLog as a dispatcher may have them: where records begin, and which record begins there.
 
@@ -40,17 +40,16 @@ from commitmq import failpoints
 from commitmq.config import DispatchConfig
 from commitmq.control import ControlBlock, DispatcherFlag, DispatcherWord, Word
 from commitmq.errors import CorruptRecordError, DiskFullError, StoreError
-from commitmq.files.no_space import is_no_space
+from commitmq.files.disk_space import is_no_space
 from commitmq.plugin import loading as plugins
 from commitmq.plugin.hookspecs import Dispatcher, DispatcherView
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
-from commitmq.store.metadata.deleted_topics import WatchedTable
+from commitmq.store.metadata.topic_files import WatchedTable
 from commitmq.workers.dispatcher.dispatch_state import DispatchState
 from commitmq.workers.dispatcher.mover_calls import MoverCalls
-from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.context import StartProgress, WorkerContext, monotonic_ms
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
-from commitmq.workers.runtime.start_progress import StartProgress
 from commitmq.workers.runtime.topic_view import CompiledSubscriptions, TopicViews
 
 
@@ -234,9 +233,7 @@ class DispatcherTopics:
 
     def _delete_topic(self, topic: str, offset: int, before: int, position: int) -> None:
         """Tell the dispatcher of the deletion after the records stored before it, below ``offset``, and before later
-        ones.
-
-        The dispatcher may be far behind, so the log is read up to ``offset`` in the loop's own time.
+        ones. The dispatcher may be far behind, so the log is read up to ``offset`` in the loop's own time.
         """
         if self.dispatcher is None or self._told.get(topic, -1) >= offset:
             return
@@ -295,7 +292,7 @@ class DispatcherHost:
         self._control = context.control
         self.name = name
         self.slot = int(context.params.get("dispatcher_slot", 0))
-        self.is_plugin = "factory" in context.params
+        self.is_plugin = "plugin" in context.params
         self._sees_unflushed = not self.is_plugin or bool(context.params.get("can_undo"))
         config = context.config
         self.log = CommitLog(
@@ -313,7 +310,7 @@ class DispatcherHost:
         self._min_offset = self._control.get(Word.MIN_OFFSET)
         self.dispatcher: Dispatcher | None = None
         self._remade: tuple[int, int] | None = None
-        """The part of the log from which files that a crash took are made again."""
+        """The part of the log from which files that a crash took are rebuilt."""
         self._remaking = StartProgress(context, "remaking")
         self.state: DispatchState | None = None
         self._control.put_dispatcher(self.slot, DispatcherWord.FLAGS, 0)
@@ -346,7 +343,7 @@ class DispatcherHost:
         context, state = self.context, self.state
         epoch = self._control.get(Word.EPOCH)
         restarted = state is not None and state.epoch == epoch
-        factory: Any = plugins.resolve(self._factory())
+        factory: Any = plugins.resolve(str(context.params["factory"]))
         if self.lost_its_place:
             # The node's own dispatchers saw everything before it was deleted; the units that a crash took from them had
             # expired.
@@ -410,14 +407,15 @@ class DispatcherHost:
         if state is not None and is_cut:
             end = min(end, state.cut_to)
         if position > end:
-            # A power cut took records that were never flushed and that this dispatcher had seen; or a person cut the log.
+            # A power cut took records that were never flushed and that this dispatcher had seen; or an operator cut the
+            # log.
             self.context.log.warning("the log ends before the dispatcher's position", position=position, end=end)
             try:
                 if not hasattr(dispatcher, "truncate"):
                     raise NotImplementedError
                 dispatcher.truncate(end)
             except NotImplementedError:
-                sentence = "it cannot go back, and keeps what was cut from the log: remove its files to have it anew"
+                sentence = "it cannot go back, and keeps what was cut from the log: remove its files to have it again"
                 self.context.log.error(sentence, start=end, end=position)
             return end
         if state is not None and is_cut:
@@ -426,17 +424,8 @@ class DispatcherHost:
             state.save()
         return position
 
-    def _factory(self) -> str:
-        if self.is_plugin:
-            return str(self.context.params["factory"])
-        own = plugins.load_each(one for one in plugins.candidates() if one.distribution == plugins.OWN_DISTRIBUTION)
-        for _, spec in own.dispatchers(self.context.config):
-            if spec.name == self.name:
-                return spec.factory
-        raise ImportError(f"no built-in plugin has the dispatcher {self.name}: {[one.failure for one in own.reports]}")
-
     def park(self) -> None:
-        """Stop at the record behind the position until a person decides."""
+        """Stop at the record behind the position until an operator decides."""
         self.set_position(max(self._reached, self._min_offset))
         self._control.put_dispatcher(self.slot, DispatcherWord.FLAGS, DispatcherFlag.PARKED)
         suspect = self.suspect()
@@ -489,7 +478,7 @@ class DispatcherHost:
         self._dispatch(batch.after(self.position))
 
     def _is_far_behind(self, batch: DispatchBatch) -> bool:
-        """Whether so many small batches wait behind this one that the log gives the same records in a few large ones."""
+        """Whether this many small batches wait behind this one that the log gives the same records in a few large ones."""
         waits = self.limit() - batch.end
         return waits >= _FAR_BEHIND * (batch.end - batch.start) and len(batch) * _FAR_BEHIND <= self._walker.max_rows
 
@@ -537,7 +526,7 @@ class DispatcherHost:
                 self._publisher.send_multipart([b"q", orjson.dumps(self._changed)], zmq.NOBLOCK)
 
     def _tell_remade(self) -> None:
-        """Report how far the files are made again; until then queries say that they are incomplete."""
+        """Report how far the files are rebuilt; until then queries say that they are incomplete."""
         if self._remade is not None:
             start, end = self._remade
             if self.position < end:
@@ -561,7 +550,7 @@ class DispatcherHost:
             except StoreError as error:
                 if self.is_plugin:
                     raise
-                # An I/O error. Sends are refused meanwhile, because messages stored now could not be consumed.
+                # An I/O error. Sends are refused in the meantime, because messages stored now could not be consumed.
                 self._retry_later(DispatcherFlag.STORE_ERROR, error)
             except OSError as error:
                 # Of a plugin: its next process dispatches the batch again. A full disk makes no record poison.
@@ -690,9 +679,7 @@ class DispatcherHost:
 
     @property
     def lost_its_place(self) -> bool:
-        """True when the record behind the position was deleted: for a parked dispatcher, the record that it was parked
-        at.
-        """
+        """True when the record behind the position (or that it was parked at) was deleted."""
         return self.position < self._control.get(Word.MIN_OFFSET)
 
     def _report_gap(self, start: int, end: int) -> None:
@@ -707,7 +694,6 @@ class DispatcherHost:
     # ------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Flush everything and close."""
         if self.dispatcher is not None:
             self.flush(force=True)
             self.dispatcher.close()

@@ -4,14 +4,15 @@
     timestamp   store time (ms) of the newest record below it
     epoch       start of the node in which the file was opened last: the same epoch means that only the process died
     clean       closed in order
-    skipped     [[start, end], …]: ranges of the log that a person had the dispatcher skip; kept, because a
+    skipped     [[start, end], …]: ranges of the log that an operator had the dispatcher skip; kept, because a
                 dispatcher may go back to a position of its own after any crash
     gaps        [[start, end], …]: ranges that were deleted from the log before the dispatcher reached them
-    cut_to      where the log was cut below what the dispatcher may have in its own files, which still have to go back to it;
+    cut_to      where the log was cut below what the dispatcher may have in its own files, which still have to go back
+    to it;
                 -1 otherwise
 
-Lists keep their newest hundred entries. Each write replaces the file durably (write beside, fsync, rename, fsync). A damaged
-file is set aside, and the dispatcher begins at the log's beginning.
+Lists keep their newest hundred entries. Each write replaces the file durably (write beside, fsync, rename, fsync). A
+damaged file is set aside, and the dispatcher begins at the log's beginning.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import orjson
 
 from commitmq.errors import StoreError
 from commitmq.files import atomic_file
-from commitmq.files.aside import DamagedFileError, set_aside
+from commitmq.files.disk import DamagedFileError, set_aside
 from commitmq.log import Log
 from commitmq.store.log.dispatch_batch import DispatchBatch
 
@@ -35,7 +36,7 @@ _MOST: Final = (1 << 63) - 1
 
 @dataclass(slots=True)
 class DispatchState:
-    """See the module."""
+    """The stored state of one dispatcher."""
 
     path: Path
     position: int = -1
@@ -57,7 +58,7 @@ class DispatchState:
             return cls(path)
         except DamagedFileError as error:
             aside = set_aside(path)
-            log.error("a dispatcher begins anew: its state is damaged", error=str(error), kept_as=str(aside))
+            log.error("a dispatcher starts over: its state is damaged", error=str(error), kept_as=str(aside))
             return cls(path)
         except OSError as error:
             raise StoreError(f"the state of a dispatcher cannot be read: {error.strerror}", path=path) from error

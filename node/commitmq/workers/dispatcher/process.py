@@ -127,7 +127,7 @@ class DispatcherRequests:
 
     # ------------------------------------------------------------ operations
 
-    def _query(self, header: dict[str, Any]) -> dict[str, Any]:
+    def _query(self, _client: bytes, header: dict[str, Any]) -> dict[str, Any]:
         request = header.get("request", {})
         if not isinstance(request, dict):
             raise ProtocolError("INVALID_PARAMETER", "request must be an object")
@@ -157,19 +157,19 @@ class DispatcherRequests:
             )
         return {"result": result, "position": self._host.position}
 
-    def _retry(self, _header: dict[str, Any]) -> dict[str, Any]:
+    def _retry(self, _client: bytes, _header: dict[str, Any]) -> dict[str, Any]:
         self._check_parked()
         self._host.forgive()
         self.restart_wanted = True
         return {"position": self._host.position}
 
-    def _restart(self, _header: dict[str, Any]) -> dict[str, Any]:
+    def _restart(self, _client: bytes, _header: dict[str, Any]) -> dict[str, Any]:
         if self._host.is_parked:
             raise ProtocolError("INVALID_PARAMETER", f"dispatcher {self._host.name} is parked: use retry, or skip")
         self.restart_wanted = True
         return {"position": self._host.position}
 
-    def _skip(self, header: dict[str, Any]) -> dict[str, Any]:
+    def _skip(self, _client: bytes, header: dict[str, Any]) -> dict[str, Any]:
         self._check_parked()
         if header.get("at") != self._host.position:
             where = self._host.position
@@ -184,7 +184,7 @@ class DispatcherRequests:
         if not self._host.is_parked:
             raise ProtocolError("INVALID_PARAMETER", f"dispatcher {self._host.name} is not parked")
 
-    def _reset(self, header: dict[str, Any]) -> dict[str, Any]:
+    def _reset(self, _client: bytes, header: dict[str, Any]) -> dict[str, Any]:
         if self._host.name == CONSUME_QUEUE:
             raise ProtocolError("NO_PERMISSION", "the ConsumeQueues follow the log; rebuild them offline instead")
         was_parked, before = self._host.is_parked, self._host.position
@@ -335,7 +335,6 @@ def _dispatch(
 
 def _limit_memory(more_bytes: int) -> None:
     """Let this process take ``more_bytes`` of private memory beyond its present use; past that an allocation fails.
-
     RLIMIT_DATA counts private writable mappings and the heap, not the store's files, which are mapped shared.
     """
     # Not by psutil: its figure of the data includes the stack, and the limit counts VmData.

@@ -15,19 +15,18 @@ from commitmq.control import ControlBlock, Word
 from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError, ProtocolError
 from commitmq.format.constants import LMQ_PREFIX, QUEUE_OFFSET_OFFSET, Property
 from commitmq.security.audit import Actor
-from commitmq.semantics.pop import MAX_MESSAGES, USUAL_NAMES, RetryNames
-from commitmq.semantics.pop_order import OrderState
+from commitmq.semantics.pop import MAX_MESSAGES, USUAL_NAMES, OrderState, RetryNames
 from commitmq.semantics.retry import is_retry_topic
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.metadata.topic_config import MESSAGE_TYPE, MESSAGE_TYPE_PRIORITY
-from commitmq.store.queues.pull_result import PullResult, PullStatus
 from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.store.queues.record_filter import PullResult, PullStatus
 from commitmq.workers.pop.orders import OrderKey, Orders
-from commitmq.workers.pop.points import Points
-from commitmq.workers.pop.requests import Pop
+from commitmq.workers.pop.points import CheckPoints
+from commitmq.workers.pop.requests import PopRequest
 from commitmq.workers.pop.shares import SHARE, QueueKey, Share, Shares
-from commitmq.workers.reader.places import Place, Places
-from commitmq.workers.reader.pulls import Answers
+from commitmq.workers.reader.places import ReadableTopic, ReadableTopics
+from commitmq.workers.reader.pulls import AnswerSocket
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.flow import Flow, FlowRefusedError
 from commitmq.workers.runtime.topic_view import TopicView
@@ -48,8 +47,8 @@ MOVES_ON: Final = (
 
 
 @dataclass(slots=True)
-class Portion:
-    """Messages of one queue that are handed out together: those of one check point."""
+class PoppedMessages:
+    """Messages of one queue that are delivered together: those of one check point."""
 
     popped: str
     """The topic that the consumer asked for."""
@@ -66,11 +65,11 @@ class Portion:
 
 
 @dataclass(slots=True)
-class Found:
+class PopResult:
     """``moved``: the offsets of the share before, by queue, to take the pop back."""
 
     share: Share
-    portions: list[Portion] = field(default_factory=list)
+    portions: list[PoppedMessages] = field(default_factory=list)
     moved: dict[QueueKey, int] = field(default_factory=dict)
     count: int = 0
     size: int = 0
@@ -86,14 +85,14 @@ class Found:
 
 
 class Finder:
-    """See the module."""
+    """Finds the messages of a pop."""
 
     def __init__(
         self,
         control: ControlBlock,
-        places: Places,
+        places: ReadableTopics,
         shares: Shares,
-        points: Points,
+        points: CheckPoints,
         max_bytes: int,
         seed: int = 0,
         names: RetryNames = USUAL_NAMES,
@@ -103,7 +102,7 @@ class Finder:
         self._max_bytes = max_bytes
         self._random = random.Random(seed or None)
 
-    def check(self, pop: Pop) -> None:
+    def check(self, pop: PopRequest) -> None:
         """Raises ProtocolError for a topic that cannot be shared. Missing ones are taken out of a pop that waits for them."""
         for name in list(pop.topics):
             try:
@@ -124,15 +123,14 @@ class Finder:
             if pop.queue >= 0:
                 self._places.check_queue(name, topic, pop.queue)
 
-    def find(self, pop: Pop) -> Found:
-        """The messages for ``pop``, at most as many as it wants and its limits allow.
-
-        Raises ProtocolError, or what a read or a filter raises; then no queue has moved.
+    def find(self, pop: PopRequest) -> PopResult:
+        """The messages for ``pop``, at most as many as it wants and its limits allow. Raises ProtocolError, or what a
+        read or a filter raises; then no queue has moved.
         """
         share = self.shares.of(pop.group, pop.topics)
         if share.problem:
             raise ProtocolError("NO_PERMISSION", share.problem)
-        found = Found(share, until_ms=monotonic_ms() + MOST_MS)
+        found = PopResult(share, until_ms=monotonic_ms() + MOST_MS)
         topics = list(pop.topics)
         self._random.shuffle(topics)
         lot = self._random.randrange(_LOTS)
@@ -150,17 +148,16 @@ class Finder:
             raise
         return found
 
-    def _of_retries(self, pop: Pop, found: Found, popped: str, lot: int) -> None:
+    def _of_retries(self, pop: PopRequest, found: PopResult, popped: str, lot: int) -> None:
         """Of one retry topic at most: an answer's texts cannot tell two apart, says RocketMQ."""
         before = len(found.portions)
         for name in self._names.in_turn(popped, pop.group, lot):
             if len(found.portions) == before and found.count < pop.max_messages:
                 self._of_topic(pop, found, popped, name, is_ranked=False)
 
-    def _of_topic(self, pop: Pop, found: Found, popped: str, name: str, *, is_ranked: bool) -> None:
-        """Messages of all queues of ``name``, with ``is_ranked`` from the highest one on.
-
-        A full pop goes on to the queues of its own topic only to say how many messages are left.
+    def _of_topic(self, pop: PopRequest, found: PopResult, popped: str, name: str, *, is_ranked: bool) -> None:
+        """Messages of all queues of ``name``, with ``is_ranked`` from the highest one on. A full pop continues to the
+        queues of its own topic only to say how many messages are left.
         """
         topic = self._places.topics.get(name)
         if topic is None or not self._places.topics.is_cleared(name):
@@ -180,7 +177,7 @@ class Finder:
         self.shares.load(found.share, queues, self.begin(pop, found.share, place, queues))
         found.until_ms += monotonic_ms() - asked_ms  # the coordinator's time is none of the reads
         if is_ranked:
-            queues.reverse()  # (commitmq.semantics.priority)
+            queues.reverse()  # (commitmq_plugins.rocketmq.broker.sending)
         else:
             first = self._random.randrange(len(queues)) if queues else 0
             queues = queues[first:] + queues[:first]
@@ -191,8 +188,8 @@ class Finder:
                 found.rest += self._rest(found, key, place)
 
     @staticmethod
-    def _rest(found: Found, key: QueueKey, place: Place) -> int:
-        """How many messages the queue has behind where the group goes on."""
+    def _rest(found: PopResult, key: QueueKey, place: ReadableTopic) -> int:
+        """How many messages the queue has behind where the group continues."""
         end = found.ends.get(key)
         if end is None:
             end = (place.queues.bounds(*key, bound=place.bound, floor=place.floor) or (0, 0))[1]
@@ -204,7 +201,7 @@ class Finder:
         return topic is not None and topic.attribute(MESSAGE_TYPE, "") == MESSAGE_TYPE_PRIORITY
 
     @staticmethod
-    def begin(pop: Pop, share: Share, place: Place, queues: list[QueueKey]) -> dict[QueueKey, int]:
+    def begin(pop: PopRequest, share: Share, place: ReadableTopic, queues: list[QueueKey]) -> dict[QueueKey, int]:
         """Where ``share`` begins in those of ``queues`` that it does not know, when it has no offset there."""
         begin = {}
         for key in queues:
@@ -214,7 +211,7 @@ class Finder:
                 begin[key] = bounds[0] if is_new else _begin(pop.start, *bounds)
         return begin
 
-    def _of_queue(self, pop: Pop, found: Found, popped: str, key: QueueKey, place: Place) -> bool:
+    def _of_queue(self, pop: PopRequest, found: PopResult, popped: str, key: QueueKey, place: ReadableTopic) -> bool:
         """Take messages of one queue. True when the queue may have more for this pop."""
         share, (name, queue) = found.share, key
         of_queue = sum(len(one.offsets) for one in found.portions if (one.topic, one.queue) == key)
@@ -265,15 +262,16 @@ class Finder:
             return False  # the segment was deleted just now
         found.moved.setdefault(key, start)
         share.next[key] = result.next_offset
-        found.portions.append(Portion(popped, name, queue, start, offsets, result.next_offset, frames, place.floor))
+        found.portions.append(
+            PoppedMessages(popped, name, queue, start, offsets, result.next_offset, frames, place.floor)
+        )
         found.count += len(units)
         found.size += size
         return True
 
     def _own(self, units: Any, group: str) -> Any:
-        """The messages of a retry topic that are of ``group``.
-
-        Group ``a`` with topic ``b_c`` and group ``a_b`` with topic ``c`` have the same retry topic in RocketMQ.
+        """The messages of a retry topic that are of ``group``. Group ``a`` with topic ``b_c`` and group ``a_b`` with
+        topic ``c`` have the same retry topic in RocketMQ.
         """
         mine = []
         for place in units["physical_offset"].tolist():
@@ -307,7 +305,7 @@ def _begin(start: str, least: int, end: int) -> int:
     return end if start == "latest" else least
 
 
-def take_back(found: Found, stored: int = 0) -> None:
+def take_back(found: PopResult, stored: int = 0) -> None:
     """Undo a pop of whose check points only the first ``stored`` are stored."""
     kept = {(one.topic, one.queue): one.next_offset for one in found.portions[:stored]}
     for key, offset in {**found.moved, **kept}.items():
@@ -329,7 +327,7 @@ class PopRates:
         self.flow = Flow.of_pulls(self._context, self.flow)
         self.is_on = self.flow is not None or self._context.quotas.bounds_names
 
-    def admit(self, pop: Pop, header: dict[str, Any], answers: Answers) -> None:
+    def admit(self, pop: PopRequest, header: dict[str, Any], answers: AnswerSocket) -> None:
         """Learn whose rates hold. Raise ProtocolError SYSTEM_BUSY when the client, a topic, the group or the user is over its
         rate.
 
@@ -348,12 +346,12 @@ class PopRates:
         except FlowRefusedError as refusal:
             raise ProtocolError(refusal.code, refusal.sentence, retry_after_ms=refusal.retry_after_ms) from refusal
 
-    def on_behalf_of(self, pop: Pop) -> dict[str, Any]:
+    def on_behalf_of(self, pop: PopRequest) -> dict[str, Any]:
         """What a request to the coordinator carries, for which a group may be made by the receive."""
         return self._context.vouching.fields(SHARE, Actor(pop.user)) if pop.user else {}
 
-    def take(self, flow: Flow, pop: Pop, portions: list[Portion]) -> None:
-        """Take the cost of the messages that were handed out."""
+    def take(self, flow: Flow, pop: PopRequest, portions: list[PoppedMessages]) -> None:
+        """Take the cost of the messages that were delivered."""
         for one in portions:
             size_bytes = sum(map(len, one.frames))
             flow.take(len(one.offsets), size_bytes, pop.owner or pop.client, one.popped, pop.group, pop.user)
@@ -363,26 +361,26 @@ Begin = Callable[[], dict[QueueKey, int]]
 """Where a group begins in the queues that it does not know yet."""
 
 
-class Taken(NamedTuple):
-    """What a pop has found. ``is_cut``: time or reads were over before all queues were looked into.
-
-    The group's offsets in ``share`` are those of the first messages.
+class OrderedPopResult(NamedTuple):
+    """What a pop has found. ``is_cut``: time or reads were over before all queues were looked into. The group's offsets
+    in ``share`` are those of the first messages.
     """
 
     share: Share
-    portions: list[Portion]
+    portions: list[PoppedMessages]
     is_cut: bool
     rest: int = 0
     """Messages left in the queues that hand out any, when the pop asks for that: those of blocked queues do not count."""
 
 
 class OrderedFinder:
-    """Finds the messages of an ordered pop: of queues that are not blocked, from the group's offset on (remoting 5.2, 5.7).
-
-    One instance for one process.
+    """Finds the messages of an ordered pop: of queues that are not blocked, from the group's offset on (remoting 5.2,
+    5.7). One instance for one process.
     """
 
-    def __init__(self, control: ControlBlock, places: Places, shares: Shares, orders: Orders, max_bytes: int) -> None:
+    def __init__(
+        self, control: ControlBlock, places: ReadableTopics, shares: Shares, orders: Orders, max_bytes: int
+    ) -> None:
         self._control = control
         self._places, self._shares, self._orders = places, shares, orders
         self._max_bytes = max_bytes
@@ -391,23 +389,22 @@ class OrderedFinder:
         self._is_cut = False
         self._rest = 0
 
-    def find(self, pop: Pop) -> Taken:
-        """The messages for ``pop``: at most MAX_MESSAGES of one queue. An offset moves over what the filter does not want.
-
-        Raises ProtocolError, or what a read or a filter raises.
+    def find(self, pop: PopRequest) -> OrderedPopResult:
+        """The messages for ``pop``: at most MAX_MESSAGES of one queue. An offset moves over what the filter does not
+        want. Raises ProtocolError, or what a read or a filter raises.
         """
         share = self._shares.of(pop.group, pop.topics, ordered=True)
         if share.problem:
             raise ProtocolError("NO_PERMISSION", share.problem)
         self._reads, self._until_ms, self._is_cut, self._rest = 0, monotonic_ms() + MOST_MS, False, 0
-        portions: list[Portion] = []
+        portions: list[PoppedMessages] = []
         topics = list(pop.topics)
         self._random.shuffle(topics)
         for name in topics:
             self._of_topic(pop, share, name, portions)
-        return Taken(share, portions, self._is_cut, self._rest)
+        return OrderedPopResult(share, portions, self._is_cut, self._rest)
 
-    def _of_topic(self, pop: Pop, share: Share, name: str, portions: list[Portion]) -> None:
+    def _of_topic(self, pop: PopRequest, share: Share, name: str, portions: list[PoppedMessages]) -> None:
         topic = self._places.topics.get(name)
         if topic is None or not self._places.topics.is_cleared(name):
             return
@@ -436,9 +433,7 @@ class OrderedFinder:
         return self._orders.get(key)
 
     def _take_up(self, share: Share, name: str, topic: TopicView, queues: list[QueueKey], begin: Begin) -> None:
-        """Learn where ``share`` goes on in ``queues``, in new ones at ``begin``; drop the states of a deleted topic of the
-        name.
-        """
+        """Learn where ``share`` continues in ``queues``, new ones at ``begin``; drop the states of a deleted topic."""
         self._shares.see(share, name, topic.incarnation)
         self._orders.see(name, topic.incarnation)
         new = [key for key in queues if key not in share.next]
@@ -447,7 +442,9 @@ class OrderedFinder:
             if share.committed.get(key, -1) < 0 and self._places.topics.tombstone(name):
                 self._orders.drop(OrderKey(name, share.group, key[1]))
 
-    def _left(self, pop: Pop, share: Share, key: QueueKey, place: Place, found: Portion | None) -> int:
+    def _left(
+        self, pop: PopRequest, share: Share, key: QueueKey, place: ReadableTopic, found: PoppedMessages | None
+    ) -> int:
         """How many messages of a queue are left for the next pop (remoting 5.2)."""
         order = OrderKey(key[0], pop.group, key[1])
         state, now = self._orders.get(order), self._orders.time_of(order)
@@ -456,7 +453,9 @@ class OrderedFinder:
         end = (place.queues.bounds(*key, bound=place.bound, floor=place.floor) or (0, 0))[1]
         return max(0, end - (share.next[key] if found is None else found.next_offset))
 
-    def _of_queue(self, pop: Pop, share: Share, key: QueueKey, place: Place, portions: list[Portion]) -> Portion | None:
+    def _of_queue(
+        self, pop: PopRequest, share: Share, key: QueueKey, place: ReadableTopic, portions: list[PoppedMessages]
+    ) -> PoppedMessages | None:
         order = OrderKey(key[0], pop.group, key[1])
         state = self._orders.get(order)
         state = None if state is None else state.acked_below(share.next[key])
@@ -493,14 +492,14 @@ class OrderedFinder:
                 if portions and size + sum(len(frame) for frame in frames) > self._max_bytes:
                     return None
                 taken = tuple(offsets[number] for number in kept)
-                return Portion(key[0], *key, at, taken, result.next_offset, frames, place.floor)
+                return PoppedMessages(key[0], *key, at, taken, result.next_offset, frames, place.floor)
             if offsets and state is not None and offsets[-1] > state.offsets[-1]:
                 return None  # more messages than can wait behind the first one
             at = max(result.next_offset, share.next[key])
         self._is_cut = True
         return None
 
-    def _moves_on(self, result: PullResult, at: int, place: Place) -> bool:
+    def _moves_on(self, result: PullResult, at: int, place: ReadableTopic) -> bool:
         # After a crash the dispatcher catches up with the log, and the queue seems to end early.
         catches_up = at > result.max_offset and place.bound < self._control.get(Word.RECOVERED_END)
         return result.status in MOVES_ON and result.next_offset != at and not catches_up
@@ -514,8 +513,8 @@ def _first(state: OrderState | None, start: int, found: int) -> int:
 
 
 def _handed_out(state: OrderState | None, start: int, offsets: list[int]) -> list[int]:
-    """The indexes of those of ``offsets`` that are handed out: not what was acked behind the first one, and only as many new
-    ones as the state has room for.
+    """The indexes of those of ``offsets`` that are delivered: not what was acked behind the first one, and only as many
+    new ones as the state has room for.
     """
     if state is None or not state.follows(start):
         return list(range(len(offsets)))

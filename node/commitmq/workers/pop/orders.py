@@ -1,10 +1,11 @@
-"""The state of ordered receives: which messages of a queue a group has, and until when the queue is blocked (remoting 5.7).
+"""The state of ordered receives: which messages of a queue a group has, and until when the queue is blocked (remoting
+5.7).
 
 Owns ``config/consumerOrderInfo.json``, RocketMQ's file, and the journal beside it
-(:mod:`commitmq.store.metadata.orders_journal`). Both are read at the start. Changes are in the journal before an answer
-leaves that depends on them, so a death changes nothing, and they cost what they are, however many queues have a state. The
-file follows at intervals and at an orderly stop: RocketMQ goes on with what it finds. The group's offset is its committed
-one.
+(:mod:`commitmq.store.metadata.journal`). Both are read at the start. Changes are in the journal before an answer
+leaves that depends on them, so a death changes nothing, and they cost what they are, however many queues have a state.
+The file follows at intervals and at an orderly stop: RocketMQ continues with what it finds. The group's offset is its
+committed one.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import Any, Final, NamedTuple
 from commitmq.config import PopConfig
 from commitmq.coordination.groups import Pace
 from commitmq.errors import InvalidMessageError, ProtocolError, StoreError
-from commitmq.files.aside import set_aside
-from commitmq.files.room import Room
+from commitmq.files.disk import set_aside
+from commitmq.files.disk_space import DiskRoom
 from commitmq.log import Log
-from commitmq.semantics.pop_order import FORGET_AFTER_MS, OrderState, file_content
+from commitmq.semantics.pop import FORGET_AFTER_MS, OrderState, file_content
 from commitmq.store.layout import StoreLayout
-from commitmq.store.metadata import json_config, orders_journal
-from commitmq.store.metadata.orders_journal import OrderChange, OrdersJournal, States, TopicSeen
+from commitmq.store.metadata import journal, json_config
+from commitmq.store.metadata.journal import OrderChange, OrdersJournal, States, TopicSeen
 from commitmq.workers.pop.points import now_ms
 from commitmq.workers.runtime.topic_view import TopicViews
 
@@ -56,12 +57,12 @@ class _States:
 
 
 class Orders:
-    """See the module. ``limits``: how many queues may have a state, and the time between two writings of the file."""
+    """The states of ordered receives. ``limits``: how many queues have one, and how often the file is written."""
 
-    def __init__(self, layout: StoreLayout, log: Log, room: Room, limits: PopConfig) -> None:
+    def __init__(self, layout: StoreLayout, log: Log, room: DiskRoom, limits: PopConfig) -> None:
         self._layout = layout
-        self._path = orders_journal.snapshot_path(layout)
-        self._journal_path = orders_journal.journal_path(layout)
+        self._path = journal.snapshot_path(layout)
+        self._journal_path = journal.journal_path(layout)
         self._log, self._room = log, room
         self._most, self._most_ms = limits.max_ordered_queues, limits.max_invisible_ms
         self._table: dict[tuple[str, str], _States] = {}
@@ -101,7 +102,7 @@ class Orders:
         self._incarnations = {}
         table: States = {}
         try:
-            table, self._base = orders_journal.load_snapshot(self._layout)
+            table, self._base = journal.load_snapshot(self._layout)
         except (StoreError, InvalidMessageError) as error:
             self._set_aside(self._path, error)
         has_changes = self._load_journal(table)
@@ -136,8 +137,8 @@ class Orders:
                 "consumerOrderInfo.json was not written by this node last: it counts, with the journal's newer states"
             )
             self._log.warning(sentence, changes=len(content.changes))
-        orders_journal.replay(table, content, self._base)
-        self._incarnations = orders_journal.incarnations(content, self._base)
+        journal.replay(table, content, self._base)
+        self._incarnations = journal.incarnations(content, self._base)
         return bool(content.changes) or content.base != self._base
 
     def _set_aside(self, path: Path, error: Exception) -> None:
@@ -146,8 +147,8 @@ class Orders:
         self._log.error("the state of ordered receives is damaged", error=str(error), kept_as=str(aside))
 
     def _doubt_times(self) -> None:
-        """States of a time to come, or that block their queues for longer than a request may ask for, are of a clock that was
-        ahead. They go on as if their messages had been handed out just now.
+        """States of a time to come, or that block their queues for longer than a request may ask for, are of a clock
+        that was ahead. They continue as if their messages had been delivered just now.
         """
         now = now_ms()
         for key, state in self._all():
@@ -216,7 +217,7 @@ class Orders:
         self._seen.add(topic)
 
     def drop(self, key: OrderKey) -> None:
-        """The group's offset was set back by a person, or the topic was deleted: nothing of the queue is out any more."""
+        """An operator set the offset back, or the topic was deleted: nothing of the queue is out any more."""
         if self.get(key) is not None:
             self.put(key, None)
 

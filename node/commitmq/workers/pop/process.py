@@ -1,23 +1,26 @@
 """pop: the consumers of a group share queues (RocketMQ's POP; spec 12.6, remoting 5).
 
 Owns       ``commitmq/pop.json``, ``config/consumerOrderInfo.json`` and ``commitmq/orders.journal``.
-Reads      CommitLog and ConsumeQueues; dispatcher(0, DISPATCHED), the upper bound of what may be handed out; MIN_OFFSET; the
+Reads      CommitLog and ConsumeQueues; dispatcher(0, DISPATCHED), the upper bound of what may be delivered; MIN_OFFSET;
+the
            topic table.
 Advances   nothing; publishes in AWAITED_UNTIL_MS of its slot whether a receive waits here.
-Sockets    ROUTER ``pop`` (ipc and tcp) for clients; DEALERs to the writer and to the coordinator; SUB ``queues-changed`` (the
+Sockets    ROUTER ``pop`` (ipc and tcp) for clients; DEALERs to the writer and to the coordinator; SUB
+``queues-changed`` (the
            ConsumeQueue dispatcher: which queues grew) and ``topics`` (the coordinator), which are only hints to look.
 Exit       0 after ``stop``: parked receives are answered empty. 74 when topics or segments are unusable.
 
 Invariants
-    * A check point is stored before its messages are handed out, an ack before its answer: on the device, or in the log of a
-      node that flushes asynchronously. So what a consumer has got comes back after its invisible time, whatever dies.
+    * A check point is stored before its messages are delivered, an ack before its answer: on the device, or in the log
+      of a node that flushes asynchronously. So what a consumer has got comes back after its invisible time, whatever
+      dies.
     * A message that came back is acked by this process after its copy is flushed.
-    * An invisible time is as long as it was asked for, also when the wall clock is set meanwhile; only a new process knows no
-      more than the times in the log, and takes none for longer than it was asked for.
-    * Offsets of groups grow behind flushed check points only. After a death the log says more than the offsets: where check
-      points end, which of their messages are done, and which came back (:mod:`commitmq.workers.pop.recovery`).
+    * An invisible time is as long as it was asked for, also when the wall clock is set in the meantime; only a new
+      process knows no more than the times in the log, and takes none for longer than it was asked for.
+    * Offsets of groups grow behind flushed check points only. After a death the log says more than the offsets: where
+      check points end, which of their messages are done, and which came back (:mod:`commitmq.workers.pop.recovery`).
 
-One loop; all requests of a turn share one append (:mod:`commitmq.workers.pop.turn`).
+One loop; all requests of a turn share one append (:mod:`commitmq.workers.pop.points`).
 """
 
 from __future__ import annotations
@@ -32,29 +35,24 @@ import zmq
 
 from commitmq.control import Word, WorkerWord
 from commitmq.errors import ProtocolError, StoreError
-from commitmq.protocol import wire
 from commitmq.semantics.pop import RetryNames
 from commitmq.semantics.pop_revive import revive_topic
 from commitmq.workers.pop.finder import Finder, OrderedFinder, PopRates
-from commitmq.workers.pop.handler import Handler
-from commitmq.workers.pop.ordered_handler import OrderedHandler
+from commitmq.workers.pop.handler import Handler, OrderedHandler
 from commitmq.workers.pop.orders import OrderKey, Orders
-from commitmq.workers.pop.points import CLOCK, Points, Records, now_ms
+from commitmq.workers.pop.points import CLOCK, CheckPoints, Records, Unflushed, now_ms
 from commitmq.workers.pop.recovery import ProgressFile, read_points
 from commitmq.workers.pop.requests import ParkedPops
-from commitmq.workers.pop.revival import Revival
-from commitmq.workers.pop.revive_queues import InFlight, ReviveQueues, cluster_of
+from commitmq.workers.pop.revival import InFlight, Revival, ReviveQueues, cluster_of
 from commitmq.workers.pop.shares import Share, Shares
-from commitmq.workers.pop.unflushed import Unflushed
 from commitmq.workers.reader.filters import Filters
-from commitmq.workers.reader.places import Places, subscribe
-from commitmq.workers.reader.pulls import Answers
+from commitmq.workers.reader.places import ReadableTopics, subscribe
+from commitmq.workers.reader.pulls import AnswerSocket
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
-from commitmq.workers.runtime.coordinator_line import CoordinatorLine
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
-from commitmq.workers.runtime.moved_before import MovedBefore
 from commitmq.workers.runtime.mover import Mover
-from commitmq.workers.runtime.run_mover import RunMover, WriterLost
+from commitmq.workers.runtime.request_socket import Operation, RequestSocket
+from commitmq.workers.runtime.run_mover import CoordinatorLine, MovedBefore, RunMover, WriterLost
 from commitmq.workers.runtime.set_aside import SetAside
 
 ROLE = "pop"
@@ -68,7 +66,16 @@ _PROGRESS: Final = "pop.json"
 _NO_END_MS: Final = 1 << 62
 
 
-class Pop(Mover):
+class _Requests(RequestSocket):
+    """Those of pop, whose operations answer by themselves; ``guarded`` calls them."""
+
+    guarded: Callable[[bytes, dict[str, Any], Operation], None]
+
+    def _carried_out(self, client: bytes, header: dict[str, Any], operation: Operation) -> None:
+        self.guarded(client, header, operation)
+
+
+class PopProcess(Mover):
     """The loop's state."""
 
     def __init__(self, context: WorkerContext) -> None:
@@ -77,15 +84,16 @@ class Pop(Mover):
         config = self._config = context.config
         self._limits, self._rates = config.pop, PopRates(context)
         self._parked = ParkedPops(self._limits.max_parked, RetryNames.of(self._limits))
-        self._places = Places(context, self._parked.wake_these)
+        self._places = ReadableTopics(context, self._parked.wake_these)
         self._expired = ExpiredSegments(context, self._places.log)
         self._expired.release()
         self._changes = subscribe(context, "queues-changed")
         self._line = CoordinatorLine(context)
         self._cluster, self._revive_queues_count = cluster_of(context.layout, config)
-        self._router, self.endpoints = context.bind_router(context.role)
-        context.register(self._router)
-        self._answers = Answers(self._router, context.log)
+        self._socket = _Requests(context, "pop", {}, requests_a_turn=_REQUESTS_A_TURN)
+        self._socket.guarded = self._guarded
+        self._router, self.endpoints = self._socket.router, self._socket.endpoints
+        self._answers = AnswerSocket(self._router, context.log)
         self._progress = ProgressFile(context.layout, context.log, partial(self._control.get, Word.FLUSHED))
         self._orders = Orders(context.layout, context.log, context.room, config.pop)
         self._filters = Filters(context.params.get("filters", ()), limit=config.filter.max_compiled)
@@ -103,7 +111,7 @@ class Pop(Mover):
     def _begin(self) -> None:
         """State without anything in it."""
         CLOCK.take_up()
-        self._points = Points.of(self._context)
+        self._points = CheckPoints.of(self._context)
         most, resets = self._limits.max_groups, partial(self._control.get, Word.GROUP_RESETS)
         reads = partial(self._control.get, Word.GROUP_READS)
         revive, names = revive_topic(self._cluster), self._parked.names
@@ -121,7 +129,7 @@ class Pop(Mover):
             self._answers, self._filters, self._ordered, self._rates,
         )  # fmt: skip
         self._queues = ReviveQueues(self._context, self._places, revive, self._points, self._revival)
-        self._operations: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
+        self._socket.operations = {
             "pop": self._handler.pop,
             "ack": self._handler.ack,
             "nack": self._handler.nack,
@@ -200,7 +208,7 @@ class Pop(Mover):
         if due:
             self._handler.revive(due)
         if self._router in readable:
-            self._serve()
+            self._socket.serve()
         now = monotonic_ms()
         if now >= self._sweep_at_ms:
             self._sweep_at_ms = now + _SWEEP_MS
@@ -252,29 +260,7 @@ class Pop(Mover):
             timeout = min(timeout, self._commit_at_ms - monotonic_ms())
         return max(0, timeout)
 
-    def _serve(self) -> None:
-        for _ in range(_REQUESTS_A_TURN):
-            try:
-                client, *frames = self._router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            if len(frames) != 1:
-                sentence = f"pop takes one frame, not {len(frames)}"
-                self._answers.send(client, wire.error(None, "BAD_HEADER", sentence))
-                continue
-            try:
-                header = wire.parse_request(frames[0])
-            except ProtocolError as error:
-                self._answers.send(client, wire.error(wire.request_id(frames[0]), error.code, error.message))
-                continue
-            operation = self._operations.get(header["op"])
-            if operation is None:
-                sentence = f"pop knows {', '.join(self._operations)}, not {header['op']!r}"
-                self._answers.send(client, wire.error(header["id"], "UNKNOWN_OP", sentence))
-                continue
-            self._guarded(client, header, operation)
-
-    def _guarded(self, client: bytes, header: dict[str, Any], operation: Callable[..., None]) -> None:
+    def _guarded(self, client: bytes, header: dict[str, Any], operation: Operation) -> None:
         lost: list[WriterLost] = []
         mark = self._handler.mark()
 
@@ -288,7 +274,7 @@ class Pop(Mover):
             except WriterLost as error:
                 lost.append(error)
                 raise ProtocolError(
-                    "SERVICE_NOT_AVAILABLE", "the writer ended meanwhile", retry_after_ms=200
+                    "SERVICE_NOT_AVAILABLE", "the writer ended in the meantime", retry_after_ms=200
                 ) from error
 
         self._answers.guarded(client, header["id"], work)
@@ -361,10 +347,8 @@ class Pop(Mover):
             self._context.tell(came_back=told[0], in_flight=told[1])
 
     def close(self, *, lost: bool) -> None:
-        """Answer the waiting receives, and commit.
-
-        Not with ``lost``: whether the last check points are stored is open then, and an offset behind one that is not
-        would pass over its messages. The next start reads the log.
+        """Answer the waiting receives, and commit. Not with ``lost``: whether the last check points are stored is open
+        then, and an offset behind one that is not would pass over its messages. The next start reads the log.
         """
         self._router.line.stop_resting()
         for pop in self._parked.all():
@@ -385,6 +369,6 @@ class Pop(Mover):
 
 def run(context: WorkerContext) -> None:
     """The loop: requests, what is due, offsets."""
-    pop = Pop(context)
+    pop = PopProcess(context)
     context.ready(endpoints=pop.endpoints)
     pop.serve()

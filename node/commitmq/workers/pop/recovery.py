@@ -1,7 +1,8 @@
 """What the log says after a death: check points that are not done, where they end, and what came back to its group.
 
-``commitmq/pop.json`` has the position in the log from which all of that is found. A check point is stored before its messages
-are handed out, and before the group's offset behind them is committed, so the log knows more than the offsets do.
+``commitmq/pop.json`` has the position in the log from which all of that is found. A check point is stored before its
+messages are delivered, and before the group's offset behind them is committed, so the log knows more than the offsets
+do.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from commitmq.files.aside import DamagedFileError, set_aside
+from commitmq.files.disk import DamagedFileError, set_aside
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX, Property
 from commitmq.format.record import decode_record
 from commitmq.log import Log
@@ -28,10 +29,9 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker, boundary_before
 from commitmq.store.metadata import json_config
-from commitmq.workers.pop.points import Point, Points
-from commitmq.workers.runtime.isolation import is_of_message
-from commitmq.workers.runtime.moved_before import MovedBefore
-from commitmq.workers.runtime.mover_positions import Trail
+from commitmq.workers.pop.points import CheckPoints, OpenCheckPoint
+from commitmq.workers.runtime.mover_positions import Trail, shape_of
+from commitmq.workers.runtime.run_mover import MovedBefore, is_of_message
 
 _TAGS: Final = frozenset(tag.encode() for tag in (CHECK_POINT_TAG, ACK_TAG, BATCH_ACK_TAG))
 
@@ -50,9 +50,8 @@ class ProgressFile:
         """What the file says; None without a file."""
 
     def load(self) -> int | None:
-        """Read it. A damaged file is set aside: then the generation before counts, or 0 without one.
-
-        Raises StoreError or OSError for a file that cannot be read now, or not be set aside.
+        """Read it. A damaged file is set aside: then the generation before counts, or 0 without one. Raises StoreError
+        or OSError for a file that cannot be read now, or not be set aside.
         """
         is_damaged = False
         while True:
@@ -66,14 +65,11 @@ class ProgressFile:
 
     def _read(self) -> int | None:
         data = json_config.load_table(self._path)
-        try:
+        with shape_of(self._path):
             self._trail = Trail.from_json((data or {}).get("trail"))
             if data is None or (log := int(data["log"])) >= 0:
                 return None if data is None else log
             raise ValueError(f"there is no position {log} in a log")
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            sentence = f"it has another shape than a position has: {error!r}"
-            raise DamagedFileError(sentence, path=json_config.loaded_path(self._path)) from error
 
     def store(self, log: int) -> None:
         """Write it. Raises StoreError or OSError."""
@@ -102,7 +98,7 @@ def read_points(
     log: CommitLog,
     start: int,
     end: int,
-    points: Points,
+    points: CheckPoints,
     beat: Callable[[], None],
     before: MovedBefore,
     floor: Callable[[str], int],
@@ -162,9 +158,9 @@ def _take(batch: DispatchBatch, row: int, reading: Reading) -> None:
 class Reading:
     """Check points and acks in the order of the log. ``ends``: where the check points end, by group, topic and queue."""
 
-    def __init__(self, points: Points, floor: Callable[[str], int], now_ms: int) -> None:
+    def __init__(self, points: CheckPoints, floor: Callable[[str], int], now_ms: int) -> None:
         self._points, self._floor, self._now_ms = points, floor, now_ms
-        self._holders: dict[tuple[str, str, int], dict[int, Point]] = {}
+        self._holders: dict[tuple[str, str, int], dict[int, OpenCheckPoint]] = {}
         """The check point that has a message in flight, by queue and offset: one at a time."""
         self.ends: dict[tuple[str, str, int], int] = {}
 
@@ -184,8 +180,8 @@ class Reading:
                 return  # the timer put it off
             self._points.drop(known)  # its message could not come back: this is the last one of it
         if physical_offset < self._floor(key.topic):
-            return  # the topic was deleted since: its offsets begin anew
-        point = Point(check_point, revive_queue, b"", physical_offset)
+            return  # the topic was deleted since: its offsets start over
+        point = OpenCheckPoint(check_point, revive_queue, b"", physical_offset)
         holders = self._holders.setdefault(point.queue, {})
         offsets = check_point.offsets
         for offset in offsets:
@@ -197,7 +193,7 @@ class Reading:
         if offsets:
             self.ends[point.queue] = max(self.ends.get(point.queue, 0), offsets[-1] + 1)
 
-    def _settle(self, point: Point, offset: int) -> None:
+    def _settle(self, point: OpenCheckPoint, offset: int) -> None:
         self._points.settle(point, offset)
         holders = self._holders[point.queue]
         if holders.get(offset) is point:

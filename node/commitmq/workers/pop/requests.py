@@ -27,7 +27,7 @@ CLIENT_SHARE: Final = 4
 
 
 @dataclass(slots=True, eq=False)
-class Pop:
+class PopRequest:
     """A request for messages. ``start``, one of STARTS, is for queues without an offset."""
 
     client: bytes
@@ -63,7 +63,7 @@ class Pop:
     """Topics that do not exist, for a consumer that waits for them."""
 
 
-def rest_of(pop: Pop) -> dict[str, Any]:
+def rest_of(pop: PopRequest) -> dict[str, Any]:
     """The fields of an answer that say how many messages are left and which topics are missing, for who asked for them."""
     return {**({"rest": pop.rest} if pop.counts_rest else {}), **({} if pop.late is None else {"missing": pop.missing})}
 
@@ -74,11 +74,15 @@ class ParkedPops:
 
     limit: int
     names: RetryNames = USUAL_NAMES
-    _waiting: dict[str, dict[str, dict[Pop, None]]] = field(default_factory=dict)  # topic -> group -> pops in order
-    _heap: list[tuple[int, int, Pop]] = field(default_factory=list)
+    _waiting: dict[str, dict[str, dict[PopRequest, None]]] = field(
+        default_factory=dict
+    )  # topic -> group -> pops in order
+    _heap: list[tuple[int, int, PopRequest]] = field(default_factory=list)
     _clients: Counter[bytes] = field(default_factory=Counter)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
-    _woken: dict[tuple[str, str], list[Pop] | None] = field(default_factory=dict)  # by topic and group; None: all
+    _woken: dict[tuple[str, str], list[PopRequest] | None] = field(
+        default_factory=dict
+    )  # by topic and group; None: all
     _last: tuple[str, str] = ("", "")
 
     def __len__(self) -> int:
@@ -87,18 +91,18 @@ class ParkedPops:
     def has_room(self, client: bytes) -> bool:
         return len(self) < self.limit and self._clients[client] < max(1, self.limit // CLIENT_SHARE)
 
-    def add(self, pop: Pop, now_ms: int) -> None:
+    def add(self, pop: PopRequest, now_ms: int) -> None:
         pop.deadline_ms = now_ms + pop.wait_ms
         self._clients[pop.client] += 1
         for topic in self._places(pop):
             self._waiting.setdefault(topic, {}).setdefault(pop.group, {})[pop] = None
         heapq.heappush(self._heap, (pop.deadline_ms, next(self._numbers), pop))
 
-    def _places(self, pop: Pop) -> list[str]:
+    def _places(self, pop: PopRequest) -> list[str]:
         """The topics of the store whose growth may end its wait."""
         return [*pop.topics, *(one for topic in pop.topics for one in self.names.read(topic, pop.group))]
 
-    def remove(self, pop: Pop) -> None:
+    def remove(self, pop: PopRequest) -> None:
         pop.done = True
         self._clients[pop.client] -= 1
         if not self._clients[pop.client]:
@@ -130,7 +134,6 @@ class ParkedPops:
             self._woken[topic, group] = None
 
     def wake_these(self, topics: set[str]) -> None:
-        """These topics have changed."""
         for topic in topics:
             self.wake(topic)
 
@@ -142,7 +145,7 @@ class ParkedPops:
     def has_woken(self) -> bool:
         return bool(self._woken)
 
-    def next_woken(self) -> list[Pop]:
+    def next_woken(self) -> list[PopRequest]:
         """The pops of one group that wait for a topic that has grown, first come first."""
         topic, group = self._last = next(iter(self._woken))
         rest = self._woken.pop(self._last)
@@ -150,7 +153,7 @@ class ParkedPops:
             return list(self._waiting.get(topic, {}).get(group, ()))
         return [pop for pop in rest if not pop.done]
 
-    def look_later(self, rest: list[Pop]) -> None:
+    def look_later(self, rest: list[PopRequest]) -> None:
         """Wake these again: the rest of the last :meth:`next_woken`."""
         if rest:
             self._woken.setdefault(self._last, rest)
@@ -160,7 +163,7 @@ class ParkedPops:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now_ms: int) -> list[Pop]:
+    def due(self, now_ms: int) -> list[PopRequest]:
         """Remove and give those whose time is up."""
         found = []
         while (deadline := self.next_deadline_ms()) is not None and deadline <= now_ms:
@@ -169,7 +172,7 @@ class ParkedPops:
             found.append(pop)
         return found
 
-    def all(self) -> list[Pop]:
+    def all(self) -> list[PopRequest]:
         return [entry[2] for entry in self._heap if not entry[2].done]
 
 
@@ -183,10 +186,9 @@ _INVALID: Final = "INVALID_PARAMETER"
 _OFFSET_DIGITS: Final = 18  # of any offset below 1 << 59
 
 
-class Receipt(NamedTuple):
-    """One delivery that a consumer speaks of: the message at ``offset`` of the check point with ``key``.
-
-    Messages that were received together share ``handle``, which has the offset of one of them.
+class DeliveryReference(NamedTuple):
+    """One delivery that a consumer speaks of: the message at ``offset`` of the check point with ``key``. Messages that
+    were received together share ``handle``, which has the offset of one of them.
     """
 
     key: CheckPointKey
@@ -194,11 +196,11 @@ class Receipt(NamedTuple):
     handle: ReceiptHandle
 
     def extended(self, pop_time: int, invisible_ms: int) -> str:
-        """The text of the handle that the message has when its time begins anew."""
+        """The text of the handle that the message has when its time starts over."""
         return str(self.handle._replace(queue_offset=self.offset).changed(pop_time, invisible_ms))
 
 
-class Asked(NamedTuple):
+class BlockedQuery(NamedTuple):
     """A question whether queues of ``topic`` are blocked for ``attempt``: each queue with the group's offset in it."""
 
     group: str
@@ -207,7 +209,7 @@ class Asked(NamedTuple):
     queues: list[tuple[int, int]]
 
 
-def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Filters) -> Pop:
+def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Filters) -> PopRequest:
     """The request ``pop``. Raises ProtocolError INVALID_PARAMETER, or FILTER_FAILED for a plugin's failure."""
     ordered, attempt, queue = header.get("ordered", False), _attempt(header), header.get("queue", -1)
     if type(ordered) is not bool:
@@ -232,7 +234,7 @@ def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Fi
     for name, value in (("filter", expression), ("filter_type", kind)):
         if value is not None and type(value) is not str:
             raise ProtocolError(_INVALID, f"{name} must be a string")
-    return Pop(
+    return PopRequest(
         client=client,
         request=header["id"],
         group=_group(header),
@@ -251,7 +253,7 @@ def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Fi
     )
 
 
-def asked_of(header: dict[str, Any]) -> Asked:
+def asked_of(header: dict[str, Any]) -> BlockedQuery:
     """The request ``blocked``. Raises ProtocolError INVALID_PARAMETER."""
     pairs = header.get("queues")
     if type(pairs) is not list or not 0 < len(pairs) <= _MAX_QUEUES:
@@ -259,13 +261,13 @@ def asked_of(header: dict[str, Any]) -> Asked:
     for pair in pairs:
         if type(pair) is not list or [type(one) for one in pair] != [int, int]:
             raise ProtocolError(_INVALID, "each of queues is a pair: the queue, and the offset of the group in it")
-    return Asked(_group(header), _topic(header.get("topic")), _attempt(header), [(pair[0], pair[1]) for pair in pairs])
+    return BlockedQuery(
+        _group(header), _topic(header.get("topic")), _attempt(header), [(pair[0], pair[1]) for pair in pairs]
+    )
 
 
 def invisible_of(header: dict[str, Any], limits: PopConfig, *, rounds_up: bool = False) -> int:
-    """The invisible time (ms), with ``rounds_up`` at least the shortest. Raises ProtocolError INVALID_PARAMETER for one out of
-    bounds.
-    """
+    """The invisible time (ms); ``rounds_up`` to the shortest. Raises INVALID_PARAMETER for one out of bounds."""
     value = integer_field(header, "invisible_ms")
     if rounds_up:
         value = max(value, limits.min_invisible_ms)
@@ -284,7 +286,7 @@ def receipts_of(
     revive_queues: int,
     now_ms: int,
     known: Container[CheckPointKey] = (),
-) -> list[Receipt]:
+) -> list[DeliveryReference]:
     """The deliveries of ``receipts``: pairs of the popped topic and a receipt handle, all of ordered receives or none of them.
 
     Raises ProtocolError. A handle that this node cannot have made is refused here, before anything is stored: an ack of one
@@ -294,8 +296,8 @@ def receipts_of(
     group, pairs = _group(header), header.get("receipts")
     if type(pairs) is not list or not 0 < len(pairs) <= limits.max_acks:
         raise ProtocolError(_INVALID, f"receipts must be a list of 1 to {limits.max_acks} pairs (pop.max_acks)")
-    found: list[Receipt] = []
-    firsts: dict[tuple[str, str], Receipt] = {}
+    found: list[DeliveryReference] = []
+    firsts: dict[tuple[str, str], DeliveryReference] = {}
     for pair in pairs:
         if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str or type(pair[1]) is not str:
             raise ProtocolError(_INVALID, "each of receipts is a pair: the topic and the receipt handle")
@@ -303,7 +305,7 @@ def receipts_of(
         # The receipts of one delivery differ in their last parts only.
         first = firsts.get((pair[0], delivery))
         if first is not None and number.isascii() and number.isdigit() and len(number) <= _OFFSET_DIGITS:
-            found.append(Receipt(first.key, int(number), first.handle))
+            found.append(DeliveryReference(first.key, int(number), first.handle))
             continue
         receipt = firsts[pair[0], delivery] = _receipt(pair[0], pair[1], group, revive_queues, now_ms, known)
         if found and receipt.handle.is_ordered is not found[0].handle.is_ordered:
@@ -314,7 +316,7 @@ def receipts_of(
 
 def _receipt(
     topic: str, text: str, group: str, revive_queues: int, now_ms: int, known: Container[CheckPointKey]
-) -> Receipt:
+) -> DeliveryReference:
     """The delivery of a receipt handle. Raises ProtocolError."""
     popped = _topic(topic)
     try:
@@ -325,7 +327,7 @@ def _receipt(
         handle.topic(popped, group), group, handle.queue_id, handle.start_offset, handle.pop_time, handle.broker_name
     )
     offset = _offset_of(handle, text, revive_queues, handle.expires_ms if key in known else now_ms)
-    return Receipt(key, offset, handle)
+    return DeliveryReference(key, offset, handle)
 
 
 def _offset_of(handle: ReceiptHandle, text: str, revive_queues: int, now_ms: int) -> int:

@@ -1,7 +1,7 @@
-"""The groups whose consumers share queues, and where each group goes on in each queue.
+"""The groups whose consumers share queues, and where each group continues in each queue.
 
-The offset of a group lies behind the last message that was handed out (RocketMQ's rule). The process keeps it in memory and
-commits it through the coordinator. After a death the check points in the log tell what was handed out behind the
+The offset of a group lies behind the last message that was delivered (RocketMQ's rule). The process keeps it in memory
+and commits it through the coordinator. After a death the check points in the log tell what was delivered behind the
 committed offset (:mod:`commitmq.workers.pop.recovery`).
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 from commitmq.errors import ProtocolError
 from commitmq.semantics.pop import USUAL_NAMES, RetryNames
 from commitmq.workers.runtime.context import monotonic_ms
-from commitmq.workers.runtime.coordinator_line import CoordinatorLine
+from commitmq.workers.runtime.run_mover import CoordinatorLine
 
 _RENEW_MS: Final = 2_000
 SHARE: Final = "group.share"
@@ -35,7 +35,7 @@ class Share:
     group: str
     max_retries: int = 16
     priority_factor: int = 100
-    """Of 100 pops of a topic of the type PRIORITY, so many begin with its highest queue."""
+    """Of 100 pops of a topic of the type PRIORITY, this many begin with its highest queue."""
     topics: set[str] = field(default_factory=set)
     """Those that it pops; their retry topics exist."""
     next: dict[QueueKey, int] = field(default_factory=dict)
@@ -54,7 +54,6 @@ class Share:
     """Why the group may not share any more."""
 
     def dirty(self) -> list[tuple[str, int, int]]:
-        """Offsets to commit."""
         return [(*key, offset) for key, offset in self.next.items() if offset != self.committed.get(key, -1)]
 
 
@@ -81,7 +80,8 @@ class Shares:
         """For whom a group is made that is not there, as a request says it; empty for nobody."""
         self._shares: dict[str, Share] = {}
         self.begun_anew: Callable[[str, QueueKey], None] = lambda group, key: None
-        """Called when a queue of a group begins anew: its offset was set back by a person, or its topic was deleted."""
+        """Called when a queue of a group starts over: its offset was set back by an operator, or its topic was deleted.
+        """
         self.handed_out: dict[tuple[str, str, int], int] = {}
         """Where the check points in the log end, by group, topic and queue; found after a death."""
 
@@ -136,7 +136,7 @@ class Shares:
         }
 
     def _hear(self, share: Share, answer: dict[str, Any]) -> None:
-        """Take the group's settings, and begin the queues anew that were reset since."""
+        """Take the group's settings, and begin the queues again that were reset since."""
         share.max_retries, share.priority_factor = int(answer["max_retries"]), int(answer.get("priority_factor", 100))
         for topic, queue in answer["resets"]:
             self._begin_anew(share, (topic, queue))
@@ -145,18 +145,18 @@ class Shares:
     # ------------------------------------------------------------ offsets
 
     def see(self, share: Share, name: str, incarnation: int) -> None:
-        """The topic ``name`` is of this ``incarnation`` now: the queues of an earlier one begin anew, before the next read."""
+        """The topic ``name`` has this ``incarnation``: queues of an earlier one start over, before the next read."""
         if incarnation > share.incarnations.get(name, incarnation):
             self._made_anew(share, {"incarnations": {name: incarnation}})
 
     def load(self, share: Share, queues: list[QueueKey], begin: dict[QueueKey, int]) -> None:
-        """Learn where ``share`` goes on in ``queues``; in one without an offset at ``begin``. Raises ProtocolError."""
+        """Learn where ``share`` continues in ``queues``; in one without an offset at ``begin``. Raises ProtocolError."""
         new = [key for key in queues if key not in share.next]
         if not new:
             return
         answer = self._line.one({"op": "offset.fetch", "group": share.group, "queues": new})
         if self._made_anew(share, answer):
-            raise ProtocolError("SERVICE_NOT_AVAILABLE", "a topic was made anew just now", retry_after_ms=50)
+            raise ProtocolError("SERVICE_NOT_AVAILABLE", "a topic was recreated just now", retry_after_ms=50)
         for topic, queue, offset in answer["offsets"]:
             key = (topic, queue)
             share.committed[key] = offset
@@ -234,7 +234,7 @@ class Shares:
                 for topic, queue, offset in answer.get("stored") or answer.get("offsets") or ():
                     self._stored(share, (topic, queue), offset)
                 for topic, queue, _code, _why in answer.get("refused") or ():
-                    # It was reset, or its topic was deleted or made anew.
+                    # It was reset, or its topic was deleted or recreated.
                     self._begin_anew(share, (topic, queue))
             return True
         if share is None:
@@ -245,14 +245,14 @@ class Shares:
                 return True
             share.problem = str(answer.get("error"))
         elif answer.get("code") in ("FENCED", "TOPIC_NOT_EXIST", "INVALID_PARAMETER"):
-            # The group was reset, or a topic was deleted or made anew.
+            # The group was reset, or a topic was deleted or recreated.
             for topic, queue, _ in request.get("offsets", ()):
                 self._begin_anew(share, (topic, queue))
             return True
         return False
 
     def _made_anew(self, share: Share, answer: dict[str, Any]) -> bool:
-        """Take the incarnations of an ``offset.fetch``; True when the queues of a topic begin anew."""
+        """Take the incarnations of an ``offset.fetch``; True when the queues of a topic start over."""
         changed = False
         for topic, incarnation in (answer.get("incarnations") or {}).items():
             if share.incarnations.setdefault(topic, incarnation) != incarnation:
@@ -263,7 +263,7 @@ class Shares:
         return changed
 
     def _stored(self, share: Share, key: QueueKey, offset: int) -> None:
-        """The node has ``offset``: what was committed, or what a person has set since."""
+        """The node has ``offset``: what was committed, or what an operator has set since."""
         if offset < share.committed.get(key, -1):
             self._begin_anew(share, key)
         elif key in share.next:

@@ -106,10 +106,8 @@ class Filters:
             del self._compiled[key]
 
     def get(self, kind: str | None, expression: str | None) -> RecordFilter | None:
-        """The filter for a pull; None when the pull wants all messages.
-
-        Raises ProtocolError: INVALID_PARAMETER for an unknown type or a wrong expression, FILTER_FAILED when the plugin
-        failed.
+        """The filter for a pull; None when the pull wants all messages. Raises ProtocolError: INVALID_PARAMETER for an
+        unknown type or a wrong expression, FILTER_FAILED when the plugin failed.
         """
         if kind is None or kind == TAG:
             return self._tags(expression)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import zmq
 
@@ -19,12 +19,12 @@ from commitmq.format.constants import LMQ_PREFIX
 from commitmq.semantics.delay import MAX_LEVEL, SCHEDULE_TOPIC
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.memory.memory_files import UNIT_FILE_BYTES, MemoryTopics
-from commitmq.store.memory.shared_memory import memory_folder
+from commitmq.store.memory_files import UNIT_FILE_BYTES, MemoryTopics
 from commitmq.store.metadata.topic_config import PERM_READ
 from commitmq.store.queues.batch_consume_queue import BatchQueueReader
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.store.recovery.cut_history import CutHistory
+from commitmq.store.shared_memory import memory_folder
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.topic_view import TopicView, TopicViews
 
@@ -37,7 +37,7 @@ _WAITING: Final = {
 }
 
 
-class Place(NamedTuple):
+class ReadableTopic(NamedTuple):
     """Where a topic's messages are. A message may be shown when it lies in [floor, bound) of ``log``."""
 
     queues: QueueReader | BatchQueueReader
@@ -52,7 +52,11 @@ class NoSuchQueueError(ProtocolError):
 
     def __init__(self, topic: str, read_queues: int, queue: int) -> None:
         super().__init__("INVALID_PARAMETER", f"topic {topic!r} has the queues 0 to {read_queues - 1}, not {queue}")
-        self.read_queues = read_queues
+        self._read_queues = read_queues
+
+    @property
+    def more(self) -> dict[str, Any]:
+        return {**super().more, "read_queues": self._read_queues}
 
 
 def subscribe(ctx: WorkerContext, *names: str) -> zmq.Socket[bytes]:
@@ -66,7 +70,7 @@ def subscribe(ctx: WorkerContext, *names: str) -> zmq.Socket[bytes]:
     return sock
 
 
-class Places:
+class ReadableTopics:
     """The files that a reader reads, and the topics in them."""
 
     def __init__(self, ctx: WorkerContext, topics_changed: Callable[[set[str]], None]) -> None:
@@ -119,21 +123,21 @@ class Places:
         """Physical offset below which no message of ``topic`` may be shown."""
         return max(self._ctx.control.get(Word.MIN_OFFSET), self.topics.tombstone(topic))
 
-    def place(self, name: str, topic: TopicView) -> Place:
+    def place(self, name: str, topic: TopicView) -> ReadableTopic:
         """Where the messages of a topic are, and which of them may be shown now."""
         if not topic.is_memory:
             queues = self._batches if topic.is_batch else self.queues
-            return Place(queues, self.log, self.bound(), self.floor(name))
+            return ReadableTopic(queues, self.log, self.bound(), self.floor(name))
         found = self.memory.get(name, topic.incarnation)
         if found is None:
-            return Place(self._nothing, self.log, 0, 0, in_memory=True)
+            return ReadableTopic(self._nothing, self.log, 0, 0, in_memory=True)
         # Read the bound first: a floor that is read later cannot be the older of the two.
         bound = found.bound
-        return Place(found.queues, found.log, bound, found.floor, in_memory=True)
+        return ReadableTopic(found.queues, found.log, bound, found.floor, in_memory=True)
 
-    def nowhere(self) -> Place:
+    def nowhere(self) -> ReadableTopic:
         """The place of a topic in the log whose queues still belong to a deleted topic of the same name."""
-        return Place(self._nothing, self.log, 0, 0)
+        return ReadableTopic(self._nothing, self.log, 0, 0)
 
     # ------------------------------------------------------------ topics
 
@@ -155,7 +159,7 @@ class Places:
         if incarnation is not None and topic.incarnation != incarnation:
             raise ProtocolError(
                 "TOPIC_NOT_EXIST",
-                f"topic {name!r:.300} was made anew: incarnation {incarnation} is gone, this is {topic.incarnation}",
+                f"topic {name!r:.300} was recreated: incarnation {incarnation} is gone, this is {topic.incarnation}",
             )
         return topic
 

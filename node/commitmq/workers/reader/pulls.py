@@ -24,27 +24,26 @@ from typing import Any, Final
 import orjson
 import zmq
 
+from commitmq import counting
 from commitmq.config import NodeConfig, ReaderConfig
 from commitmq.control import Word
-from commitmq.counting import families
-from commitmq.counting.table import Count, CountTable
+from commitmq.counting import Count, CountTable
 from commitmq.errors import CommitMQError, FilterError, OffsetOutOfRangeError, ProtocolError, StoreError
 from commitmq.log import Log
 from commitmq.network.router import Router
 from commitmq.protocol import wire
 from commitmq.security.native_rights import Actions
-from commitmq.store.queues.pull_result import NO_UNITS, PullResult, PullStatus
 from commitmq.store.queues.queue_reader import VIEW_BYTES, QueueReader
-from commitmq.store.queues.record_filter import RecordFilter
+from commitmq.store.queues.record_filter import NO_UNITS, PullResult, PullStatus, RecordFilter
 from commitmq.store.recovery.cut_history import NO_CUT
 from commitmq.workers.reader.filters import FAILED, ExpressionFilter, Filters
-from commitmq.workers.reader.places import NoSuchQueueError, Place, Places, subscribe
+from commitmq.workers.reader.places import ReadableTopic, ReadableTopics, subscribe
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.flow import Flow, FlowRefusedError
 from commitmq.workers.runtime.topic_view import BitMapFilter, SubscriptionView
 
 
-class Answers:
+class AnswerSocket:
     """Sends the answers of one reader over its ROUTER."""
 
     def __init__(self, router: Router, log: Log) -> None:
@@ -76,10 +75,7 @@ class Answers:
             self._log.error("a filter failed", error=str(error))
             self.send(client, wire.error(request, FAILED, str(error)))
         except ProtocolError as error:
-            more = {} if error.retry_after_ms is None else {"retry_after_ms": error.retry_after_ms}
-            if isinstance(error, NoSuchQueueError):
-                more["read_queues"] = error.read_queues
-            self.send(client, wire.error(request, error.code, error.message, **more))
+            self.send(client, wire.refused(request, error))
         except (CommitMQError, OSError) as error:
             self._log.error("request failed", error=str(error))
             self.send(client, wire.error(request, "SYSTEM_ERROR", str(error)))
@@ -122,7 +118,6 @@ _OWNER_CHARACTERS = 255
 @dataclass(slots=True, eq=False)
 class Pull:
     """One pull request. ``offset`` moves on over messages that the filter rejects; ``asked`` is the requested offset.
-
     ``client`` gets the answer. ``owner`` is the client whose limits hold: the same, or one of a gateway of this node.
     """
 
@@ -161,9 +156,8 @@ class Pull:
 def parse_pull(
     client: bytes, header: dict[str, Any], limits: ReaderConfig, filters: Filters, *, is_local: bool = False
 ) -> Pull:
-    """The pull that ``header`` asks for, its values cut down to ``limits``. Whoever is ``is_local`` may pull for others.
-
-    Raises ProtocolError: INVALID_PARAMETER, or FILTER_FAILED for a plugin's failure.
+    """The pull that ``header`` asks for, its values cut down to ``limits``. Whoever is ``is_local`` may pull for
+    others. Raises ProtocolError: INVALID_PARAMETER, or FILTER_FAILED for a plugin's failure.
     """
     mode = header.get("mode", "bytes")
     if mode not in ("bytes", "ranges"):
@@ -197,9 +191,8 @@ def parse_pull(
 
 
 def integer_field(header: dict[str, Any], name: str, default: int | None = None, least: int | None = None) -> int:
-    """An integer of a request, ``default`` when it is absent. Raises ProtocolError INVALID_PARAMETER.
-
-    All such integers are offsets, times (ms), sizes or counts, which have 63 bits everywhere in the store.
+    """An integer of a request, ``default`` when it is absent. Raises ProtocolError INVALID_PARAMETER. All such integers
+    are offsets, times (ms), sizes or counts, which have 63 bits everywhere in the store.
     """
     value = header.get(name)
     if value is None and default is not None:
@@ -228,9 +221,7 @@ def text_field(header: dict[str, Any], name: str) -> str:
 
 @dataclass(slots=True)
 class ParkedPulls:
-    """The parked pulls of one reader: at most ``limit``, with filters of ``limit_bytes``; a quarter of both for one
-    client.
-    """
+    """The parked pulls of a reader: ``limit`` at most, filters of ``limit_bytes``; a quarter of both a client."""
 
     limit: int
     limit_bytes: int
@@ -244,7 +235,7 @@ class ParkedPulls:
     _used: bool = False
     _serial: int = 0
     woken: deque[Pull] = field(default_factory=deque)
-    """Pulls to look at again; some may have been answered meanwhile."""
+    """Pulls to look at again; some may have been answered in the meantime."""
 
     def __len__(self) -> int:
         return self._count
@@ -293,12 +284,11 @@ class ParkedPulls:
         return used
 
     def waiting(self, key: QueueKey) -> list[Pull]:
-        """The pulls that wait for a queue, oldest first (a copy: they may be removed meanwhile)."""
+        """The pulls that wait for a queue, oldest first (a copy: they may be removed in the meantime)."""
         found = self._by_queue.get(key)
         return [] if found is None else list(found)
 
     def queues(self) -> list[QueueKey]:
-        """Queues that a pull waits for."""
         return list(self._by_queue)
 
     def wake(self, key: QueueKey) -> None:
@@ -374,25 +364,24 @@ class OutCounts:
             if len(self._known) >= _MOST_NAMES:
                 self._known.clear()
             found = self._known[topic, group] = (
-                self._table.count(families.MESSAGES_OUT, topic, group, self._way),
-                self._table.count(families.BYTES_OUT, topic, group, self._way),
+                self._table.count(counting.MESSAGES_OUT, topic, group, self._way),
+                self._table.count(counting.BYTES_OUT, topic, group, self._way),
             )
         found[0].add(messages)
         found[1].add(size_bytes)
 
 
 class PullCounts:
-    """What a reader counts of pulls; for each pull, never for each message. Without ``metrics.enable`` none of this exists.
-
-    ``parked``: the pulls that wait.
+    """What a reader counts of pulls; for each pull, never for each message. Without ``metrics.enable`` none of this
+    exists. ``parked``: the pulls that wait.
     """
 
     def __init__(self, table: CountTable, parked: ParkedPulls) -> None:
         self._parked_pulls = parked
-        self._found = table.histogram(families.PULL_DURATION, "found")
-        self._empty = table.histogram(families.PULL_DURATION, "empty")
-        self._refused = table.histogram(families.PULL_DURATION, "refused")
-        self._parked, self._woken = table.count(families.PULLS_PARKED), table.count(families.PULLS_WOKEN)
+        self._found = table.histogram(counting.PULL_DURATION, "found")
+        self._empty = table.histogram(counting.PULL_DURATION, "empty")
+        self._refused = table.histogram(counting.PULL_DURATION, "refused")
+        self._parked, self._woken = table.count(counting.PULLS_PARKED), table.count(counting.PULLS_WOKEN)
         self._parked.set(0)
         self._woken.set(0)
         self._out = OutCounts(table, PULL)
@@ -400,7 +389,6 @@ class PullCounts:
 
     @classmethod
     def of(cls, context: WorkerContext, parked: ParkedPulls) -> PullCounts | None:
-        """None where nothing is counted."""
         table = context.counts
         return None if table is None else cls(table, parked)
 
@@ -445,7 +433,7 @@ _NO_QUEUE: Final = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_
 class Pulls:
     """The operation ``pull`` of one reader."""
 
-    def __init__(self, ctx: WorkerContext, places: Places, parked: ParkedPulls, answers: Answers) -> None:
+    def __init__(self, ctx: WorkerContext, places: ReadableTopics, parked: ParkedPulls, answers: AnswerSocket) -> None:
         self._ctx = ctx
         self._places, self._parked, self._answers = places, parked, answers
         self._limits = ctx.config.reader
@@ -518,18 +506,18 @@ class Pulls:
         pull.in_memory = place.in_memory
         if place.in_memory:
             if result.status is PullStatus.OFFSET_OVERFLOW_BADLY:
-                # Only a node that was started anew has fewer messages than a consumer has seen: begin with the first
+                # Only a node that was started again has fewer messages than a consumer has seen: begin with the first
                 # message.
                 result.next_offset = result.min_offset
         elif pull.offset > result.max_offset and place.bound < self._end_of_log(pull):
             # The dispatcher has to catch up with the log: after a crash, or behind a message that was just acknowledged.
             # The queue may grow to this offset. Sending the consumer back to the queue's end would make it read messages
-            # twice, or messages that it has passed over.
+            # twice, or messages that it has skipped.
             result.status = PullStatus.OFFSET_OVERFLOW_ONE
             result.next_offset = pull.offset
         return result
 
-    def _judge(self, pull: Pull, place: Place) -> PullResult | None:
+    def _judge(self, pull: Pull, place: ReadableTopic) -> PullResult | None:
         """The answer to a pull whose offset lies behind the queue's end at a cut of the log since the client learnt it; None
         for any other.
 
@@ -561,9 +549,8 @@ class Pulls:
         return {} if known is None else {"log_generation": self._places.cuts.generation if known == _JUDGED else known}
 
     def _end_of_log(self, pull: Pull) -> int:
-        """The end of the log when the pull came: beyond it no message can be that its client knows of.
-
-        A pull that does not wait is judged by what recovery found, so that it gets its verdict at once.
+        """The end of the log when the pull came: beyond it no message can be that its client knows of. A pull that does
+        not wait is judged by what recovery found, so that it gets its verdict at once.
         """
         if not pull.log_end:
             control = self._ctx.control
@@ -572,9 +559,8 @@ class Pulls:
         return pull.log_end
 
     def _wanted(self, pull: Pull) -> RecordFilter | None:
-        """The pull's filter, with bit maps if its group is known for exactly this expression.
-
-        Call it after the bound was taken: see :mod:`commitmq.coordination.subscriptions`.
+        """The pull's filter, with bit maps if its group is known for exactly this expression. Call it after the bound
+        was taken: see :mod:`commitmq.coordination.subscriptions`.
         """
         wanted = pull.wanted
         if pull.group is None or not isinstance(wanted, ExpressionFilter):
@@ -710,9 +696,7 @@ class Pulls:
             self._parked.wake(key)
 
     def rest(self) -> None:
-        """Listen no more until a pull waits: producers without waiting consumers must not wake this process for every
-        batch.
-        """
+        """Listen no more until a pull waits: producers must not wake this process for every batch."""
         if self._is_listening and not self._parked.was_used():
             self._ctx.unregister(self.changes)
             self._is_listening = False

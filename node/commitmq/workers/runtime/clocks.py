@@ -11,52 +11,60 @@ from collections.abc import Callable
 from typing import Final
 
 Clock = Callable[[], int]
-"""Gives milliseconds."""
+"""Gives milliseconds, or nanoseconds where that is said."""
 
 JUMP_MS: Final = 500
 """A smaller difference is followed and not told: clocks are slewed."""
+_MS: Final = 1_000_000
+_JUMP_NS: Final = JUMP_MS * _MS
 _FORWARD_MS: Final = 60_000
 _BELIEVED_AFTER_MS: Final = 3_600_000
 
 
 def wall_ms() -> int:
     """Milliseconds since 1970, as the machine knows them now."""
-    return time.time_ns() // 1_000_000
+    return time.time_ns() // _MS
 
 
 def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
+    return time.monotonic_ns() // _MS
 
 
 class SteadyClock:
-    """The wall clock, which jumps only when its owner takes it up: at the beginning of a turn, never within one."""
+    """The wall clock, which jumps only when its owner takes it up: at the beginning of a turn, never within one.
 
-    def __init__(self, wall: Clock = wall_ms, monotonic: Clock = _monotonic_ms) -> None:
+    It counts in nanoseconds. The milliseconds of the two clocks begin at different moments: by their difference it would be
+    up to a millisecond ahead of the wall clock, and what is due would be stored before its time.
+    """
+
+    def __init__(self, wall: Clock = time.time_ns, monotonic: Clock = time.monotonic_ns) -> None:
+        """Both give nanoseconds."""
         self._wall, self._monotonic = wall, monotonic
-        self._ahead_ms = wall() - monotonic()
+        self._ahead_ns = wall() - monotonic()
 
     def now_ms(self) -> int:
         """Milliseconds since 1970, by the wall clock of the last :meth:`take_up`."""
-        return self._monotonic() + self._ahead_ms
+        return (self._monotonic() + self._ahead_ns) // _MS
 
     @property
     def jump_ms(self) -> int:
         """By how much the wall clock was set forward since the last :meth:`take_up`; negative for back, 0 for not at all."""
-        least_ms, most_ms = self._difference()
-        return least_ms if least_ms >= JUMP_MS else most_ms if most_ms <= -JUMP_MS else 0
+        least_ns, most_ns = self._difference()
+        jump_ns = least_ns if least_ns >= _JUMP_NS else most_ns if most_ns <= -_JUMP_NS else 0
+        return jump_ns // _MS
 
     def take_up(self) -> int:
         """Go by the wall clock as it is now. Returns :attr:`jump_ms`, of before."""
-        least_ms, most_ms = self._difference()
-        change_ms = max(least_ms, min(most_ms, 0))
-        self._ahead_ms += change_ms
-        return change_ms if abs(change_ms) >= JUMP_MS else 0
+        least_ns, most_ns = self._difference()
+        change_ns = max(least_ns, min(most_ns, 0))
+        self._ahead_ns += change_ns
+        return change_ns // _MS if abs(change_ns) >= _JUMP_NS else 0
 
     def _difference(self) -> tuple[int, int]:
         """Between which bounds the wall clock is ahead of this one. (A process may stand still between two looks.)"""
         before = self._monotonic()
         wall = self._wall()
-        return wall - self._monotonic() - self._ahead_ms, wall - before - self._ahead_ms
+        return wall - self._monotonic() - self._ahead_ns, wall - before - self._ahead_ns
 
 
 class DoubtingClock:

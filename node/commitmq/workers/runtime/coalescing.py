@@ -16,9 +16,8 @@ import math
 import time
 
 from commitmq.config import NodeConfig
-from commitmq.control import ControlBlock, WorkerWord
+from commitmq.control import ControlBlock, WorkerWord, role_slot
 from commitmq.workers.runtime.context import monotonic_ms
-from commitmq.workers.runtime.slots import role_slot
 
 LITTLE_BYTES = 262_144
 _AWAITED_UNTIL_MS = int(WorkerWord.AWAITED_UNTIL_MS)

@@ -9,6 +9,7 @@ End of file means the supervisor is dead: the worker then exits at once, because
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import math
@@ -28,26 +29,44 @@ import zmq
 
 from commitmq import failpoints
 from commitmq.config import NodeConfig
-from commitmq.config.live import with_live_values
-from commitmq.control import ControlBlock, WorkerState, WorkerWord
-from commitmq.counting.table import CountTable
+from commitmq.config.loading import with_live_values
+from commitmq.control import ControlBlock, WorkerState, WorkerWord, role_slot
+from commitmq.counting import CountTable
 from commitmq.errors import StoreError
-from commitmq.files.no_space import is_no_space
-from commitmq.files.room import Room, StoppedWithoutRoom
+from commitmq.files.disk_space import DiskRoom, StoppedWithoutRoom, is_no_space
 from commitmq.log import Log, configure, get_log
 from commitmq.network import ports
 from commitmq.network.guard import UserBounds, audit_log, make_guard
 from commitmq.network.router import Router, open_router
 from commitmq.protocol import wire
 from commitmq.security.access_file import UserQuotas
-from commitmq.security.on_behalf import Vouching
+from commitmq.security.native_rights import Vouching
 from commitmq.store.layout import StoreLayout
+from commitmq.supervision.exit_codes import progress_sentence
 from commitmq.supervision.node_files import read_node_file
 from commitmq.workers.runtime.doorbell import NAPPING, SLEEPING, Doorbell, Ringer
-from commitmq.workers.runtime.lifeline import has_ended, last_words
-from commitmq.workers.runtime.refusals import Refusals
 from commitmq.workers.runtime.role_lock import RoleTaken, acquire_role_lock
-from commitmq.workers.runtime.slots import role_slot
+
+
+def has_ended(lifeline: socket.socket) -> bool:
+    """True if the supervisor died before this worker had its lock.
+
+    A new supervisor waits for the locks that it finds, and may have looked before this one was taken. If the old
+    supervisor is alive now, with the lock held, then every later one will see the lock.
+    """
+    try:
+        return lifeline.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def last_words(lifeline: socket.socket, error: str) -> None:
+    """Tell the supervisor why this worker ends, if it still listens."""
+    with contextlib.suppress(OSError):
+        lifeline.send(wire.dumps({"event": "error", "error": error[:4096]}))
+
 
 # The context has a property named zmq, which would hide the module in annotations.
 Socket: TypeAlias = zmq.Socket[bytes]
@@ -65,7 +84,7 @@ class ExitCode(IntEnum):
     ROLE_TAKEN = 76  # another process of this role still holds its lock
     FAILPOINT = 77
     NO_ROOM = 78  # the disk has no room for what this worker needs; it runs again in a moment
-    RESTART = 79  # the worker asks for a new process: a person changed something that only a new process sees
+    RESTART = 79  # the worker asks for a new process: an operator changed something that only a new process sees
 
 
 # Plain ints: every message uses them, and an enum's operators are slow.
@@ -90,6 +109,17 @@ class RestartWanted(Exception):
 def monotonic_ms() -> int:
     """Clock for heartbeats and time-outs: never set back, the same in all processes of the machine."""
     return time.monotonic_ns() // 1_000_000
+
+
+class Refusals:
+    """Counts what a process refused; its predecessor's refusals count too."""
+
+    def __init__(self, control: ControlBlock, slot: int) -> None:
+        self._control, self._slot = control, slot
+
+    def count(self) -> None:
+        refused = self._control.worker(self._slot, WorkerWord.REFUSED)
+        self._control.put_worker(self._slot, WorkerWord.REFUSED, refused + 1)
 
 
 @dataclass
@@ -122,7 +152,7 @@ class WorkerContext:
         self.vouching = Vouching(str(self.params.pop("vouching", "")))
         self.audit = audit_log(self.layout.audit, self.role, self.config, self.log, lambda why: self.tell(audit=why))
         self.quotas = UserQuotas(self.layout.root, self.config.flow, self.log)
-        self.room = Room(self.log, self.tell, self.pause)
+        self.room = DiskRoom(self.log, self.tell, self.pause)
         self._lifeline_fd, self._doorbell_fd, self._woken_ms = (
             self.lifeline.fileno(),
             self.doorbell.fileno(),
@@ -182,7 +212,6 @@ class WorkerContext:
         self, name: str, *, takes_payload: bool = False, only_answers: bool = False
     ) -> tuple[Router, list[str]]:
         """A guarded ROUTER bound to ``ipc`` and ``tcp`` as the supervisor asked. Returns it and its endpoints.
-
         ``params["port"]`` is the tcp port: 0 takes a free one, which the supervisor passes to every later incarnation.
         """
         config, store, log = self.config, self.layout.root, self.log
@@ -419,3 +448,45 @@ def _ended_by(error: BaseException, log: Log, lifeline: socket.socket) -> ExitCo
     log.exception("worker crashed", error=words)
     last_words(lifeline, words)
     return ExitCode.CRASHED
+
+
+_TELL_MS = 200
+_LOG_MS = 2_000
+
+
+class StartProgress:
+    """Reports a worker's progress before it is ready, and with what it makes again beside its work.
+
+    The supervisor gets the reports and shows them in ``status``, the previous also to the program that waits for the
+    start; the log gets them when it takes long.
+
+    Called again and again with the progress. A report also shows that this worker lives.
+    """
+
+    def __init__(self, context: WorkerContext, name: str = "progress") -> None:
+        """``name`` of the report: ``progress``, or ``remaking``: damaged files are rebuilt while the worker serves."""
+        self._context = context
+        self._name = name
+        self._phase = ""
+        self._next_tell_ms = 0
+        self._next_log_ms = monotonic_ms() + _LOG_MS
+
+    def __call__(self, phase: str, done: int, total: int, unit: str = "bytes") -> None:
+        """``done`` of ``total`` in ``unit`` (``bytes`` of the log, ``queues``); a total of 0 is unknown."""
+        now = monotonic_ms()
+        if phase == self._phase and now < self._next_tell_ms:
+            return
+        self._phase, self._next_tell_ms = phase, now + _TELL_MS
+        self._context.heartbeat()
+        progress = {"phase": phase, "done": done, "total": total, "unit": unit}
+        self._context.tell(**{self._name: progress})
+        if now >= self._next_log_ms:
+            self._next_log_ms = now + _LOG_MS
+            what = "starting: " if self._name == "progress" else ""
+            self._context.log.info(f"{what}{progress_sentence(progress)}", done=done, total=total, unit=unit)
+
+    def over(self) -> None:
+        """Report that the work is finished."""
+        if self._phase:
+            self._phase = ""
+            self._context.tell(**{self._name: None})

@@ -57,11 +57,8 @@ class Ringer:
         self._connected = False
 
     def ring(self, *, urgent: bool = True) -> None:
-        """Wake the peer if it sleeps. Never blocks, never fails.
-
-        Without ``urgent`` a peer that only naps is not woken (it looks again within milliseconds, see
-        workers.runtime.coalescing).
-        alone.
+        """Wake the peer if it sleeps. Never blocks, never fails. Without ``urgent`` a peer that only naps is not woken
+        (it looks again within milliseconds, see workers.runtime.coalescing). alone.
         """
         asleep = self._control.worker(self._slot, WorkerWord.ASLEEP)
         if not asleep or (asleep == NAPPING and not urgent):
@@ -75,8 +72,8 @@ class Ringer:
             except BlockingIOError:
                 pass  # its queue of rings is full: it will wake anyway
             except OSError:
-                # Either the peer has bound anew, then the second try reaches it; or it died, and its successor looks by
-                # itself.
+                # Either the peer has bound again, then the second try reaches it; or it died, and its successor looks
+                # by itself.
                 self._connected = False
                 continue
             return

@@ -16,16 +16,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from commitmq.counting import families
-from commitmq.counting.table import CountTable
+from commitmq import counting
+from commitmq.counting import CountTable
 from commitmq.errors import StoreError
 from commitmq.files import disk
-from commitmq.files.write_all import write_all
+from commitmq.files.disk import write_all
 from commitmq.format.file_names import segment_name
 from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.recovery.writer_tail import writer_tail
+from commitmq.store.recovery.scan import writer_tail
 from commitmq.workers.runtime.context import WorkerContext
 
 
@@ -33,17 +33,16 @@ class SyncCounts:
     """The histograms of one process."""
 
     def __init__(self, table: CountTable, by: str) -> None:
-        self._durations = table.histogram(families.FLUSH_DURATION, by)
-        self._sizes = table.histogram(families.FLUSH_SIZE, by)
+        self._durations = table.histogram(counting.FLUSH_DURATION, by)
+        self._sizes = table.histogram(counting.FLUSH_SIZE, by)
 
     @classmethod
     def of(cls, context: WorkerContext, by: str) -> SyncCounts | None:
-        """None where nothing is counted."""
         table = context.counts
         return None if table is None else cls(table, by)
 
     def synced(self, took_ns: int, size_bytes: int) -> None:
-        """A sync that took so long made so many bytes durable."""
+        """A sync that took so long made this many bytes durable."""
         self._durations.observe(took_ns)
         self._sizes.observe(size_bytes)
 

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from commitmq.semantics.rates import Rates
-from commitmq.workers.runtime.context import WorkerContext
-from commitmq.workers.runtime.refusals import Refusals
+from commitmq.semantics.rates import RateLimiter
+from commitmq.workers.runtime.context import Refusals, WorkerContext
 
 MAX_NAME_CHARACTERS: Final = 255
 _BUSY: Final = "SYSTEM_BUSY"
@@ -30,9 +29,9 @@ class FlowRefusedError(Exception):
 
 
 class Flow:
-    """The rates of one process. One that is made anew, because settings or quotas changed, continues from the one before."""
+    """The rates of one process. With new settings or quotas it continues from the one ``before``."""
 
-    def __init__(self, context: WorkerContext, rates: list[Rates]) -> None:
+    def __init__(self, context: WorkerContext, rates: list[RateLimiter]) -> None:
         self._refusals, self._rates = Refusals(context.control, context.slot), rates
         self.bounds_users = any(one.is_bounded for one in rates if one.kind == "user")
         """Whether the user of a request has to be known."""
@@ -73,7 +72,7 @@ class Flow:
         *kinds: tuple[str, int, int],
     ) -> Flow | None:
         limit = context.config.flow.max_buckets
-        rates = [*(Rates(*kind, limit) for kind in kinds), Rates("user", 0, 0, limit, of_user)]
+        rates = [*(RateLimiter(*kind, limit) for kind in kinds), RateLimiter("user", 0, 0, limit, of_user)]
         for one, old in zip(rates, before._rates if before is not None else (), strict=False):
             one.continue_from(old)
         return cls(context, rates) if any(one.is_bounded for one in rates) else None

@@ -3,7 +3,7 @@
 A mover takes messages from one place of the log to another. :meth:`Mover.serve` is its loop: it waits for the writer, looks
 into the log for what was moved (``resume``), and then takes one turn after the other, until the writer is lost.
 
-No message ends it: records are made from records by :func:`commitmq.workers.runtime.isolation.isolated`.
+No message ends it: records are made from records by :func:`commitmq.workers.runtime.run_mover.isolated`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class Mover(ABC):
 
     @abstractmethod
     def resume(self) -> None:
-        """Find what was moved before, and begin behind it. The writer serves; this process may be asked to stop meanwhile.
-
-        Raises WriterLost.
+        """Find what was moved before, and begin behind it. The writer serves; this process may be asked to stop in the
+        meantime. Raises WriterLost.
         """
 
     @abstractmethod
@@ -43,7 +42,7 @@ class Mover(ABC):
         self._context.log.warning("the writer was lost, looking into the log for what was moved")
 
     def cope(self, error: Exception) -> bool | None:
-        """What to do about another exception of a turn: True resumes anew, False goes on, None lets it end the process."""
+        """Handle another exception of a turn: True resumes again, False continues, None ends the process."""
         del error
         return None
 

@@ -15,8 +15,10 @@ from commitmq.workers.runtime.context import WorkerContext
 
 _REQUESTS_A_TURN: Final = 64
 
-Operation = Callable[[dict[str, Any]], dict[str, Any]]
-"""Takes a request's header, returns the fields of its answer. An exception becomes the answer."""
+Operation = Callable[[bytes, dict[str, Any]], dict[str, Any] | None]
+"""Takes the client and a request's header, returns the fields of its answer; None: it is answered later, by the operation's
+own process. An exception becomes the answer.
+"""
 
 
 class RequestSocket:
@@ -30,40 +32,51 @@ class RequestSocket:
         who: str,
         operations: Mapping[str, Operation],
         changes: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        *,
+        requests_a_turn: int = _REQUESTS_A_TURN,
     ) -> None:
         self._context = context
-        self._who = who
-        self._operations, self._changes = operations, changes
+        self._who, self._requests_a_turn = who, requests_a_turn
+        self.operations, self._changes = operations, changes
         self.router, self.endpoints = context.bind_router(context.role)
         context.register(self.router)
 
-    def serve(self) -> None:
-        """Answer the requests that have arrived."""
-        for _ in range(_REQUESTS_A_TURN):
+    def serve(self) -> bool:
+        """Answer the requests that have arrived. True when more may have arrived."""
+        for _ in range(self._requests_a_turn):
             try:
                 client, *frames = self.router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return
-            self.router.send_multipart([client, self._answer(client, frames)])
+                return False
+            answer = self._answer(client, frames)
+            if answer is not None:
+                self.router.send_multipart([client, answer])
+        return True
 
-    def _answer(self, client: bytes, frames: list[bytes]) -> bytes:
+    def _answer(self, client: bytes, frames: list[bytes]) -> bytes | None:
         if len(frames) != 1:
             return wire.error(None, "BAD_HEADER", f"{self._who} takes one frame, not {len(frames)}")
         try:
             header = wire.parse_request(frames[0])
         except ProtocolError as error:
-            return wire.error(wire.request_id(frames[0]), error.code, error.message)
-        identity, operation = header["id"], self._operations.get(header["op"])
+            return wire.refused(wire.request_id(frames[0]), error)
+        operation = self.operations.get(header["op"])
         if operation is None:
-            known = ", ".join(self._operations)
-            return wire.error(identity, "UNKNOWN_OP", f"{self._who} knows {known}, not {header['op']!r}")
+            known = ", ".join(self.operations)
+            return wire.error(header["id"], "UNKNOWN_OP", f"{self._who} knows {known}, not {header['op']!r}")
+        return self._carried_out(client, header, operation)
+
+    def _carried_out(self, client: bytes, header: dict[str, Any], operation: Operation) -> bytes | None:
+        identity = header["id"]
         try:
             if header["op"] not in self._changes or header.get("dry_run"):
-                return wire.ok(identity, **operation(header))
-            with self._context.audit.changing(self._change(client, header)):
-                return wire.ok(identity, **operation(header))
+                fields = operation(client, header)
+            else:
+                with self._context.audit.changing(self._change(client, header)):
+                    fields = operation(client, header)
+            return None if fields is None else wire.ok(identity, **fields)
         except ProtocolError as error:
-            return wire.error(identity, error.code, error.message)
+            return wire.refused(identity, error)
         except (CommitMQError, OSError) as error:
             self._context.log.error("a request failed", op=header["op"], error=str(error))
             return wire.error(identity, "SYSTEM_ERROR", str(error))

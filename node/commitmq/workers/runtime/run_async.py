@@ -12,9 +12,8 @@ _BEAT_S: Final = 0.5
 
 
 def run_async(context: WorkerContext, main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run ``main`` until it returns. Its event is set when the worker shall drain and return.
-
-    Raises what ``main`` raises, and SupervisorGone at the end of the lifeline: ``main`` is cancelled then.
+    """Run ``main`` until it returns. Its event is set when the worker shall drain and return. Raises what ``main``
+    raises, and SupervisorGone at the end of the lifeline: ``main`` is cancelled then.
     """
     asyncio.run(_run(context, main))
 

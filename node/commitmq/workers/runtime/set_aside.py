@@ -1,18 +1,21 @@
-"""Messages that a process has *set aside*: no copy of them fits, not even a dead letter (:mod:`commitmq.semantics.fitting`).
+"""Messages that a process has *set aside*: no copy of them fits, not even a dead letter
+(:mod:`commitmq.semantics.derived`).
 
-Such a message stays where it lies, and the process goes on behind it. It is counted and logged once, and it stands in
-``commitmq/set_aside/ROLE.json``, from which ``commitmq dlq stuck`` lists it. A process that meets a message a second time,
-because it died before its position was written down, knows it by its place.
+Such a message stays where it lies, and the process continues behind it. It is counted and logged once, and it stands in
+``commitmq/set_aside/ROLE.json``, from which ``commitmq dlq stuck`` lists it. A process that meets a message a second
+time, because it died before its position was written down, knows it by its place.
 
-The file is ``{"count": n, "messages": [{…}]}``: the number of all, and the last MOST_KEPT of them, the oldest first. The group
-that has the most there gives way, or the topic where there is no group, so that one cannot push out those of all others::
+The file is ``{"count": n, "messages": [{…}]}``: the number of all, and the last MOST_KEPT of them, the oldest first.
+The group that has the most there gives way, or the topic where there is no group, so that one cannot push out those of
+all others::
 
     at            when it was set aside (ms)
     why           a sentence
-    topic, queue, queue_offset, physical_offset    where it lies; left out where it cannot be told
-    group         the group to which it cannot come back; left out where there is none
-    unique_key    left out where it has none
-    received      when the group received it (ms), where that tells it from one at the same offset of a later topic of the name
+    topic, queue, queue_offset, physical_offset    where it lies; omitted where it cannot be told
+    group         the group to which it cannot come back; omitted where there is none
+    unique_key    omitted where it has none
+    received      when the group received it (ms), where that tells it from one at the same offset of a later topic of
+    the name
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import Any, Final
 
 import orjson
 
-from commitmq.counting import families
+from commitmq import counting
 from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError
 from commitmq.files import atomic_file
 from commitmq.format.constants import Property
@@ -45,7 +48,7 @@ Entry = dict[str, Any]
 
 
 class SetAside:
-    """Those of one process. ``count``: how many there were, also in former runs."""
+    """Those of one process. ``count``: how many there were, also in previous runs."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -79,7 +82,7 @@ class SetAside:
             self.note(why, physical_offset=place)
 
     def note(self, why: str, **place: Any) -> None:
-        """Set the message at ``place`` aside (see the module for its members; empty ones are left out)."""
+        """Set the message at ``place`` aside (see the module for its members; empty ones are omitted)."""
         entry: Entry = {"at": time.time_ns() // 1_000_000, "why": why}
         entry |= {name: value for name, value in place.items() if value not in ("", -1)}
         if (key := _place(entry)) in self._known:
@@ -95,7 +98,7 @@ class SetAside:
         self._log(entry)
         self._context.tell(set_aside=self.count)
         if (counts := self._context.counts) is not None:
-            counts.count(families.SET_ASIDE, self._context.role).add()
+            counts.count(counting.SET_ASIDE, self._context.role).add()
         self.write_down()
 
     def _log(self, entry: Entry) -> None:
@@ -114,7 +117,7 @@ class SetAside:
         self._write_at_ms = now + _WRITE_MS
         try:
             self._is_dirty = not self._context.room.try_to("set_aside", self._write)
-        except OSError as error:  # perhaps until a person comes
+        except OSError as error:  # perhaps until an operator comes
             self._write_at_ms = now + _LINES_MS
             self._context.log.warning("the list of what is set aside cannot be written", why=str(error))
 

@@ -31,7 +31,6 @@ from commitmq.errors import RequestError
 from commitmq.format import bloom
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
-from commitmq.store.metadata.deleted_topics import NO_END, WatchedTable
 from commitmq.store.metadata.topic_config import (
     PERM_READ,
     PERM_WRITE,
@@ -44,10 +43,9 @@ from commitmq.store.metadata.topic_config import (
     TopicTable,
     collector_paused,
 )
-from commitmq.store.metadata.topic_files import TopicChange, TopicReader
+from commitmq.store.metadata.topic_files import NO_END, TopicChange, TopicReader, WatchedTable
 from commitmq.store.queues.consume_queue_ext import Extensions
-from commitmq.store.queues.pull_result import Units
-from commitmq.store.queues.record_filter import RecordFilter
+from commitmq.store.queues.record_filter import RecordFilter, Units
 from commitmq.workers.reader.filters import Filters
 from commitmq.workers.runtime.context import WorkerContext
 
@@ -75,7 +73,7 @@ class DeletedTopics:
 _NEVER = 1 << 62
 
 
-class Known(NamedTuple):
+class KnownSubscription(NamedTuple):
     """One subscription: its expression, its bits, and the log offset at which bit maps begin to include it."""
 
     kind: str
@@ -91,7 +89,7 @@ class SubscriptionView:
         self._path = subscriptions_path(layout)
         self._control = control
         self._version = -1
-        self._known: dict[str, dict[str, Known]] = {}
+        self._known: dict[str, dict[str, KnownSubscription]] = {}
 
     def refresh(self) -> bool:
         """Read the list again if it changed. True when it was read."""
@@ -111,20 +109,20 @@ class SubscriptionView:
                 expression = texts.setdefault(one["expression"], one["expression"])
                 known = before.get(topic, {}).get(group)
                 mask = bloom.mask(group, topic) if known is None else known.mask
-                self._known.setdefault(topic, {})[group] = Known(one["type"], expression, mask, since)
+                self._known.setdefault(topic, {})[group] = KnownSubscription(one["type"], expression, mask, since)
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._known = {}
             get_log("subscriptions").error("the list of subscriptions cannot be read", error=str(error))
         return True
 
-    def of_topic(self, topic: str) -> Iterable[Known]:
+    def of_topic(self, topic: str) -> Iterable[KnownSubscription]:
         return self._known.get(topic, {}).values()
 
     def expressions(self) -> set[tuple[str, str]]:
         """Type and expression of every subscription."""
         return {(one.kind, one.expression) for of_topic in self._known.values() for one in of_topic.values()}
 
-    def of_group(self, topic: str, group: str) -> Known | None:
+    def of_group(self, topic: str, group: str) -> KnownSubscription | None:
         return self._known.get(topic, {}).get(group)
 
 
@@ -167,7 +165,7 @@ class CompiledSubscriptions:
 class BitMapFilter:
     """A pull's filter that first looks at the bit maps. ``wanted`` decides about every message that they do not exclude."""
 
-    def __init__(self, wanted: RecordFilter, known: Known) -> None:
+    def __init__(self, wanted: RecordFilter, known: KnownSubscription) -> None:
         self._wanted = wanted
         self._mask: NDArray[np.uint8] = np.frombuffer(known.mask, np.uint8)
         self._since = known.since
@@ -236,9 +234,8 @@ class TopicView(NamedTuple):
 
 
 class TopicViews:
-    """Topics by name, and the tombstones of deleted ones: records below a tombstone belong to no topic.
-
-    ``ended`` has the names of topics that ended in the last :meth:`reload` or :meth:`hear`.
+    """Topics by name, and the tombstones of deleted ones: records below a tombstone belong to no topic. ``ended`` has
+    the names of topics that ended in the last :meth:`reload` or :meth:`hear`.
     """
 
     def __init__(self, layout: StoreLayout, control: ControlBlock) -> None:
@@ -381,9 +378,7 @@ class TopicViews:
         return changed
 
     def hear(self, frame: bytes) -> set[str]:
-        """Take one message of news. Returns the names it changed. Raises StoreError when the files had to be read and
-        could not be.
-        """
+        """Take one message of news. Returns the names it changed. Raises StoreError when files cannot be read."""
         news: dict[str, Any] = orjson.loads(frame)
         version = int(news["version"])
         self.ended = set()
@@ -443,7 +438,5 @@ def _view_of(one: TopicConfig) -> TopicView:
 
 
 def _is_folder(name: str) -> bool:
-    """A topic's name becomes a folder's name. A name that would lead to another folder is not served, even if the file
-    has it.
-    """
+    """A topic's name becomes a folder's: one that leads elsewhere is not served, even if the file has it."""
     return bool(name) and "/" not in name and "\0" not in name and name not in (".", "..")

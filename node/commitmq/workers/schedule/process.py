@@ -9,10 +9,10 @@ Invariants
     * None is lost: the position of a level passes a message when its copy is in the log, or when the message cannot be
       delivered and is a dead letter; the position is written down when that copy is flushed.
     * None is delivered twice (``schedule.exactly_once``): after a death of this process, of the writer or of the whole
-      node, the log says what was delivered (:mod:`commitmq.workers.runtime.moved_before`).
+      node, the log says what was delivered (:mod:`commitmq.workers.runtime.run_mover`).
 
-What grows: nothing but the topic's name, and a CRC (:mod:`commitmq.semantics.fitting`). A message that cannot be delivered
-is a dead letter or is set aside (:mod:`commitmq.workers.runtime.delivery`).
+What grows: nothing but the topic's name, and a CRC (:mod:`commitmq.semantics.derived`). A message that cannot be delivered
+is a dead letter or is set aside (:mod:`commitmq.workers.runtime.run_making`).
 
 A level waits for its own messages only: one that the node refuses for now is tried again each 100 ms, and holds up the
 later messages of its level, as in RocketMQ.
@@ -39,16 +39,14 @@ from commitmq.store.log.dispatch_batch import DispatchBatch
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.runtime.clocks import SteadyClock
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
-from commitmq.workers.runtime.delivery import RETRY_MS, Delivery
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
-from commitmq.workers.runtime.moved_before import MovedBefore
 from commitmq.workers.runtime.mover import Mover
-from commitmq.workers.runtime.mover_positions import MoverPositions
-from commitmq.workers.runtime.run_making import RunMaker, few_enough
-from commitmq.workers.runtime.run_mover import MovedRun
+from commitmq.workers.runtime.mover_positions import UNKNOWN, MoverPositions
+from commitmq.workers.runtime.run_making import RETRY_MS, Delivery, RunMaker, few_enough
+from commitmq.workers.runtime.run_mover import MovedBefore, MovedRun
 from commitmq.workers.runtime.set_aside import SetAside
 from commitmq.workers.runtime.topic_view import DeletedTopics
-from commitmq.workers.schedule.progress import UNKNOWN, Progress, ProgressFiles
+from commitmq.workers.schedule.progress import ScheduleProgress, ScheduleProgressFiles
 
 Integers = NDArray[np.int64]
 
@@ -58,7 +56,7 @@ _MARKS: Final = 16
 
 
 @dataclass(slots=True)
-class Portion:
+class LevelRuns:
     """Messages that are taken together. ``behind``: the offset of the level once all of ``runs`` are appended."""
 
     behind: int
@@ -75,7 +73,7 @@ class Level:
         self.offset = offset
         self.next_due_ms = 0
         """When the next message is due, as far as known; NEVER_MS when none waits."""
-        self.waiting: Portion | None = None
+        self.waiting: LevelRuns | None = None
         """Taken, and not all of it appended yet."""
         self._seen = -1
         self._reader = reader
@@ -109,7 +107,7 @@ class Level:
         runs: RunMaker,
         log_end: int,
         is_moved: Callable[[memoryview], bool] | None,
-    ) -> Portion | None:
+    ) -> LevelRuns | None:
         """Up to ``count`` messages that are due, as runs; None when none is. Sets ``next_due_ms``.
 
         A time further away than the level's delay comes from a clock that was set back since. Such a message waits for the
@@ -141,7 +139,7 @@ class Level:
             return None
         if ready == len(units):
             self.next_due_ms = 0  # more may be due already
-        portion = Portion(at + ready, log_end)
+        portion = LevelRuns(at + ready, log_end)
         sizes = units["size"][:ready].astype(np.int64)
         real = (sizes > 0) & (sizes != PREBLANK_SIZE)
         places = units["physical_offset"][:ready].astype(np.int64)[real]
@@ -176,7 +174,7 @@ class Level:
 
 
 ROLE = "schedule"
-_LOOK_MS: Final = 500  # the shortest delay is a second, so a message that came meanwhile is seen before it is due
+_LOOK_MS: Final = 500  # the shortest delay is a second, so a message that came in the meantime is seen before it is due
 
 
 def _delivered(batch: DispatchBatch) -> object:
@@ -197,13 +195,17 @@ class Schedule(Mover):
         self._config, self._clock = config, clock or SteadyClock()
         self._expired = ExpiredSegments(context, self._log)
         self._reader = QueueReader(self._log, layout.consume_queue, config.consume_queue.file_bytes)
-        self._files = ProgressFiles(layout, context.log, partial(context.control.get, Word.FLUSHED))
+        self._files = ScheduleProgressFiles(layout, context.log, partial(context.control.get, Word.FLUSHED))
         self._mover = self._delivery.mover
         self._before = MovedBefore()
         self._ends: dict[int, int] = {}
         self._levels = [Level(number, 0, self._reader) for number in range(1, MAX_LEVEL + 1)]
-        self._positions: MoverPositions[Progress] = MoverPositions(
-            context, config.schedule.persist_interval_ms, take=self._progress, store=self._files.store, start=Progress()
+        self._positions: MoverPositions[ScheduleProgress] = MoverPositions(
+            context,
+            config.schedule.persist_interval_ms,
+            take=self._progress,
+            store=self._files.store,
+            start=ScheduleProgress(),
         )
         self._noted: dict[int, int] = {}
         """The offsets at the last change."""
@@ -293,7 +295,7 @@ class Schedule(Mover):
             level.offset >= self._ends[level.number] or level.next_due_ms > self._resumed_ms
         )
 
-    def _take(self, level: Level, now: int) -> Portion | None:
+    def _take(self, level: Level, now: int) -> LevelRuns | None:
         bound, floor = self._bounds()
         return level.take(
             now,
@@ -306,7 +308,7 @@ class Schedule(Mover):
             is_moved=self._before.pass_over if len(self._before) else None,
         )
 
-    def _deliver(self, level: Level, portion: Portion) -> None:
+    def _deliver(self, level: Level, portion: LevelRuns) -> None:
         """Append the runs of a portion. Those that may succeed later stay in it."""
         portion.runs = self._delivery.append(portion.runs)
         if not portion.runs:
@@ -326,12 +328,12 @@ class Schedule(Mover):
     def _offsets(self) -> dict[int, int]:
         return {level.number: level.offset for level in self._levels if level.offset}
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> ScheduleProgress:
         """The positions now. Deliveries of later messages lie behind what is flushed, unless they are under way."""
         logs = [level.waiting.log for level in self._levels if level.waiting is not None]
         if self._begins_at is not None:
             logs.append(self._begins_at)
-        return Progress(self._offsets(), min([self._control.get(Word.FLUSHED), *logs]))
+        return ScheduleProgress(self._offsets(), min([self._control.get(Word.FLUSHED), *logs]))
 
     def close(self, *, lost: bool) -> None:
         """Write the last positions, if everything delivered is flushed soon."""

@@ -2,7 +2,7 @@
 
 A slot of the wheel whose time has come: its messages in the order of their times, its rolls and its cancellations.
 
-The keys by which the timer finds what it has appended already (:mod:`commitmq.workers.runtime.moved_before`).
+The keys by which the timer finds what it has appended already (:mod:`commitmq.workers.runtime.run_mover`).
 
 A delivered message has two properties more than its source, the times of its enqueuing and dequeuing, and a message that
 rolled has another number of rolls. All else is as it was, in another order.
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from commitmq.format.constants import Property
 from commitmq.format.record import parts_of
-from commitmq.format.timer_log import MAGIC_DELETE, MAGIC_ROLL
-from commitmq.format.timer_wheel import NO_POSITION
+from commitmq.format.timer import MAGIC_DELETE, MAGIC_ROLL, NO_POSITION
 from commitmq.semantics.retry import UNDELIVERED_TOPIC
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.log.append import longs
@@ -28,14 +27,12 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch
 from commitmq.store.log.readdressing import find
 from commitmq.workers.runtime.context import WorkerContext
-from commitmq.workers.runtime.delivery import Delivery
-from commitmq.workers.runtime.moved_before import Key, MovedBefore, key_of
-from commitmq.workers.runtime.run_making import RunMaker, few_enough
-from commitmq.workers.runtime.run_mover import MovedRun
+from commitmq.workers.runtime.run_making import Delivery, RunMaker, few_enough
+from commitmq.workers.runtime.run_mover import Key, MovedBefore, MovedRun, key_of
 from commitmq.workers.runtime.set_aside import SetAside
 from commitmq.workers.runtime.topic_view import DeletedTopics
 from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, delete_keys, due_of, message_key
-from commitmq.workers.timer.unit_log import UnitLog
+from commitmq.workers.timer.wheel import UnitLog
 
 Integers = NDArray[np.int64]
 Rows = NDArray[np.void]
@@ -97,7 +94,7 @@ class DueSlot:
         return due
 
     def take(self, now_ms: int, count: int, records: RunMaker) -> Rows:
-        """Up to ``count`` messages that are due, and not too many bytes; cancelled ones are left out and counted."""
+        """Up to ``count`` messages that are due, and not too many bytes; cancelled ones are omitted and counted."""
         ready = min(count, int(np.searchsorted(self._rows["due_ms"], now_ms, side="right")))
         ready = few_enough(self._rows["size"][:ready])
         taken, self._rows = self._rows[:ready], self._rows[ready:]
@@ -226,9 +223,8 @@ class Deliveries:
             self._context.log.info("looks for deliveries before it", found=len(self._delivered), bytes=end - start)
 
     def begins_at(self) -> list[int]:
-        """Where deliveries lie that were found by :meth:`begin` and are not done; empty without one.
-
-        A position that is written down must not pass it: their slot is opened anew, behind them.
+        """Where deliveries lie that were found by :meth:`begin` and are not done; empty without one. A position that is
+        written down must not pass it: their slot is opened again, behind them.
         """
         return [] if self._start is None else [self._start]
 
@@ -249,8 +245,7 @@ class Deliveries:
 
     def of_later(self, messages: Incoming, now_ms: int) -> NDArray[np.bool_]:
         """Which of ``messages`` were delivered before, though they are due after ``now_ms``: the clock was ahead of it.
-
-        (Those that are due are passed over when they are delivered.)
+        (Those that are due are skipped when they are delivered.)
         """
         found: NDArray[np.bool_] = np.zeros(len(messages), np.bool_)
         if len(self._delivered):

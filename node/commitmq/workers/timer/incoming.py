@@ -16,7 +16,7 @@ from commitmq.format.record import decode_record
 from commitmq.semantics.timer import TIMER_TOPIC, TimerRules
 from commitmq.store.log.append import longs
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.log.readdressing import Found, find
+from commitmq.store.log.readdressing import FoundProperties, find
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.runtime.run_making import few_enough
 
@@ -44,7 +44,7 @@ _WIDER: Final = 12  # bytes of an IPv6 host more than of an IPv4 host
 _BYTES: Final = 256 ** np.arange(7, -1, -1, dtype=np.uint64)
 
 
-class Keys(NamedTuple):
+class TimerKeys(NamedTuple):
     """Of a message: its unique id, its real topic, and what it cancels (empty for one that is no cancellation)."""
 
     unique: bytes
@@ -52,7 +52,7 @@ class Keys(NamedTuple):
     deletes: bytes
 
 
-_NO_KEYS: Final = Keys(b"", b"", b"")
+_NO_KEYS: Final = TimerKeys(b"", b"", b"")
 
 
 class RollKey(NamedTuple):
@@ -103,7 +103,7 @@ class Incoming:
     topic_hash: Integers
     cancels: NDArray[np.bool_]
     rolled: Integers
-    keys: list[Keys]
+    keys: list[TimerKeys]
     """Empty unless they were asked for; of messages of which they were not asked for, without anything in them."""
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ Which = Callable[[Incoming], NDArray[np.bool_]]
 
 
 class TimerQueue:
-    """Reads the queue of the timer topic. Messages that cannot be read are reported and left out."""
+    """Reads the queue of the timer topic. Messages that cannot be read are reported and omitted."""
 
     def __init__(self, reader: QueueReader, log: CommitLog, report: Report) -> None:
         self._reader, self._log, self._report = reader, log, report
@@ -207,9 +207,9 @@ class TimerQueue:
             part.keep(good)
         return part
 
-    def _topic_hashes(self, found: Found) -> Integers:
+    def _topic_hashes(self, found: FoundProperties) -> Integers:
         rows = slice(_TOPIC, _TOPIC + 1)
-        topics = Found(
+        topics = FoundProperties(
             found.data, np.ascontiguousarray(found.starts[rows]), np.ascontiguousarray(found.lengths[rows]), found.whole
         )
         numbers, firsts = topics.alike()
@@ -231,7 +231,7 @@ class TimerQueue:
                 self.topics[topic] = record.properties.get(Property.REAL_TOPIC, "")
 
 
-def _keys(found: Found, which: NDArray[np.bool_]) -> list[Keys]:
+def _keys(found: FoundProperties, which: NDArray[np.bool_]) -> list[TimerKeys]:
     """Those of the messages ``which``."""
     keys = [_NO_KEYS] * len(which)
     if (wanted := np.flatnonzero(which)).size:
@@ -241,7 +241,7 @@ def _keys(found: Found, which: NDArray[np.bool_]) -> list[Keys]:
             starts = found.starts[row][wanted]
             ends = (starts + found.lengths[row][wanted]).tolist()
             columns.append([bytes(data[start:end]) for start, end in zip(starts.tolist(), ends, strict=True)])
-        for index, one in zip(wanted.tolist(), map(Keys, *columns), strict=True):
+        for index, one in zip(wanted.tolist(), map(TimerKeys, *columns), strict=True):
             keys[index] = one
     return keys
 
@@ -273,7 +273,7 @@ def due_of(data: NDArray[np.uint8], positions: Integers, sizes: Integers, out_ms
 
 
 def exact_due(
-    data: NDArray[np.uint8], positions: Integers, found: Found, out_ms: Integers, delays: Integers
+    data: NDArray[np.uint8], positions: Integers, found: FoundProperties, out_ms: Integers, delays: Integers
 ) -> Integers:
     """The very time that each message asked for. ``found`` has the request's properties in its first rows, ``delays`` are
     :func:`delays_of` it.
@@ -294,7 +294,7 @@ def exact_due(
     return np.clip(due, out_ms, latest)
 
 
-def delays_of(data: NDArray[np.uint8], found: Found) -> Integers:
+def delays_of(data: NDArray[np.uint8], found: FoundProperties) -> Integers:
     """How long after its storing each message is to be delivered (ms); NO_DELAY for one that names a time, or nothing."""
     delays = np.full(found.starts.shape[1], NO_DELAY, np.int64)
     for row, scale in reversed(_SCALES):

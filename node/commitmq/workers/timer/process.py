@@ -1,74 +1,193 @@
 """timer: appends messages to their own topics at the time that their sender named (spec 12.2).
 
 Owns: ``timerwheel``, ``timerlog/``, ``config/timercheck``, ``config/timermetrics``, ``commitmq/timer.json``. Reads: the
-ConsumeQueue of rmq_sys_wheel_timer, the CommitLog. Advances: nothing that others read. Sockets: DEALER to the writer and to
-the coordinator; doorbell (rung by the ConsumeQueue dispatcher). Exit codes: workers.runtime.context.ExitCode.
+ConsumeQueue of rmq_sys_wheel_timer, the CommitLog. Advances: nothing that others read. Sockets: DEALER to the writer
+and to the coordinator; doorbell (rung by the ConsumeQueue dispatcher). Exit codes: workers.runtime.context.ExitCode.
 
 Invariants
     * A message is never delivered early: its slot, and then its own time, must have come.
-    * None is lost: a slot is done, and the queue offset passes a message, when the copies are in the log, or when a message
-      cannot be delivered and is a dead letter; the positions are written down when the log is flushed as far as it was when
-      they were taken. So none speaks of a message or of a place in the log that a power cut takes.
-    * None is delivered twice (``timer.exactly_once``): after a death of this process, of the writer or of the whole node,
-      the log says what was delivered (:mod:`commitmq.workers.runtime.moved_before`).
-    * A cancelled message is not delivered: the writer takes a cancellation until CANCEL_MARGIN_MS before the slot, and the
-      slot is opened when everything that was written until then is in the wheel.
+    * None is lost: a slot is done, and the queue offset passes a message, when the copies are in the log, or when a
+      message cannot be delivered and is a dead letter; the positions are written down when the log is flushed as far as
+      it was when they were taken. So none speaks of a message or of a place in the log that a power cut takes.
+    * None is delivered twice (``timer.exactly_once``): after a death of this process, of the writer or of the whole
+      node, the log says what was delivered (:mod:`commitmq.workers.runtime.run_mover`).
+    * A cancelled message is not delivered: the writer takes a cancellation until CANCEL_MARGIN_MS before the slot, and
+      the slot is opened when everything that was written until then is in the wheel.
 
-What grows: TIMER_ENQUEUE_MS and TIMER_DEQUEUE_MS, of a roll TIMER_ROLL_TIMES (:mod:`commitmq.semantics.fitting`). The writer
-takes no message without room for that; RocketMQ's lack TIMER_ENQUEUE_MS then, or are dead letters.
+What grows: TIMER_ENQUEUE_MS and TIMER_DEQUEUE_MS, of a roll TIMER_ROLL_TIMES (:mod:`commitmq.semantics.derived`). The
+writer takes no message without room for that; RocketMQ's lack TIMER_ENQUEUE_MS then, or are dead letters.
 
-Wheel and timer log index the queue; :mod:`commitmq.workers.timer.index` says when they are made again from it.
+Wheel and timer log index the queue; :mod:`commitmq.workers.timer.wheel` says when they are rebuilt from it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
-from commitmq import failpoints
+from commitmq import counting, failpoints
 from commitmq.control import Word
+from commitmq.counting import CountTable
 from commitmq.errors import StoreError
-from commitmq.format.timer_wheel import SLOTS
-from commitmq.semantics.recall import CANCEL_MARGIN_MS
-from commitmq.semantics.timer import LATE_ENQUEUE_MS, TimerRules
+from commitmq.files.disk_space import DiskRoom
+from commitmq.format.timer import SLOTS
+from commitmq.log import Log
+from commitmq.semantics.timer import CANCEL_MARGIN_MS, LATE_ENQUEUE_MS, TimerRules
 from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.metadata import json_config
+from commitmq.store.metadata.json_config import DataVersion
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.runtime.clocks import SteadyClock
-from commitmq.workers.runtime.context import WorkerContext
-from commitmq.workers.runtime.delivery import RETRY_MS
+from commitmq.workers.runtime.context import StartProgress, WorkerContext, monotonic_ms
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.mover import Mover
-from commitmq.workers.runtime.mover_positions import MoverPositions
+from commitmq.workers.runtime.mover_positions import UNKNOWN, MoverPositions
+from commitmq.workers.runtime.run_making import RETRY_MS
 from commitmq.workers.runtime.set_aside import SetAside
-from commitmq.workers.runtime.start_progress import StartProgress
 from commitmq.workers.timer.deliveries import ROW, Deliveries, DueSlot, Rows
 from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, TimerQueue, slots_of
-from commitmq.workers.timer.index import TimerIndex
-from commitmq.workers.timer.making_again import MakingAgain
-from commitmq.workers.timer.metrics import TimerMetrics
-from commitmq.workers.timer.progress import UNKNOWN, Progress, ProgressFiles, SetBack
-from commitmq.workers.timer.unit_log import DamagedTimerLogError
+from commitmq.workers.timer.progress import ClockSetBack, TimerProgress, TimerProgressFiles
+from commitmq.workers.timer.wheel import DamagedTimerLogError, MakingAgain, TimerIndex
+
+Integers = NDArray[np.int64]
+NameOf = Callable[[int], "str | None"]
+"""The topic whose name has this hash, None while no message has told it."""
+
+_INTERVAL_MS: Final = 10_000
+UNKNOWN_TOPIC: Final = "_unknown"
+"""Stands in counts for a topic whose name no message has told yet."""
+
+
+class TimerMetrics:
+    """How many messages wait for each topic: RocketMQ's file ``config/timermetrics`` (spec 18, 14).
+
+    A count is the number of units that wait in the wheel minus that of cancellations among them, as a slot counts. Units name
+    their topic by a hash, so a start counts them without a look at their messages: the counts are right after any death. The
+    file is for people and for RocketMQ, and a few seconds behind.
+
+    The counts and the file. One process uses it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        log: Log,
+        room: DiskRoom,
+        name_of: NameOf,
+        now_ms: Callable[[], int],
+        counts: CountTable | None = None,
+    ) -> None:
+        self._path, self._log, self._room, self._name_of, self._now_ms = path, log, room, name_of, now_ms
+        self._counts: dict[int, int] = {}
+        self._changed_ms: dict[int, int] = {}
+        self._version: DataVersion | None = None
+        self._changed = False
+        self._store_at_ms = 0
+        self._table = counts
+        self._shared: dict[int, int] = {}
+        """What each topic without a row of its own has added to the row that they share."""
+
+    def begin(self, hashes: Integers, steps: Integers) -> None:
+        """These units wait, and no others."""
+        self._counts.clear()
+        table, self._table = self._table, None  # these were counted when they came
+        self.add(hashes, steps)
+        self._table = table
+        if table is None:
+            return
+        waiting: dict[tuple[str, ...], int] = {(name,): count for name, count in self.counts().items()}
+        table.set_all(counting.DELAYED_WAITING, waiting)
+        names = {topic: self._name_of(topic) for topic in self._counts}
+        self._shared = {
+            topic: self._counts[topic]
+            for topic, name in names.items()
+            if name and not table.has_row(counting.DELAYED_WAITING, name)
+        }
+
+    def add(self, hashes: Integers, steps: Integers) -> None:
+        """Units of the topics ``hashes`` came; each changes its topic's count by its step."""
+        if not len(hashes):
+            return
+        topics, numbers = np.unique(hashes, return_inverse=True)
+        sums = np.bincount(numbers, weights=steps).astype(np.int64)
+        now_ms = self._now_ms()
+        for topic, change in zip(topics.tolist(), sums.tolist(), strict=True):
+            self._counts[topic] = self._counts.get(topic, 0) + change
+            self._changed_ms[topic] = now_ms
+            if self._table is not None:
+                self._count(self._table, topic, change)
+        self._changed = True
+
+    def _count(self, table: CountTable, topic: int, change: int) -> None:
+        name = self._name_of(topic) or UNKNOWN_TOPIC
+        if name != UNKNOWN_TOPIC:
+            waiting, count = table.count(counting.DELAYED_WAITING, name), self._counts[topic]
+            if table.has_row(counting.DELAYED_WAITING, name):
+                waiting.set(count)
+            else:
+                waiting.add(count - self._shared.get(topic, 0))
+                self._shared[topic] = count
+        table.count(counting.DELAYED_IN if change > 0 else counting.DELAYED_OUT, name).add(abs(change))
+
+    def counts(self) -> dict[str, int]:
+        """By topic. A topic that is not known by its name yet is omitted."""
+        named = ((self._name_of(topic), count) for topic, count in self._counts.items())
+        return {name: count for name, count in named if name}
+
+    def write_down(self, *, at_once: bool = False) -> None:
+        """Write the file when anything has changed and it is time. A failure is logged: nobody depends on the file."""
+        now = monotonic_ms()
+        if not self._changed or (now < self._store_at_ms and not at_once):
+            return
+        self._store_at_ms = now + _INTERVAL_MS
+        try:
+            if self._version is None:
+                self._version = _version_of(self._path)
+            self._version.advance()
+            replace = partial(json_config.replace_text, self._path, self._encoded(self._version))
+            self._changed = not self._room.try_to("timermetrics", replace)
+        except (StoreError, OSError) as error:
+            self._log.warning("timermetrics cannot be written", error=str(error))
+
+    def _encoded(self, version: DataVersion) -> str:
+        """In RocketMQ's compact form."""
+        stamps = {self._name_of(topic): stamp for topic, stamp in self._changed_ms.items()}
+        counts = {name: {"count": count, "timeStamp": stamps[name]} for name, count in sorted(self.counts().items())}
+        data: dict[str, Any] = {"dataVersion": dict(sorted(version.to_json().items())), "timingCount": counts}
+        return orjson.dumps(data).decode()
+
+
+def _version_of(path: Path) -> DataVersion:
+    """The version of the file that is there; the first one for none, and for one that nobody can read."""
+    try:
+        return DataVersion.from_json((json_config.load(path) or {}).get("dataVersion"))
+    except (StoreError, TypeError, ValueError, AttributeError, KeyError):
+        return DataVersion()
+
 
 ROLE = "timer"
 _LOOK_MS: Final = 500
 _GATE_MS: Final = 2
-_DISTRUST_MS: Final = 500  # between two times that everything is made again
+_DISTRUST_MS: Final = 500  # between two times that everything is rebuilt
 _LEAD_MS: Final = CANCEL_MARGIN_MS - 50
 _NEVER_MS: Final = 1 << 62
 _TAKEN: Final = 16_384  # messages put into the wheel at once
 _MOST_TAKEN: Final = 8  # times, before what is due gets its turn
-_REST_MS: Final = 5  # behind a delivery: what is due meanwhile shares the next one
+_REST_MS: Final = 5  # behind a delivery: what is due in the meantime shares the next one
 _TAKE_REST_MS: Final = 20  # behind a turn that only took messages in, unless something is due before
 _MAX_MAPPED: Final = 4
 _FILES: Final = "timer log"
 _POSITIONS: Final = "positions"
 _SET_BACK_MS: Final = 5_000  # a clock that was set back by less is waited for
 _MOST_SET_BACKS: Final = 64
-_FAR_BYTES: Final = 64 << 20  # an idle timer writes its position in the log each so many bytes
+_FAR_BYTES: Final = 64 << 20  # an idle timer writes its position in the log each this many bytes
 
 
 class Timer(Mover):
@@ -88,14 +207,14 @@ class Timer(Mover):
         self._reader = QueueReader(self._log, layout.consume_queue, config.consume_queue.file_bytes)
         self._queue = TimerQueue(self._reader, self._log, partial(aside.at, self._log))
         self._records = self._deliveries.records
-        self._files = ProgressFiles(layout, context.log, partial(context.control.get, Word.FLUSHED))
+        self._files = TimerProgressFiles(layout, context.log, partial(context.control.get, Word.FLUSHED))
         self._rules = TimerRules(roll_window_slots=self._config.roll_window_s * 1000 // PRECISION_MS)
         self._before_ms = self._before_offset = 0
         self._index: TimerIndex
         self._again: MakingAgain | None = None
         self._remaking = StartProgress(context, "remaking")
         self._offset = self._read_ms = self._now_ms = 0
-        self._set_backs: tuple[SetBack, ...] = ()
+        self._set_backs: tuple[ClockSetBack, ...] = ()
         self._set_back_log: int | None = None
         """The clock was set back; deliveries of before end here, and must be flushed before that is written down."""
         self._next_ms = 0
@@ -107,8 +226,8 @@ class Timer(Mover):
         """The next ``_safe_ms``, once ``_taken_to`` has reached a position."""
         self.rest_ms = 0
         """How long to leave messages that come behind the last turn, so that they share the next one."""
-        self._positions: MoverPositions[Progress] = MoverPositions(
-            context, self._config.persist_interval_ms, take=self._progress, store=self._store, start=Progress()
+        self._positions: MoverPositions[TimerProgress] = MoverPositions(
+            context, self._config.persist_interval_ms, take=self._progress, store=self._store, start=TimerProgress()
         )
         self._changed = False
         path, names = layout.config / "timermetrics", self._queue.topics.get
@@ -144,7 +263,7 @@ class Timer(Mover):
                 self._index = self._room.wait(_FILES, opened)
                 self._offset, self._read_ms = progress.queue_offset, progress.read_ms
             except (StoreError, OSError) as error:
-                self._context.log.warning("wheel and timer log are made again", why=str(error))
+                self._context.log.warning("wheel and timer log are rebuilt", why=str(error))
                 progress = replace(progress, is_whole=False)
         if not progress.is_whole:
             self._read_ms = max(progress.read_ms, oldest_ms) // PRECISION_MS * PRECISION_MS
@@ -167,7 +286,7 @@ class Timer(Mover):
             broker_name=self._context.config.network.broker_name,
         )
 
-    def _make_again(self, progress: Progress, bound: int, floor: int, end: int) -> int:
+    def _make_again(self, progress: TimerProgress, bound: int, floor: int, end: int) -> int:
         """Begin with an empty wheel, at the first message. Returns from where deliveries are to be looked for."""
         first, behind = self._queue.bounds(bound, floor)
         self._again = MakingAgain(progress)
@@ -184,14 +303,13 @@ class Timer(Mover):
             self._context.log.info("makes wheel and timer log from the queue", messages=behind - first)
         return log
 
-    def _set_back(self, progress: Progress, read_ms: int, due_ms: int, now_ms: int) -> Progress:
-        """The clock was set back to ``now_ms``: slots come a second time, and wheel and timer log are made again for that.
-
-        ``read_ms`` and ``due_ms`` say what was delivered (:class:`SetBack`).
+    def _set_back(self, progress: TimerProgress, read_ms: int, due_ms: int, now_ms: int) -> TimerProgress:
+        """The clock was set back to ``now_ms``: slots come a second time, and wheel and timer log are rebuilt for that.
+        ``read_ms`` and ``due_ms`` say what was delivered (:class:`ClockSetBack`).
         """
-        self._context.log.warning("the wall clock was set back: what waits gets its slot anew", by_ms=read_ms - now_ms)
+        self._context.log.warning("the wall clock was set back: what waits gets its slot again", by_ms=read_ms - now_ms)
         log, self._set_back_log = self._set_back_log, None
-        made = SetBack(
+        made = ClockSetBack(
             progress.queue_offset, read_ms, due_ms, now_ms, self._control.get(Word.FLUSHED) if log is None else log
         )
         return replace(
@@ -202,10 +320,12 @@ class Timer(Mover):
         )
 
     def _follow_clock(self) -> bool:
-        """Go by the wall clock as it is now, also where it was set back. False: not yet, because the writer does not take the
-        last deliveries, or the log is not flushed as far: a power cut could take back what would be written down.
+        """Go by the wall clock as it is now, also where it was set back. False: not yet, because the writer does not
+        take the last deliveries, or the log is not flushed as far: a power cut could take back what would be written
+        down.
 
-        Nothing is delivered lately by the clock of before, as nothing that came meanwhile is taken in. Raises WriterLost.
+        Nothing is delivered lately by the clock of before, as nothing that came in the meantime is taken in. Raises
+        WriterLost.
         """
         now_ms = self._clock.now_ms() + self._clock.jump_ms
         if now_ms > self._now_ms - _SET_BACK_MS:
@@ -225,7 +345,7 @@ class Timer(Mover):
                 self._set_back_log = self._control.get(Word.WRITTEN)
             if self._control.get(Word.FLUSHED) < self._set_back_log:
                 return False
-            progress = Progress(self._read_ms, self._offset, self._deliveries_begin(), set_backs=self._set_backs)
+            progress = TimerProgress(self._read_ms, self._offset, self._deliveries_begin(), set_backs=self._set_backs)
             progress = self._set_back(progress, self._read_ms, 0 if slot is None else self._now_ms, now_ms)
         self._room.wait(_POSITIONS, partial(self._files.store, progress))
         self.resume()
@@ -243,7 +363,7 @@ class Timer(Mover):
             self._context.wait(pause_ms, unless=self.has_news)
 
     def cope(self, error: Exception) -> bool | None:
-        """Damage of wheel and timer log: both are made again."""
+        """Damage of wheel and timer log: both are rebuilt."""
         if not isinstance(error, DamagedTimerLogError):
             return None
         self.distrust(error)
@@ -259,7 +379,8 @@ class Timer(Mover):
             return RETRY_MS
         now_ms = self._clock.now_ms()
         if now_ms < self._read_ms:
-            return min(_LOOK_MS, self._read_ms - now_ms)  # set back a little: what comes meanwhile waits for the clock
+            # set back a little: what comes in the meantime waits for the clock
+            return min(_LOOK_MS, self._read_ms - now_ms)
         self._now_ms = max(self._now_ms, now_ms)  # a clock that is set back closes no slot a second time
         caught_up = self._make_on(bound, floor) and self._take_in(bound, floor)
         if self._taken_to >= self._sample[1]:
@@ -274,7 +395,7 @@ class Timer(Mover):
         return pause_ms if caught_up and self._again is None else 0
 
     def has_news(self) -> bool:
-        """Whether anything came meanwhile: asked just before a wait."""
+        """Whether anything came in the meantime: asked just before a wait."""
         bound, floor = self._bounds()
         return self._queue.bounds(bound, floor)[1] > self._offset
 
@@ -411,11 +532,11 @@ class Timer(Mover):
         """How many messages wait in the wheel."""
         return self._index.wheel.count(self._read_ms // PRECISION_MS)
 
-    def _progress(self) -> Progress | None:
+    def _progress(self) -> TimerProgress | None:
         """The positions now. Deliveries of later messages lie behind what is flushed, unless they are under way."""
         if self._deliveries.left or self._again is not None:
             return None
-        return Progress(
+        return TimerProgress(
             self._read_ms, self._offset, self._deliveries_begin(), self._index.log.end, True, self._set_backs
         )
 
@@ -426,7 +547,7 @@ class Timer(Mover):
             logs.append(self._slot.log)
         return min(logs)
 
-    def _store(self, progress: Progress) -> None:
+    def _store(self, progress: TimerProgress) -> None:
         """Raises OSError, StoreError; the same call may be repeated."""
         self._index.flush()
         if failpoints.ACTIVE:
@@ -455,8 +576,8 @@ class Timer(Mover):
 def oldest_slot_ms(now_ms: int, rules: TimerRules) -> int:
     """The oldest slot (ms) that a start opens in a wheel that it finds.
 
-    The wheel comes round after 14 days: slots before this one would be taken for some that are to come. (RocketMQ goes back
-    7 days, and passes over what was due before.)
+    The wheel comes round after 14 days: slots before this one would be taken for some that are to come. (RocketMQ goes
+    back 7 days, and skips what was due before.)
     """
     return now_ms - (SLOTS * PRECISION_MS - rules.window_ms) + 60_000
 

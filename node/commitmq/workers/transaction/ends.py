@@ -1,35 +1,25 @@
-"""Ends transactions: the commit or rollback that a producer, its answer to a check or a person asks for (spec 12.3).
+"""Ends transactions: the commit or rollback that a producer, its answer to a check or an operator asks for (spec 12.3).
 
-The ends of one turn are carried out together, with the ack that their producers want: a commit waits for the device unless all
-of the turn want the ack ``memory``. A committed message is appended first; the op message that says so may come
-some seconds later, because the committed message itself names its half message. A rollback has no other trace than its op
-message, so that is appended before the answer.
-
-Finds in the log what became of half messages that no op message names: so a committed message is appended once.
-
-The op message of an end comes up to some seconds after the committed message. A process that dies in between leaves the
-committed message as the only trace. It names the place of its half message. One that was ended by an earlier place, before
-it went back to the half topic, is found by what the records share (:func:`commitmq.workers.transaction.ledger.key_of`).
-
-Reads the half topic and the op topic: their one queue, and their records in the log.
-
-Appends the records of this process through the writer, those of one queue together.
+The ends of one turn are carried out together, with the ack that their producers want: a commit waits for the device
+unless all of the turn want the ack ``memory``. A committed message is appended first; the op message that says so may
+come some seconds later, because the committed message itself names its half message. A rollback has no other trace than
+its op message, so that is appended before the answer.
 """
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from commitmq import failpoints
+from commitmq import counting, failpoints
 from commitmq.control import DispatcherWord, Word
 from commitmq.coordination import requests
-from commitmq.counting import families
-from commitmq.counting.table import CountTable
+from commitmq.counting import CountTable
 from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError, ProtocolError
 from commitmq.format.constants import MIN_RECORD_BYTES, PREBLANK_SIZE, PREPARED_OFFSET_OFFSET, Host, Property, SysFlag
 from commitmq.format.record import Record, body_bytes_of, decode_record, encode_record
@@ -40,6 +30,7 @@ from commitmq.semantics.transaction import (
     DISCARD_TOPIC,
     ROLLBACK,
     EndTransaction,
+    OpBuffer,
     check_end,
     committed_record,
     integer,
@@ -52,15 +43,145 @@ from commitmq.store.log.run_check import CheckedRun
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
-from commitmq.workers.runtime.isolation import is_of_message
-from commitmq.workers.runtime.run_mover import MovedRun, Put, RunMover
+from commitmq.workers.runtime.run_mover import MovedRun, PutMessageResult, RunMover, is_of_message
 from commitmq.workers.runtime.topic_view import TopicViews
-from commitmq.workers.transaction.ledger import PASSED, Key, Ledger, Place, key_of
+
+PASSED: Final = 0
+"""The half message was put back or given up: it is no open one any more, and its transaction did not end by it."""
+ENDED: Final = -1
+"""An op message names it, which does not tell a commit from a rollback."""
+_MOST_PAST: Final = 20_000
+
+_T = TypeVar("_T")
+Key = tuple[str, str, str, str, int, int]
+
+
+class HalfPosition(NamedTuple):
+    """A half message: its offset in the half topic's queue, and its physical offset."""
+
+    offset: int
+    physical: int
+
+
+def key_of(record: Record) -> Key:
+    """What all records of one transaction share: half messages, put back or not, and the committed message."""
+    properties = record.properties
+    topic = properties.get(Property.REAL_TOPIC) or record.topic
+    queue = properties.get(Property.REAL_QUEUE_ID) or str(record.queue_id)
+    unique = properties.get(Property.UNIQUE_KEY, "")
+    group = properties.get(Property.PRODUCER_GROUP, "")
+    return topic, queue, group, unique, record.born_timestamp, record.body_crc
+
+
+class TransactionTable:
+    """What is known of the transactions behind the position in the half topic: which have ended, and where one is now.
+
+    A half message that is checked goes back to the end of the half topic, so a transaction has several places. The newest one
+    stands for it; an end may name any of them. The others are found by what all of them share: :func:`key_of`.
+
+    The state of all transactions; offsets are those of the half topic's queue. ``ops`` wait for their op message.
+    """
+
+    def __init__(self, half_offset: int, op_offset: int, ops: OpBuffer) -> None:
+        self.half_offset = half_offset
+        self.op_offset = op_offset
+        self.ops = ops
+        self.has_rollback = False
+        """Whether an op message with a rollback is to be written, which has no other trace in the log."""
+        self.decided_before: set[int] = set()
+        """Half messages below ``half_offset`` that op messages name."""
+        self._ended: dict[int, int] = {}
+        self._past: OrderedDict[int, int] = OrderedDict()
+        self._past_by_key: OrderedDict[Key, int] = OrderedDict()
+        """The ends of transactions that were put back: an end may name any of their places."""
+        self._now_at: dict[Key, HalfPosition] = {}
+
+    def outcome(self, half: Record) -> int | None:
+        """COMMIT, ROLLBACK, ENDED or PASSED for the transaction of ``half``; None while it is open, or forgotten."""
+        offset = half.queue_offset
+        found = self._ended.get(offset, self._past.get(offset, PASSED))
+        if found != PASSED:
+            return found
+        return self._past_by_key.get(key_of(half), self._ended.get(offset))
+
+    def is_open(self, offset: int) -> bool:
+        """Whether the half message at ``offset`` stands for a transaction without an end."""
+        return offset >= self.half_offset and offset not in self._ended
+
+    def open_below(self, end: int) -> int:
+        """How many half messages below offset ``end`` stand for transactions without an end."""
+        return max(0, end - self.half_offset - len(self._ended))
+
+    def newest(self, half: Record) -> HalfPosition | None:
+        """Where the transaction of ``half`` is now; None when it has ended, or was given up."""
+        if self.is_open(half.queue_offset):
+            return HalfPosition(half.queue_offset, half.physical_offset)
+        place = self._now_at.get(key_of(half))
+        return place if place is not None and self.is_open(place.offset) else None
+
+    def put_back_from(self, offset: int) -> list[HalfPosition]:
+        """Open half messages at or behind ``offset`` that were put back, in their order."""
+        return sorted(one for one in self._now_at.values() if one.offset >= offset and self.is_open(one.offset))
+
+    def note_end(self, half: Record, place: HalfPosition, decision: int) -> None:
+        """The transaction of ``half``, now at ``place``, ended: an op message will say so."""
+        self._ended[place.offset] = decision
+        self.ops.add(place.offset)
+        self.has_rollback |= decision == ROLLBACK
+        key = key_of(half)
+        if self._now_at.pop(key, None) is not None:
+            _remember(self._past_by_key, key, decision)
+
+    def note_known_end(self, offset: int) -> None:
+        """An op message names ``offset``."""
+        if offset < self.half_offset:
+            self.decided_before.add(offset)
+        else:
+            self._ended.setdefault(offset, ENDED)
+
+    def note_passed(self, offset: int, half: Record, renewed: HalfPosition | None) -> None:
+        """The half message at ``offset`` was put back to ``renewed``, or given up (None)."""
+        self._ended[offset] = PASSED
+        if renewed is None:
+            self._now_at.pop(key_of(half), None)
+            _remember(self._past_by_key, key_of(half), PASSED)
+        else:
+            self._now_at[key_of(half)] = renewed
+
+    def note_superseded(self, offset: int) -> None:
+        """The half message at ``offset`` was put back or given up by an earlier process."""
+        self._ended[offset] = PASSED
+
+    def note_place(self, half: Record) -> None:
+        """``half`` was put back by an earlier process, and stands for its transaction."""
+        self._now_at[key_of(half)] = HalfPosition(half.queue_offset, half.physical_offset)
+
+    def pass_to(self, half_offset: int, op_offset: int) -> None:
+        """Half messages below ``half_offset`` and op messages below ``op_offset`` are dealt with."""
+        for offset in range(self.half_offset, half_offset):
+            decision = self._ended.pop(offset, None)
+            if decision in (COMMIT, ROLLBACK):
+                _remember(self._past, offset, decision)
+        self.half_offset = max(self.half_offset, half_offset)
+        self.op_offset = max(self.op_offset, op_offset)
+
+
+def _remember(past: OrderedDict[_T, int], what: _T, decision: int) -> None:
+    past[what] = decision
+    if len(past) > _MOST_PAST:
+        past.popitem(last=False)
 
 
 @dataclass(slots=True)
 class FoundEnds:
-    """Queue offsets of half messages."""
+    """Finds in the log what became of half messages that no op message names: so a committed message is appended once.
+
+    The op message of an end comes up to some seconds after the committed message. A process that dies in between leaves the
+    committed message as the only trace. It names the place of its half message. One that was ended by an earlier place, before
+    it went back to the half topic, is found by what the records share (:func:`commitmq.workers.transaction.ends.key_of`).
+
+    Queue offsets of half messages.
+    """
 
     committed: set[int] = field(default_factory=set)
     discarded: set[int] = field(default_factory=set)
@@ -80,9 +201,8 @@ def find_superseded(halves: Sequence[Record]) -> set[int]:
 
 
 def find_ends(log: CommitLog, halves: Sequence[Record], end: int, beat: Callable[[], None]) -> FoundEnds:
-    """What became of ``halves``. The log is read up to ``end``. ``beat`` is called now and then.
-
-    Raises CorruptRecordError.
+    """What became of ``halves``. The log is read up to ``end``. ``beat`` is called now and then. Raises
+    CorruptRecordError.
     """
     found = FoundEnds()
     if not halves:
@@ -135,11 +255,10 @@ class TransactionCounts:
 
     def __init__(self, table: CountTable) -> None:
         self._table = table
-        self._open = table.count(families.TRANSACTIONS_OPEN)
+        self._open = table.count(counting.TRANSACTIONS_OPEN)
 
     @classmethod
     def of(cls, context: WorkerContext) -> TransactionCounts | None:
-        """None where nothing is counted."""
         table = context.counts
         return None if table is None else cls(table)
 
@@ -147,7 +266,7 @@ class TransactionCounts:
         """The transaction of ``half`` was committed."""
         topic = self._ended(half, "commit")
         age_ms = time.time_ns() // 1_000_000 - half.born_timestamp
-        self._table.histogram(families.TRANSACTION_TIME, topic).observe(max(0, age_ms))
+        self._table.histogram(counting.TRANSACTION_TIME, topic).observe(max(0, age_ms))
 
     def rolled_back(self, half: Record) -> None:
         """The transaction of ``half`` was rolled back."""
@@ -159,7 +278,7 @@ class TransactionCounts:
 
     def _ended(self, half: Record, outcome: str) -> str:
         topic = half.properties.get(Property.REAL_TOPIC) or half.topic
-        self._table.count(families.TRANSACTIONS_ENDED, topic, outcome).add()
+        self._table.count(counting.TRANSACTIONS_ENDED, topic, outcome).add()
         return topic
 
 
@@ -169,7 +288,7 @@ _HEAD_BYTES: Final = 8
 Wanted = Callable[[int, memoryview], bool]
 
 
-class Head(NamedTuple):
+class HalfHead(NamedTuple):
     """A half message whose body was not read: ``record`` has none."""
 
     record: Record
@@ -177,7 +296,9 @@ class Head(NamedTuple):
 
 
 class HalfQueues:
-    """The queues as far as they are dispatched, and the log as far as it is committed."""
+    """Reads the half topic and the op topic: their one queue, and their records in the log. The queues as far as they
+    are dispatched, and the log as far as it is committed.
+    """
 
     def __init__(self, context: WorkerContext) -> None:
         config, layout = context.config, context.layout
@@ -196,15 +317,14 @@ class HalfQueues:
         return self._reader.bounds(topic, QUEUE, bound=bound, floor=floor) or (0, 0)
 
     def records(self, topic: str, offset: int, count: int) -> tuple[int, list[Record]]:
-        """``(offset behind, records)`` of up to ``count`` units from ``offset`` on. Units without a record are left out."""
+        """``(offset behind, records)`` of up to ``count`` units from ``offset`` on. Units without a record are omitted."""
         behind, places = self._places(topic, offset, count)
         found = [record for _, place, _ in places if (record := self.record(place)) is not None]
         return behind, found
 
-    def heads(self, topic: str, offset: int, count: int, wanted: Wanted) -> tuple[int, list[Head]]:
-        """As :meth:`records`, without bodies: a look at many half messages costs what their properties cost.
-
-        ``wanted`` is told a queue offset and the bytes of its record; only records that it wants are decoded.
+    def heads(self, topic: str, offset: int, count: int, wanted: Wanted) -> tuple[int, list[HalfHead]]:
+        """As :meth:`records`, without bodies: a look at many half messages costs what their properties cost. ``wanted``
+        is told a queue offset and the bytes of its record; only records that it wants are decoded.
         """
         behind, places = self._places(topic, offset, count)
         found = []
@@ -225,7 +345,7 @@ class HalfQueues:
         except (CorruptRecordError, ValueError):
             return None
 
-    def head(self, place: int) -> Head | None:
+    def head(self, place: int) -> HalfHead | None:
         """As :meth:`record`, without the body."""
         data = self._data(place)
         try:
@@ -234,7 +354,7 @@ class HalfQueues:
             record = decode_record(data, with_body=False, expected_physical_offset=place)
         except (CorruptRecordError, ValueError):
             return None
-        return Head(record, body_bytes_of(data))
+        return HalfHead(record, body_bytes_of(data))
 
     def _places(self, topic: str, offset: int, count: int) -> tuple[int, list[tuple[int, int, int]]]:
         """``(offset behind, (queue offset, physical offset, size) of each unit that has a record)``."""
@@ -278,7 +398,7 @@ class Append:
     """
 
     record: Record
-    place: Place | None = None
+    place: HalfPosition | None = None
     code: str = ""
     sentence: str = ""
     retry: bool = False
@@ -292,7 +412,7 @@ class _Run:
 
 
 class Appends:
-    """The way to the writer."""
+    """Appends the records of this process through the writer, those of one queue together. The way to the writer."""
 
     def __init__(self, context: WorkerContext) -> None:
         config = context.config
@@ -307,13 +427,12 @@ class Appends:
         while not self._context.stopping:
             if self.way.writer_lives:
                 return True
-            self._context.wait(0)  # requests may wait meanwhile: they would end a longer wait at once
+            self._context.wait(0)  # requests may wait in the meantime: they would end a longer wait at once
             time.sleep(_LOOK_S)
         return False
 
     @property
     def writer_lives(self) -> bool:
-        """Whether the writer serves."""
         return self.way.writer_lives
 
     def put(self, name: str, appends: Sequence[Append], ack: str = "flushed") -> None:
@@ -335,7 +454,7 @@ class Appends:
         if failpoints.ACTIVE:
             failpoints.hit(f"transaction.after_{name}")
 
-    def _sent(self, runs: Sequence[_Run], ack: str) -> list[tuple[MovedRun, Put]]:
+    def _sent(self, runs: Sequence[_Run], ack: str) -> list[tuple[MovedRun, PutMessageResult]]:
         moved = []
         for run in runs:
             first = run.appends[0].record
@@ -375,14 +494,14 @@ class Appends:
         self.way.close()
 
 
-def _note(run: _Run, moved: MovedRun, put: Put) -> None:
+def _note(run: _Run, moved: MovedRun, put: PutMessageResult) -> None:
     places = [] if put.code else put.places(moved.run)
     for index, one in enumerate(run.appends):
         if put.code:
             one.code, one.sentence, one.retry = put.code, put.sentence, put.retry
         else:
             one.code = ""
-            one.place = Place(*places[index]) if index < len(places) else Place(-1, -1)
+            one.place = HalfPosition(*places[index]) if index < len(places) else HalfPosition(-1, -1)
 
 
 DECISIONS: Final = {"commit": int(COMMIT), "rollback": int(ROLLBACK)}
@@ -396,7 +515,11 @@ class EndedError(ProtocolError):
 
     def __init__(self, why: str, decision: str | None) -> None:
         super().__init__("TRANSACTION_ENDED", f"the transaction cannot be ended again: {why}")
-        self.decision = decision
+        self._decision = decision
+
+    @property
+    def more(self) -> dict[str, Any]:
+        return {**super().more, "decision": self._decision}
 
 
 @dataclass(slots=True)
@@ -439,19 +562,19 @@ def parse_end(header: dict[str, Any]) -> End:
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _PendingCommit:
     """A commit of this turn: its half message, where its transaction is now, and who asked."""
 
     half: Record
-    place: Place
+    place: HalfPosition
     append: Append
     asked: list[End]
 
 
 class Ends:
-    """Carries ends out. ``ledger`` is set by the owner when it has resumed."""
+    """Carries ends out. ``transactions`` is set by the owner when it has resumed."""
 
-    ledger: Ledger
+    transactions: TransactionTable
 
     def __init__(self, queues: HalfQueues, appends: Appends, topics: TopicViews, timeout_ms: int) -> None:
         self._queues, self._appends, self._topics = queues, appends, topics
@@ -465,7 +588,7 @@ class Ends:
         """End the transactions; afterwards each of ``ends`` has its answer. Raises WriterLost: then the same call comes
         again, after a look into the log.
         """
-        wanted: dict[int, _Wanted] = {}
+        wanted: dict[int, _PendingCommit] = {}
         size = 0
         for end in ends:
             if size >= MOST_BYTES:
@@ -480,7 +603,7 @@ class Ends:
                     raise
                 end.error = ProtocolError("SYSTEM_ERROR", str(error) or repr(error))
         self._commit(wanted)
-        failed = self.write_ops(now_ms) if self.ledger.has_rollback else None
+        failed = self.write_ops(now_ms) if self.transactions.has_rollback else None
         for end in ends:
             if end.is_answered:
                 continue
@@ -489,7 +612,7 @@ class Ends:
             else:
                 end.error = ProtocolError(failed.code, failed.sentence, retry_after_ms=_RETRY_MS)
 
-    def _commit(self, wanted: dict[int, _Wanted]) -> None:
+    def _commit(self, wanted: dict[int, _PendingCommit]) -> None:
         """Append and settle the commits of ``wanted``, which is empty afterwards. Raises WriterLost."""
         if wanted:
             waits = any(end.ack != "memory" for one in wanted.values() for end in one.asked)
@@ -503,7 +626,7 @@ class Ends:
 
     def write_ops(self, now_ms: int) -> Append | None:
         """Append the op messages of all ends so far; returns the one that was refused. Raises WriterLost."""
-        buffer = self.ledger.ops
+        buffer = self.transactions.ops
         while taken := buffer.take(monotonic_ms()):
             append = Append(op_record(taken, 0, now_ms, self._appends.host))
             self._appends.put("op", [append])
@@ -511,16 +634,15 @@ class Ends:
                 for offset in taken:
                     buffer.add(offset)  # later, with the next ones
                 return append
-        self.ledger.has_rollback = False
+        self.transactions.has_rollback = False
         return None
 
-    def is_gone(self, half: Record, place: Place) -> bool:
+    def is_gone(self, half: Record, place: HalfPosition) -> bool:
         """Whether the real topic of ``half`` was deleted since: then its transaction has ended with its topic."""
         return self._topics.tombstone(half.properties.get(Property.REAL_TOPIC, "")) > place.physical
 
-    def _begin(self, end: End, now_ms: int, wanted: dict[int, _Wanted]) -> int:
+    def _begin(self, end: End, now_ms: int, wanted: dict[int, _PendingCommit]) -> int:
         """Judge one end: answer it, note a rollback, or add it to ``wanted``; returns the bytes of its body then.
-
         Raises ProtocolError, InvalidMessageError.
         """
         request = end.request
@@ -532,7 +654,7 @@ class Ends:
         if refusal is not None:
             raise ProtocolError(refusal.code, refusal.remark)
         assert half is not None
-        place = self.ledger.newest(half)
+        place = self.transactions.newest(half)
         if place is None:
             self._answer_ended(end, half)
             return 0
@@ -543,34 +665,34 @@ class Ends:
             former.asked.append(end)
             return 0
         if self.is_gone(half, place):
-            self.ledger.note_end(half, place, int(ROLLBACK))
+            self.transactions.note_end(half, place, int(ROLLBACK))
             raise ProtocolError(
                 "TOPIC_NOT_EXIST",
                 f"topic {half.properties[Property.REAL_TOPIC]!r} was deleted; the transaction is rolled back",
             )
         if request.decision == ROLLBACK:
-            self.ledger.note_end(half, place, int(ROLLBACK))
+            self.transactions.note_end(half, place, int(ROLLBACK))
             self.rolled_back += 1
             if self.counts is not None:
                 self.counts.rolled_back(half)
             return 0
         real_queue(half)
-        wanted[place.offset] = _Wanted(half, place, Append(placed_commit(half)), [end])
+        wanted[place.offset] = _PendingCommit(half, place, Append(placed_commit(half)), [end])
         return len(half.body)
 
     def _answer_ended(self, end: End, half: Record) -> None:
         """The transaction has ended before, or was given up. The same end again is in order."""
-        outcome = self.ledger.outcome(half)
+        outcome = self.transactions.outcome(half)
         known = NAMES.get(outcome) if outcome is not None else None
         if known is not None and outcome == end.request.decision:
-            if outcome == ROLLBACK and self.ledger.has_rollback:
+            if outcome == ROLLBACK and self.transactions.has_rollback:
                 return  # it is answered when its op message is in the log
             end.fields = {"decision": known, "before": True}
             return
         what = "was given up" if outcome == PASSED else f"has ended ({known})" if known else "has ended"
         raise EndedError(f"it {what}", known)
 
-    def _settle(self, one: _Wanted) -> None:
+    def _settle(self, one: _PendingCommit) -> None:
         """Note and answer a commit whose append has come to its end."""
         append = one.append
         if append.place is None:
@@ -578,7 +700,7 @@ class Ends:
             for end in one.asked:
                 end.error = error
             return
-        self.ledger.note_end(one.half, one.place, int(COMMIT))
+        self.transactions.note_end(one.half, one.place, int(COMMIT))
         self.committed += 1
         if self.counts is not None:
             self.counts.committed(one.half)
@@ -610,9 +732,8 @@ def _timed_commit(half: Record) -> Record | None:
 
 
 def placed_commit(half: Record) -> Record:
-    """The record that a committed ``half`` is stored as: in its real queue, or where it waits (spec 12.3).
-
-    A delay level wins over requests for a time, which are then not stored (spec 12.2).
+    """The record that a committed ``half`` is stored as: in its real queue, or where it waits (spec 12.3). A delay
+    level wins over requests for a time, which are then not stored (spec 12.2).
     """
     try:
         level = delay.parse_level(half.properties.get(Property.DELAY, "0"))

@@ -4,7 +4,7 @@ Why: a ZeroMQ round trip passes two I/O threads, so it needs four wake-ups; this
 cores, 1 KiB: a bare echo takes 67 instead of 138 microseconds). Everything else goes over ZeroMQ: most runs are larger
 than a packet, and ZeroMQ's I/O threads copy them while the writer works.
 
-One packet (``SOCK_SEQPACKET``, at most :data:`~commitmq.protocol.local_packet.MAX_PACKET_BYTES`) is one request or one
+One packet (``SOCK_SEQPACKET``, at most :data:`~commitmq.protocol.channel.MAX_PACKET_BYTES`) is one request or one
 answer; protocol/PROTOCOL.md defines the bytes. A client learns the socket's path from ``hello`` and may always use
 ZeroMQ instead.
 
@@ -15,7 +15,7 @@ Failures and their effect:
 * A client sends a packet that is too long or is no request: the writer answers with an error and closes the connection.
 * A client does not read its answers: the writer closes the connection when the socket takes no more.
 * A client ends: the writer drops its connection and the answers to it.
-* The writer ends: the kernel closes all connections. The fate of unanswered requests is unknown, as with ZeroMQ.
+* The writer ends: the kernel closes all connections. The outcome of unanswered requests is unknown, as with ZeroMQ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import zmq
 from commitmq.files.fd_cache import affordable_files
 from commitmq.log import Log
 from commitmq.protocol import wire
-from commitmq.protocol.local_packet import GREETING, HEADER_LENGTH, MAX_PACKET_BYTES
+from commitmq.protocol.channel import GREETING, HEADER_LENGTH, MAX_PACKET_BYTES
 
 _BACKLOG = 128
 _ACCEPTS_A_TURN = 64
@@ -135,9 +135,7 @@ class LocalSockets:
         return requests
 
     def last(self) -> list[tuple[int, list[Payload]]]:
-        """Stop listening and stop watching connections; return the requests that have arrived. Answers can still be
-        sent.
-        """
+        """Stop listening and watching; return the requests that have arrived. Answers can still be sent."""
         self._stop_listening()
         requests = self.requests(list(self._numbers))
         for fd in self._numbers:
@@ -218,7 +216,6 @@ class LocalSockets:
             self._listener = None
 
     def close(self) -> None:
-        """End all connections."""
         self._stop_listening()
         for number in list(self._connections):
             self._close(number)

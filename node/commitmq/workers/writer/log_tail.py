@@ -25,9 +25,9 @@ from commitmq import failpoints
 from commitmq.control import DispatcherWord, Word
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
+from commitmq.format.constants import Host
 from commitmq.format.file_names import segment_name
 from commitmq.format.message_id import pack_host
-from commitmq.format.record import Host
 from commitmq.store.log.append import CommitLogAppender, PoolFullError
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker, consumable
@@ -35,12 +35,11 @@ from commitmq.store.log.transient_pool import TransientPool
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.queue_files import list_queues
-from commitmq.store.recovery.writer_tail import map_segment, writer_tail, zero_behind
-from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
-from commitmq.workers.runtime.start_progress import StartProgress
+from commitmq.store.recovery.scan import map_segment, writer_tail, zero_behind
+from commitmq.workers.runtime.context import StartProgress, WorkerContext, monotonic_ms
 from commitmq.workers.runtime.topic_view import TopicViews
-from commitmq.workers.writer.producers import Producers
-from commitmq.workers.writer.special_sends import further_offsets, offset_behind
+from commitmq.workers.writer.producers import ProducerStateManager
+from commitmq.workers.writer.put_rules import further_offsets, offset_behind
 
 _WRITTEN, _WRITTEN_TIMESTAMP = int(Word.WRITTEN), int(Word.WRITTEN_TIMESTAMP)  # plain ints, see workers.writer.process
 _COMMIT_PATIENCE_MS = 30_000
@@ -114,7 +113,7 @@ class LogTail:
 
 def recover_tail(
     context: WorkerContext,
-    producers: Producers | None = None,
+    producers: ProducerStateManager | None = None,
     pool: TransientPool | None = None,
     deleted: Mapping[str, int] | None = None,
 ) -> tuple[dict[tuple[str, int], int], int, int]:

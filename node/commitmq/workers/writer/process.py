@@ -5,7 +5,7 @@ topic table, ``flushed``, disk flags, the ConsumeQueue dispatcher's flags. Advan
 (:mod:`commitmq.workers.writer.log_tail`), ``flush_wanted``, ``writer_topics``, ``writer_synced``
 (:mod:`commitmq.workers.writer.writer_sync`). Sockets: ROUTER (ipc and tcp) for producers, a Unix socket for single
 sends (:mod:`commitmq.workers.writer.local_sockets`); DEALER to the coordinator
-(:mod:`commitmq.workers.writer.unknown_topics`); SUB ``topics`` (:mod:`commitmq.workers.writer.topic_news`); doorbell
+(:mod:`commitmq.workers.writer.unknown_topics`); SUB ``topics`` (:class:`TopicListener`); doorbell
 (rung by flush and allocate); rings flush and the coordinator, and in asynchronous mode reput. Exit codes:
 workers.runtime.context.ExitCode.
 
@@ -16,33 +16,75 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import zmq
 
-from commitmq import trace_points
+from commitmq import failpoints
 from commitmq.control import Word
 from commitmq.errors import CorruptRecordError, ProtocolError
-from commitmq.network.long_requests import LONG_HEADER_BYTES
-from commitmq.network.router import MAX_FRAMES
+from commitmq.network.router import LONG_HEADER_BYTES, MAX_FRAMES
 from commitmq.offline.log_damage import explained
 from commitmq.protocol import wire
-from commitmq.trace_points import TracePoint
-from commitmq.workers.flush.log_committer import attach_pool
+from commitmq.workers.flush import attach_pool
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.topic_view import TopicViews
 from commitmq.workers.writer.local_sockets import Frames, LocalSockets, Payload, Peer
 from commitmq.workers.writer.log_tail import LogTail, recover_tail
-from commitmq.workers.writer.producers import Producers
+from commitmq.workers.writer.producers import ProducerStateManager
+from commitmq.workers.writer.put_rules import SendChecks
 from commitmq.workers.writer.send_answers import PendingAck
-from commitmq.workers.writer.send_checks import SendChecks
 from commitmq.workers.writer.send_requests import SendRequests
-from commitmq.workers.writer.topic_news import TopicNews
 from commitmq.workers.writer.unknown_topics import UnknownTopics
 from commitmq.workers.writer.writer_sync import InlineFsync
 
-ROLE = "writer"
+
+class TopicListener:
+    """The coordinator's news of topics, and the writer's confirmation that it has heard of a deletion.
+
+    A topic ends when this process hears of the deletion, before the coordinator reads the log's end for the tombstone
+    (:mod:`commitmq.coordination.topics`): the writer takes no more messages for the topic, forgets its queue offsets,
+    and then confirms the deletion in ``writer_topics``. It confirms nothing before its own start has published the log's
+    end.
+
+    SUB socket ``topics``, and the topic table that it keeps up to date.
+    """
+
+    def __init__(self, context: WorkerContext, topics: TopicViews) -> None:
+        """Subscribe: nothing that is published from now on is missed. :meth:`say_heard` belongs to the end of the start."""
+        self._control = context.control
+        self._topics = topics
+        self._bell = context.ringer("coordinator")
+        self.socket: zmq.Socket[bytes] = context.zmq.socket(zmq.SUB)
+        self.socket.setsockopt(zmq.SUBSCRIBE, b"topics")
+        self.socket.connect(context.layout.ipc("topics"))
+
+    def hear(self) -> Iterator[str]:
+        """Take the news. Yields the topics that ended, and confirms their deletion after that."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._topics.hear(self.socket.recv_multipart(zmq.NOBLOCK)[-1])
+                yield from self._topics.ended
+        if self._topics.is_stale:
+            self._topics.reload()
+            yield from self._topics.ended
+        self.say_heard()
+
+    def say_heard(self) -> None:
+        """Confirm the deletions that this process knows, so that the coordinator continues them."""
+        version = self._topics.version
+        if version == self._control.get(Word.WRITER_TOPICS):
+            return
+        if failpoints.ACTIVE:
+            failpoints.hit("writer.before_heard")
+        self._control.put(Word.WRITER_TOPICS, version)
+        if self._topics.has_endings:
+            self._bell.ring()
+        if failpoints.ACTIVE:
+            failpoints.hit("writer.after_heard")
+
+
 # Plain ints: an enum's operators and look-ups cost half a microsecond each, several times a send.
 _send = zmq.backend.Socket.send  # that of the subclass only adds options of other kinds of sockets
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -66,9 +108,9 @@ class Writer:
         self._control = context.control
         config = context.config
         self._topics = TopicViews(context.layout, context.control)
-        self._news = TopicNews(context, self._topics)
+        self._news = TopicListener(context, self._topics)
         pool = attach_pool(context) if self._control.get(Word.POOL_BUFFERS) else None
-        self._producers = Producers(context.layout, config, context.log, context.room)
+        self._producers = ProducerStateManager(context.layout, config, context.log, context.room)
         self.inline_fsync = InlineFsync(context, pooled=pool is not None)
         offsets, position, stamp = recover_tail(context, self._producers, pool, self._topics.tombstones())
         if pool is not None:
@@ -116,9 +158,7 @@ class Writer:
     # ------------------------------------------------------------ one turn
 
     def take_requests(self, local: Sequence[tuple[int, Frames]] = ()) -> bool:
-        """Handle ``local`` requests and those that have arrived over ZeroMQ, up to a turn's limits; True when there may
-        be more.
-        """
+        """Handle ``local`` requests and those over ZeroMQ, up to a turn's limits; True when there may be more."""
         before, wanted, budget = self.appender.position, 0, _TURN_BYTES
         answer: bytes | PendingAck | None
         for number, parts in local:
@@ -344,7 +384,6 @@ class Writer:
         self._producers.finish(position, self._control.get(_FLUSHED))
 
     def step(self) -> None:
-        """One turn of the loop."""
         more = self.take_requests(self._arrived)
         while not more and self.appender.populate_ahead():
             # Between requests the kernel maps the next pages to append to, a piece at a time.
@@ -385,14 +424,6 @@ def run(context: WorkerContext) -> None:
         writer = Writer(context)
     except CorruptRecordError as error:
         raise explained(error, context.layout, context.config.commit_log.segment_bytes) from error
-    trace_points.watch(
-        ROLE,
-        (context, "wait", None, TracePoint.W_AWAKE),
-        (writer, "_handle", TracePoint.W_RECEIVED, TracePoint.W_DONE),
-        (writer.appender, "append_record", TracePoint.W_APPEND, TracePoint.W_APPENDED),
-        (writer, "_answer", TracePoint.W_ANSWER, TracePoint.W_ANSWERED),
-        (writer.inline_fsync, "sync", TracePoint.F_SYNC, TracePoint.F_SYNCED),
-    )
     context.ready(endpoints=writer.endpoints)
     while not context.stopping:
         writer.step()

@@ -19,14 +19,22 @@ from typing import Any, Final, NamedTuple
 
 from commitmq.config import NodeConfig
 from commitmq.errors import CommitMQError, StoreError
-from commitmq.files.room import Room
+from commitmq.files.disk_space import DiskRoom
 from commitmq.format.producer_mark import MAX_EPOCH, MAX_ID_CHARACTERS, MAX_SEQUENCE, is_producer_id, mark_prefix
 from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.append import Appended
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch
-from commitmq.store.producers import UNKNOWN, Place, ProducerSnapshot, ProducerTable, StoredRecord, find_stored, replay
+from commitmq.store.producers import (
+    UNKNOWN,
+    BatchMetadata,
+    ProducerSnapshot,
+    ProducerTable,
+    StoredRecord,
+    find_stored,
+    replay,
+)
 from commitmq.store.queues.queue_files import has_record_before
 from commitmq.workers.runtime.context import monotonic_ms
 
@@ -36,7 +44,7 @@ _SNAPSHOT: Final = "producers"
 _TELL_FORGOTTEN_MS: Final = 60_000
 
 
-class Numbered(NamedTuple):
+class SequenceFields(NamedTuple):
     """The producer fields in the header of an idempotent send; ``mark`` is the producer without the sequence."""
 
     producer_id: str
@@ -49,7 +57,7 @@ class ProducersUnusableError(CommitMQError):
     """The producer table cannot be made durable, so the writer must not promise idempotence."""
 
 
-def numbered(header: Mapping[str, Any]) -> Numbered:
+def numbered(header: Mapping[str, Any]) -> SequenceFields:
     """The three producer fields of an idempotent send. Raises ValueError with a sentence that names the fault."""
     name, epoch, sequence = header["producer_id"], header.get("producer_epoch", -1), header.get("sequence", -1)
     if not is_producer_id(name):
@@ -58,13 +66,15 @@ def numbered(header: Mapping[str, Any]) -> Numbered:
         raise ValueError(f"producer_epoch must be an integer from 0 to {MAX_EPOCH}")
     if type(sequence) is not int or not 0 <= sequence <= MAX_SEQUENCE:
         raise ValueError(f"sequence must be an integer from 0 to {MAX_SEQUENCE}")
-    return Numbered(name, epoch, sequence, mark_prefix(name, epoch))
+    return SequenceFields(name, epoch, sequence, mark_prefix(name, epoch))
 
 
-class Producers:
-    """See the module. Call :meth:`open` first, then :meth:`replay` with the records from the offset that it returns."""
+class ProducerStateManager:
+    """The writer's table of idempotent producers, with its snapshots. Call :meth:`open` first, then :meth:`replay`
+    with the records from the offset that it returns.
+    """
 
-    def __init__(self, layout: StoreLayout, config: NodeConfig, log: Log, room: Room) -> None:
+    def __init__(self, layout: StoreLayout, config: NodeConfig, log: Log, room: DiskRoom) -> None:
         self._layout = layout
         self._log, self._room = log, room
         self._segment_bytes = config.commit_log.segment_bytes
@@ -90,7 +100,6 @@ class Producers:
 
     def open(self, log: CommitLog, end: int, deleted: Mapping[str, int]) -> int:
         """Load the snapshot; returns the physical offset to replay records from, at most ``end``, the log's end.
-
         ``deleted``: see :func:`commitmq.store.producers.replay`.
         """
         path = self._layout.producers
@@ -119,7 +128,7 @@ class Producers:
 
     def _without_snapshot(self, log: CommitLog, end: int) -> int:
         """Rebuild from the whole log: the snapshot's file is missing. Recovery made one when it took the store over, so
-        a person deleted the file, or there was no room for it. The snapshot made durable here is empty and stands at
+        an operator deleted the file, or there was no room for it. The snapshot made durable here is empty and stands at
         the log's beginning, which is right, too.
         """
         begin = min(log.min_offset, end)
@@ -155,29 +164,29 @@ class Producers:
 
     # ------------------------------------------------------------ sends
 
-    def judge(self, sender: Numbered, topic: str, queue: int, count: int) -> int:
+    def judge(self, sender: SequenceFields, topic: str, queue: int, count: int) -> int:
         """How many of the messages are stored already. Raises SequenceRefusedError, or ProducersUnusableError."""
         if not self._usable:
             raise ProducersUnusableError("the snapshot of idempotent producers cannot be written to the disk")
         return self.table.judge(sender.producer_id, sender.epoch, topic, queue, sender.sequence, count)
 
-    def note(self, sender: Numbered, topic: str, queue: int, before: int, queue_offset: int, done: Appended) -> None:
+    def note(
+        self, sender: SequenceFields, topic: str, queue: int, before: int, queue_offset: int, done: Appended
+    ) -> None:
         """Record that the messages of ``sender`` behind the first ``before`` were stored from ``queue_offset`` on."""
         sequence = sender.sequence + before
         for part in done.parts:
-            place = Place(
+            place = BatchMetadata(
                 sequence, part.count, queue_offset, part.physical_offset, part.physical_offset + part.size_bytes
             )
             self.table.note(sender.producer_id, sender.epoch, topic, queue, place, done.store_timestamp)
             sequence += part.count
             queue_offset += part.count
 
-    def find(self, sender: Numbered, topic: str, queue: int, count: int) -> tuple[list[StoredRecord], int]:
-        """Where the first ``count`` messages of ``sender`` are stored, and the end of the sender's newest record in
-        this queue.
-        """
+    def find(self, sender: SequenceFields, topic: str, queue: int, count: int) -> tuple[list[StoredRecord], int]:
+        """Where the first ``count`` messages of ``sender`` are, and the end of its newest record in this queue."""
         places = self.table.places(sender.producer_id, topic, queue)
-        # Opened anew each time: repetitions are rare, and a lasting mapping would keep expired segments on the disk.
+        # Opened again each time: repetitions are rare, and a lasting mapping would keep expired segments on the disk.
         log = CommitLog(self._layout.commit_log, self._segment_bytes, _FEW_SEGMENTS)
         try:
             stored = find_stored(log, places, sender.producer_id, sender.epoch, sender.sequence, count)
@@ -216,7 +225,8 @@ class Producers:
         if self._saving is not None:
             self._saving.join()
             self._saved()
-        if position == flushed and (position != self._position or not self._usable):
+        # One that was taken, and waits for its flush, is not saved yet.
+        if position == flushed and (self._taken is not None or position != self._position or not self._usable):
             self._take(position, monotonic_ms())
             taken, self._taken = self._taken, None
             if taken is not None:
@@ -249,7 +259,7 @@ class Producers:
             self._room.found(_SNAPSHOT)
             return
         # The old snapshot is still right. The writer tries the next one soon, and a start reads a little more
-        # meanwhile.
+        # in the meantime.
         if not self._room.lacked(_SNAPSHOT, self._problem):
             self._log.warning(
                 "cannot write the snapshot of idempotent producers", error=os.strerror(self._problem.errno or 5)

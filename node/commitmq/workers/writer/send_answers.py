@@ -17,7 +17,7 @@ from commitmq.store.log.append import Appended, CommitLogAppender
 from commitmq.store.producers import StoredRecord
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.writer.local_sockets import Peer
-from commitmq.workers.writer.producers import Numbered, Producers
+from commitmq.workers.writer.producers import ProducerStateManager, SequenceFields
 
 _FLUSHED = int(Word.FLUSHED)  # a plain int for speed, see workers.writer.process
 _COMMIT_PATIENCE_MS = 500
@@ -25,9 +25,7 @@ _COMMIT_PATIENCE_MS = 500
 
 @dataclass(slots=True)
 class PendingAck:
-    """An answer that is sent once ``end`` is flushed. ``fields``: the fields that the answer has even when the flush
-    was missed.
-    """
+    """An answer that is sent once ``end`` is flushed. ``fields``: those that it has even without the flush."""
 
     identity: Peer
     end: int
@@ -42,7 +40,9 @@ class PendingAck:
 class SendAnswers:
     """Makes the answers. ``producers``: the table of idempotent producers, where there is one."""
 
-    def __init__(self, context: WorkerContext, appender: CommitLogAppender, producers: Producers | None) -> None:
+    def __init__(
+        self, context: WorkerContext, appender: CommitLogAppender, producers: ProducerStateManager | None
+    ) -> None:
         self._context = context
         self._control = context.control
         self._appender = appender
@@ -91,7 +91,7 @@ class SendAnswers:
         header: dict[str, Any],
         topic: str,
         queue_id: int,
-        sender: Numbered,
+        sender: SequenceFields,
         count: int,
         before: int,
         rest: tuple[int, Appended] | None,

@@ -1,7 +1,7 @@
 """Handles one ``send``, ``append`` or ``batch`` in the writer: has it checked, appends, has the answer made.
 
 Uses no socket, only the frames' metadata; workers.writer.process has the loop around it. The checks of topic and fields
-are in :mod:`commitmq.workers.writer.send_checks`, those of the payload here. All of them come before the first byte is
+are in :mod:`commitmq.workers.writer.put_rules`, those of the payload here. All of them come before the first byte is
 stored, so a refused request has ``outcome`` not_stored. :mod:`commitmq.workers.writer.send_answers` makes the answers.
 
 Appends to the log, and waits a moment for what an append needs: the next segment, or a buffer of the pool.
@@ -13,12 +13,12 @@ a delay level, or to its dead letters (spec 12.4).
 
 The consumer names the message by its place, and the copy is made from the log: a client can neither forge nor lose a part
 of it. The rules are in :mod:`commitmq.semantics.retry`. A try that does not fit becomes a dead letter, and a message of which
-not even that fits is set aside (:mod:`commitmq.semantics.fitting`): a group is never held up.
+not even that fits is set aside (:mod:`commitmq.semantics.derived`): a group is never held up.
 
 The operation ``recall``: a cancellation of a message that waits for its time (spec 12.2, 18; remoting 3.8).
 
 It is a timer message itself, which is due in the slot of the other one. The client names that one by its place in the log,
-or by RocketMQ's recall handle. The rules are in :mod:`commitmq.semantics.recall`.
+or by RocketMQ's recall handle. The rules are in :mod:`commitmq.semantics.timer`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import zmq
 
-from commitmq import failpoints
+from commitmq import counting, failpoints
 from commitmq.control import DiskFlag, Word
-from commitmq.counting import families
-from commitmq.counting.table import Count, CountTable, Histogram
+from commitmq.counting import Count, CountTable, Histogram
 from commitmq.errors import CommitMQError, CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError, StoreError
 from commitmq.files import disk
 from commitmq.format.constants import MIN_RECORD_BYTES, WAITING_TOPICS, Host, Property, SysFlag
@@ -51,8 +50,7 @@ from commitmq.network.router import Router
 from commitmq.protocol import wire
 from commitmq.security.audit import Event
 from commitmq.semantics import delay
-from commitmq.semantics.fitting import first_that_fits
-from commitmq.semantics.recall import CANCEL_MARGIN_MS, RecallHandle, recall_handle, recall_record
+from commitmq.semantics.derived import first_that_fits
 from commitmq.semantics.retry import (
     DEFAULT_MAX_RETRIES,
     TO_DEAD_LETTERS,
@@ -62,23 +60,40 @@ from commitmq.semantics.retry import (
     is_last_try,
     retry_topic,
 )
-from commitmq.semantics.timer import TIMER_TOPIC, TimerRefusedError, TimerRules, timer_request
+from commitmq.semantics.timer import (
+    CANCEL_MARGIN_MS,
+    TIMER_TOPIC,
+    RecallHandle,
+    TimerRefusedError,
+    TimerRules,
+    recall_handle,
+    recall_record,
+    timer_request,
+)
 from commitmq.store.log.append import Appended, CommitLogAppender, PoolFullError, SegmentUnavailableError
-from commitmq.store.log.inner_batch import count_messages
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError
 from commitmq.store.metadata.topic_config import validate_group
 from commitmq.store.producers import SequenceRefusedError
-from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.context import Refusals, WorkerContext, monotonic_ms
 from commitmq.workers.runtime.flow import Flow, FlowRefusedError
-from commitmq.workers.runtime.refusals import Refusals
 from commitmq.workers.runtime.set_aside import SetAside
 from commitmq.workers.runtime.topic_view import TopicViews
 from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
-from commitmq.workers.writer.producers import Numbered, Producers, ProducersUnusableError, numbered
-from commitmq.workers.writer.put_rules import Placed, PutRules
+from commitmq.workers.writer.producers import ProducerStateManager, ProducersUnusableError, SequenceFields, numbered
+from commitmq.workers.writer.put_rules import (
+    FORBIDDEN,
+    FurtherQueues,
+    PlacedRun,
+    PutRefusal,
+    PutRules,
+    SendChecks,
+    SpecialSendError,
+    batch_properties,
+    count_messages,
+    integer,
+    unnumbered,
+)
 from commitmq.workers.writer.send_answers import PendingAck, SendAnswers
-from commitmq.workers.writer.send_checks import FORBIDDEN, Refusal, SendChecks, integer, unnumbered
-from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError, batch_properties
 from commitmq.workers.writer.unknown_topics import BornHosts, client_of, keeps_hosts, peer_address, user_of
 
 Store = Callable[[Callable[[], Appended]], Appended]
@@ -157,7 +172,7 @@ class BusySends:
 
     def end_turn(self, *, more: bool) -> None:
         """A turn of the writer has ended. ``more``: requests may be left that came before its end."""
-        if self._is_new:  # what came over the local sockets meanwhile is in the next turn
+        if self._is_new:  # what came over the local sockets in the meantime is in the next turn
             self._is_new = False
         elif not more:
             self._took_s = 0.0
@@ -184,8 +199,7 @@ class PatientAppend:
 
     def store(self, append: Callable[[], Appended]) -> Appended:
         """Append and publish. When a segment is missing, wait for it a moment, unless the disk is known to be full.
-
-        Raises Refusal; then nothing is stored.
+        Raises PutRefusal; then nothing is stored.
         """
         deadline = 0
         while True:
@@ -197,7 +211,7 @@ class PatientAppend:
             except PoolFullError:
                 deadline = deadline or monotonic_ms() + _POOL_PATIENCE_MS
                 if monotonic_ms() >= deadline:
-                    raise Refusal(
+                    raise PutRefusal(
                         "SYSTEM_BUSY",
                         "the transient store pool is full: the disk is slower than the sends",
                         _RETRY_MS,
@@ -206,7 +220,7 @@ class PatientAppend:
                 time.sleep(0.002)
             except SegmentUnavailableError as error:
                 if self._control.get(Word.DISK_FLAGS) & DiskFlag.NO_SEGMENT:
-                    raise Refusal(
+                    raise PutRefusal(
                         "CREATE_MAPPED_FILE_FAILED",
                         "no space for the next segment of the log; reads work",
                         self._context.config.disk.check_interval_ms,
@@ -216,11 +230,13 @@ class PatientAppend:
                 self._allocate.ring()
                 deadline = deadline or monotonic_ms() + _SEGMENT_PATIENCE_MS
                 if monotonic_ms() >= deadline:
-                    raise Refusal("CREATE_MAPPED_FILE_FAILED", "the next segment is not ready yet", _RETRY_MS) from None
+                    raise PutRefusal(
+                        "CREATE_MAPPED_FILE_FAILED", "the next segment is not ready yet", _RETRY_MS
+                    ) from None
                 self._context.heartbeat()
                 time.sleep(_SEGMENT_LOOK_S)
             except StoreError as error:
-                raise Refusal("SYSTEM_ERROR", str(error)) from error
+                raise PutRefusal("SYSTEM_ERROR", str(error)) from error
         if failpoints.ACTIVE:
             failpoints.hit("writer.after_append")
         self._publish()
@@ -243,14 +259,14 @@ answered, whether its answer waits for the device.
 """
 
 
-class _Topic(NamedTuple):
+class _TopicSends(NamedTuple):
     messages: Count
     size_bytes: Count
     sizes: Histogram
 
 
 class SendCounts:
-    """What the writer, and the process of memory topics, count of sends: see :mod:`commitmq.counting.families`.
+    """What the writer, and the process of memory topics, count of sends: see :mod:`commitmq.counting`.
 
     One note is taken for each request, of one message or of a run. The notes are counted together
     (:meth:`SendCounts.settle`): when a turn brings no further one, when there are many, or when the oldest is a quarter
@@ -260,13 +276,13 @@ class SendCounts:
 
     def __init__(self, table: CountTable) -> None:
         self._table = table
-        self._memory = table.histogram(families.SEND_DURATION, "memory")
-        self._flushed = table.histogram(families.SEND_DURATION, "flushed")
-        self._single = table.histogram(families.APPEND_DURATION, "single")
-        self._run = table.histogram(families.APPEND_DURATION, "run")
-        self._lengths = table.histogram(families.APPEND_MESSAGES)
-        self._waiting = table.count(families.SENDS_WAITING)
-        self._topics: dict[tuple[str, bool], _Topic] = {}
+        self._memory = table.histogram(counting.SEND_DURATION, "memory")
+        self._flushed = table.histogram(counting.SEND_DURATION, "flushed")
+        self._single = table.histogram(counting.APPEND_DURATION, "single")
+        self._run = table.histogram(counting.APPEND_DURATION, "run")
+        self._lengths = table.histogram(counting.APPEND_MESSAGES)
+        self._waiting = table.count(counting.SENDS_WAITING)
+        self._topics: dict[tuple[str, bool], _TopicSends] = {}
         self.last: _Stored | None = None
         """What the send at hand has stored."""
         self._notes: list[_Note] = []
@@ -275,7 +291,6 @@ class SendCounts:
 
     @classmethod
     def of(cls, context: WorkerContext) -> SendCounts | None:
-        """None where nothing is counted."""
         table = context.counts
         return None if table is None else cls(table)
 
@@ -289,7 +304,7 @@ class SendCounts:
                 answer = send(identity, header, frames)
             except Exception as error:
                 code = str(getattr(error, "code", "SYSTEM_ERROR"))
-                self._table.count(families.SENDS_REFUSED, code).add()
+                self._table.count(counting.SENDS_REFUSED, code).add()
                 raise
             waits = type(answer) is PendingAck
             if waits:
@@ -347,24 +362,23 @@ class SendCounts:
 
     def dead_letter(self, topic: str, group: str) -> None:
         """A message of ``topic`` that a consumer of ``group`` sent back is a dead letter."""
-        self._table.count(families.DEAD_LETTERS, topic, group).add()
+        self._table.count(counting.DEAD_LETTERS, topic, group).add()
 
-    def _begin(self, topic: str, moved: bool) -> _Topic:
+    def _begin(self, topic: str, moved: bool) -> _TopicSends:
         table, source = self._table, _NODE if moved else _CLIENT
         if len(self._topics) >= _MOST_TOPICS:
             self._topics.clear()  # deleted topics leave no trace but their rows
-        found = self._topics[topic, moved] = _Topic(
-            table.count(families.MESSAGES_IN, topic, source),
-            table.count(families.BYTES_IN, topic, source),
-            table.histogram(families.MESSAGE_SIZE, topic),
+        found = self._topics[topic, moved] = _TopicSends(
+            table.count(counting.MESSAGES_IN, topic, source),
+            table.count(counting.BYTES_IN, topic, source),
+            table.histogram(counting.MESSAGE_SIZE, topic),
         )
         return found
 
 
 def read_record(context: WorkerContext, place: int) -> Record:
-    """The record at ``place``. It is read and not mapped: a mapping would keep the space of an expired segment.
-
-    Raises OSError, OffsetOutOfRangeError, CorruptRecordError.
+    """The record at ``place``. It is read and not mapped: a mapping would keep the space of an expired segment. Raises
+    OSError, OffsetOutOfRangeError, CorruptRecordError.
     """
     end = context.control.committed()
     if place >= end:
@@ -393,10 +407,10 @@ class NoCopyError(CommitMQError):
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class SendBackCopy:
     """A copy that is to be stored. ``topic`` and ``queue_id``: where the group will read it."""
 
-    placed: Placed
+    placed: PlacedRun
     topic: str
     queue_id: int
     dead: bool
@@ -416,15 +430,15 @@ class SendBacks:
         self._host = Host(config.network.store_host, config.network.store_port)
         self._turn = 0
 
-    def copy_of(self, header: dict[str, Any]) -> Copy:
-        """The copy that a request asks for, as it fits: the try may have become a dead letter. Raises Refusal, NoCopyError."""
+    def copy_of(self, header: dict[str, Any]) -> SendBackCopy:
+        """The copy that a request asks for, as it fits: the try may be a dead letter now. Raises PutRefusal, NoCopyError."""
         group = header.get("group")
         if type(group) is not str:
-            raise Refusal("INVALID_PARAMETER", "group must be a string")
+            raise PutRefusal("INVALID_PARAMETER", "group must be a string")
         try:
             validate_group(group)
         except InvalidMessageError as error:
-            raise Refusal("INVALID_PARAMETER", str(error)) from error
+            raise PutRefusal("INVALID_PARAMETER", str(error)) from error
         level = integer(header, "delay_level", 0, TO_DEAD_LETTERS, delay.MAX_LEVEL)
         if header.get("delay_ms") is not None:
             level = delay.level_at_least(integer(header, "delay_ms", 0, 0, _MOST))
@@ -443,16 +457,16 @@ class SendBacks:
         if made.dead and not dead:
             self._queue_of(made.record.topic, group)
         born_host_bytes = 20 if ":" in record.born_host.ip else 8
-        return Copy(placed, made.record.topic, made.record.queue_id, made.dead, born_host_bytes, record, group)
+        return SendBackCopy(placed, made.record.topic, made.record.queue_id, made.dead, born_host_bytes, record, group)
 
-    def _placed(self, made: SentBack) -> Placed:
+    def _placed(self, made: SentBack) -> PlacedRun:
         """Where the copy is stored. Raises InvalidMessageError, MessageIllegalError when it breaks a limit there."""
         data = np.frombuffer(encode_record(replace(made.record, store_host=self._host), buckets=None), np.uint8)
         run = CheckedRun(data, np.array([len(data)], np.int64), 1, moved=True)
         return self._rules.place_copy(run, made.record.topic, made.record.queue_id, delayed=not made.dead)
 
     def _record(self, header: dict[str, Any]) -> Record:
-        """The record that the request names. Raises Refusal."""
+        """The record that the request names. Raises PutRefusal."""
         topic = header.get("topic")
         queue = integer(header, "queue", -1, 0, 1 << 30)
         number = integer(header, "queue_offset", -1, 0, _MOST)
@@ -460,26 +474,26 @@ class SendBacks:
         try:
             record = read_record(self._context, place)
         except (OSError, OffsetOutOfRangeError, CorruptRecordError) as error:
-            raise Refusal("MESSAGE_ILLEGAL", f"there is no message at {place} of the log: {error}") from error
+            raise PutRefusal("MESSAGE_ILLEGAL", f"there is no message at {place} of the log: {error}") from error
         if (record.topic, record.queue_id, record.queue_offset) != (topic, queue, number):
-            raise Refusal("MESSAGE_ILLEGAL", f"the message at {place} of the log is not {topic}/{queue}@{number}")
+            raise PutRefusal("MESSAGE_ILLEGAL", f"the message at {place} of the log is not {topic}/{queue}@{number}")
         if record.topic in WAITING_TOPICS:
-            raise Refusal(
+            raise PutRefusal(
                 "MESSAGE_ILLEGAL", f"the message at {place} of the log waits in {record.topic}; no group has it"
             )
         if record.sys_flag & SysFlag.INNER_BATCH:
-            raise Refusal("MESSAGE_ILLEGAL", "a message of an inner batch cannot be sent back alone")
+            raise PutRefusal("MESSAGE_ILLEGAL", "a message of an inner batch cannot be sent back alone")
         return record
 
     def _queue_of(self, topic: str, group: str) -> int:
-        """A queue of the retry or dead-letter topic, each in its turn. Raises Refusal."""
+        """A queue of the retry or dead-letter topic, each in its turn. Raises PutRefusal."""
         view = self._topics.get(topic)
         if view is None:
-            raise Refusal(
+            raise PutRefusal(
                 "TOPIC_NOT_EXIST", f"there is no topic {topic!r}: group.retry_topics makes those of the group {group!r}"
             )
         if not view.is_writable:
-            raise Refusal("NO_PERMISSION", f"topic {topic!r} is not writable")
+            raise PutRefusal("NO_PERMISSION", f"topic {topic!r} is not writable")
         self._turn += 1
         return self._turn % max(1, view.write_queues)
 
@@ -490,10 +504,10 @@ _DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
+class TimerCancellation:
     """A cancellation that is to be stored. ``slot_ms``: the slot of the message that it cancels."""
 
-    placed: Placed
+    placed: PlacedRun
     topic: str
     slot_ms: int
 
@@ -503,7 +517,7 @@ class Recall:
         return time.time_ns() // 1_000_000 > self.slot_ms - CANCEL_MARGIN_MS + _STORED_IN_MS
 
 
-class Recalls:
+class TimerCancellations:
     """Makes the cancellations."""
 
     def __init__(self, context: WorkerContext, rules: PutRules, port: Router | None = None) -> None:
@@ -514,10 +528,12 @@ class Recalls:
         self._timer = config.timer
         self._host = Host(config.network.store_host, config.network.store_port)
 
-    def recall_of(self, identity: Peer, header: dict[str, Any], born_host: bytes) -> Recall:
-        """The cancellation that a request of ``identity`` asks for; one ``by_person`` is audited. Raises Refusal."""
+    def recall_of(self, identity: Peer, header: dict[str, Any], born_host: bytes) -> TimerCancellation:
+        """The cancellation that a request of ``identity`` asks for; one ``by_person`` is audited. Raises PutRefusal."""
         if not self._timer.enable:
-            raise Refusal("WHEEL_TIMER_NOT_ENABLE", "this node delivers no messages at a time (timer.enable is false)")
+            raise PutRefusal(
+                "WHEEL_TIMER_NOT_ENABLE", "this node delivers no messages at a time (timer.enable is false)"
+            )
         handle = self._handle(header)
         now_ms = time.time_ns() // 1_000_000
         rules = TimerRules(max_delay_s=self._timer.max_delay_ms // 1000 + 1)
@@ -526,10 +542,10 @@ class Recalls:
             record = recall_record(handle, str(group), now_ms, unpack_host(born_host), rules)
             timed = timer_request(record, now_ms, rules, fresh=True)
         except TimerRefusedError as error:
-            raise Refusal(error.code, str(error)) from error
+            raise PutRefusal(error.code, str(error)) from error
         slot_ms = handle.deliver_ms - 1
         if timed is None or slot_ms - now_ms < CANCEL_MARGIN_MS:
-            raise Refusal(
+            raise PutRefusal(
                 "ILLEGAL_OPERATION", "the message cannot be cancelled: it is due in less than 0.5 s, or was due"
             )
         data = np.frombuffer(
@@ -540,7 +556,7 @@ class Recalls:
             actor, resource = self._port.actor(identity, header), f"Topic:{handle.topic}"
             self._context.audit.change(Event(actor, "recall", resource, request=header["id"], after=about))
         run = CheckedRun(data, np.array([len(data)], np.int64), 1, moved=True)
-        return Recall(self._rules.place_copy(run, TIMER_TOPIC, 0, delayed=False), handle.topic, slot_ms)
+        return TimerCancellation(self._rules.place_copy(run, TIMER_TOPIC, 0, delayed=False), handle.topic, slot_ms)
 
     def _handle(self, header: dict[str, Any]) -> RecallHandle:
         text = header.get("handle")
@@ -548,35 +564,34 @@ class Recalls:
             try:
                 return _of_topic(RecallHandle.decode(str(text)), header)
             except InvalidMessageError as error:
-                raise Refusal("INVALID_PARAMETER", str(error)) from error
+                raise PutRefusal("INVALID_PARAMETER", str(error)) from error
         place = integer(header, "physical_offset", -1, 0, _MOST)
         try:
             record = read_record(self._context, place)
         except (OSError, OffsetOutOfRangeError, CorruptRecordError) as error:
-            raise Refusal("MESSAGE_ILLEGAL", f"there is no message at {place} of the log: {error}") from error
+            raise PutRefusal("MESSAGE_ILLEGAL", f"there is no message at {place} of the log: {error}") from error
         handle = _checked(record, header.get("unique_id"), place, self._context.config.network.broker_name)
         return _of_topic(handle, header)
 
 
 def _of_topic(handle: RecallHandle, header: dict[str, Any]) -> RecallHandle:
-    """Raises Refusal for a message of another topic than the request's, whose rights were looked at."""
+    """Raises PutRefusal for a message of another topic than the request's, whose rights were looked at."""
     if handle.topic != header.get("topic"):
-        raise Refusal("INVALID_PARAMETER", f"the message belongs to another topic than {header.get('topic')!r:.300}")
+        raise PutRefusal("INVALID_PARAMETER", f"the message belongs to another topic than {header.get('topic')!r:.300}")
     return handle
 
 
 def _checked(record: Record, unique_id: object, place: int, broker: str) -> RecallHandle:
-    """The handle of ``record``. Raises Refusal when it is no message that waits for its time, or another one."""
+    """The handle of ``record``. Raises PutRefusal when it is no message that waits for its time, or another one."""
     try:
         handle = recall_handle(record, broker) if record.topic == TIMER_TOPIC else None
     except ValueError:
         handle = None
     if handle is None or handle.unique_key != unique_id or Property.TIMER_DELETE_KEY in record.properties:
-        raise Refusal("MESSAGE_ILLEGAL", f"the message at {place} of the log is none that waits for its time")
+        raise PutRefusal("MESSAGE_ILLEGAL", f"the message at {place} of the log is none that waits for its time")
     return handle
 
 
-_PERSISTED_RETRY_MS = 200
 # Properties that the writer sets itself, after it has refused a client's.
 _INNER = FORBIDDEN - {Property.INNER_NUM, Property.INNER_BASE}
 _FURTHER = FORBIDDEN - {Property.INNER_MULTI_DISPATCH, Property.INNER_MULTI_QUEUE_OFFSET}
@@ -595,7 +610,7 @@ class SendRequests:
         offsets: dict[tuple[str, int], int],
         checks: SendChecks,
         publish: Callable[[], None],
-        producers: Producers | None = None,
+        producers: ProducerStateManager | None = None,
         *,
         topics: TopicViews | None = None,
         local_socket: Path | None = None,
@@ -616,7 +631,7 @@ class SendRequests:
         self._context, self._config, self._vouching = context, context.config, context.vouching
         self._rules = PutRules(appender, context.config, context.layout)
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
-        self._recalls = None if topics is None else Recalls(context, self._rules, port)
+        self._recalls = None if topics is None else TimerCancellations(context, self._rules, port)
         self._aside: SetAside | None = None
         self._flow: Flow | None = None
         self._set_rates()
@@ -658,7 +673,7 @@ class SendRequests:
             return self._take(identity, header, frames)
         except (SpecialSendError, SequenceRefusedError) as refusal:
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored")
-        except Refusal as refusal:
+        except PutRefusal as refusal:
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored", **refusal.fields)
         except MessageIllegalError as error:
             return wire.error(header["id"], error.code, str(error), outcome="not_stored")
@@ -675,7 +690,7 @@ class SendRequests:
         return self._send_batch(identity, header, frames)
 
     def _within_limits(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
-        """Handle a request of a client, if ``[flow]`` lets it pass. Raises Refusal and others."""
+        """Handle a request of a client, if ``[flow]`` lets it pass. Raises PutRefusal and others."""
         if header["op"] in ("send_back", "recall") or "moved" in header:
             return self._handled(identity, header, frames)
         topic, flow = header.get("topic"), self._flow
@@ -688,7 +703,7 @@ class SendRequests:
             user = user_of(self.guard, self._vouching, header, frames) if flow.bounds_users else None
             flow.admit(client, topic, user)
         except FlowRefusedError as refusal:
-            raise Refusal(refusal.code, refusal.sentence, refusal.retry_after_ms) from refusal
+            raise PutRefusal(refusal.code, refusal.sentence, refusal.retry_after_ms) from refusal
         answer = self._handled(identity, header, frames)
         # It did not raise. So the topic is there, which bounds the names, and the count was compared with the records.
         flow.take(1 if header["op"] == "send" else header["count"], len(frames[1]), client, topic, user)
@@ -713,7 +728,7 @@ class SendRequests:
         host = self._born_hosts.of(identity, frames[1])
         sender = self._numbered(header) if "producer_id" in header else None
         if sender is not None and further:
-            raise Refusal("MESSAGE_ILLEGAL", "an idempotent send cannot go to further queues")
+            raise PutRefusal("MESSAGE_ILLEGAL", "an idempotent send cannot go to further queues")
         record = self._appender.encode(
             topic.encode(),
             queue_id,
@@ -727,7 +742,7 @@ class SendRequests:
             mark=b"" if sender is None else mark_of(sender.mark, sender.sequence),
         )
         if further and len(record) > self._appender.max_message_bytes:
-            raise Refusal(
+            raise PutRefusal(
                 "MESSAGE_ILLEGAL",
                 f"the record has {len(record)} bytes, commit_log.max_message_bytes allows {self._appender.max_message_bytes}"
                 " for all of a message that goes to further queues",
@@ -755,7 +770,7 @@ class SendRequests:
         moved = "moved" in header and keeps_hosts(header, "moved", frames[1])
         # A message that the log has is moved, whatever the limit is now.
         if size > self._max_run_bytes and not (moved and count == 1):
-            raise Refusal(
+            raise PutRefusal(
                 "FRAME_TOO_LARGE",
                 f"the run has {size} bytes, this node takes {self._max_run_bytes} (commit_log.max_run_bytes)",
             )
@@ -773,7 +788,7 @@ class SendRequests:
             sequence=0 if sender is None else sender.sequence,
         )
         if count != run.count:
-            raise Refusal("MESSAGE_ILLEGAL", f"the header says {count} records, the run holds {run.count}")
+            raise PutRefusal("MESSAGE_ILLEGAL", f"the header says {count} records, the run holds {run.count}")
         if run.special:
             if sender is not None:
                 raise unnumbered()
@@ -798,14 +813,12 @@ class SendRequests:
         header: dict[str, Any],
         topic: str,
         queue_id: int,
-        sender: Numbered,
+        sender: SequenceFields,
         run: CheckedRun,
         host: bytes,
         ack: str,
     ) -> bytes | PendingAck:
-        """Store a run of an idempotent producer: only messages that are not stored yet are appended; the answer covers
-        all.
-        """
+        """Append the messages of an idempotent producer's run that are not stored yet; the answer covers all."""
         before = self._stored_before(sender, topic, queue_id, run.count)
         if before == run.count:
             return self._answers.repeated(identity, header, topic, queue_id, sender, run.count, before, None, ack)
@@ -822,24 +835,26 @@ class SendRequests:
         """Several messages as the body of one record, for a topic whose queues count batches (spec 2.8)."""
         topic, queue_id, ack = self._checks.checked(header, frames)
         if "producer_id" in header:
-            raise Refusal("MESSAGE_ILLEGAL", f"topic {topic!r} has queue.type=BatchCQ, which takes no idempotent sends")
+            raise PutRefusal(
+                "MESSAGE_ILLEGAL", f"topic {topic!r} has queue.type=BatchCQ, which takes no idempotent sends"
+            )
         body = frames[1].buffer
         # Check this before the messages inside are read: the limit bounds that work.
         if len(body) > self._appender.max_message_bytes:
-            raise Refusal(
+            raise PutRefusal(
                 "MESSAGE_ILLEGAL",
                 f"the batch has {len(body)} bytes, commit_log.max_message_bytes allows {self._appender.max_message_bytes}",
             )
         count = count_messages(body)
         stated = integer(header, "count", -1, -1, 1 << 31)
         if stated != count:
-            raise Refusal("MESSAGE_ILLEGAL", f"the header says {stated} messages, the batch holds {count}")
+            raise PutRefusal("MESSAGE_ILLEGAL", f"the header says {stated} messages, the batch holds {count}")
         properties = header.get("properties") or {}
         if type(properties) is not dict:
-            raise Refusal("INVALID_PARAMETER", "properties must be an object of strings")
+            raise PutRefusal("INVALID_PARAMETER", "properties must be an object of strings")
         for name in (Property.INNER_NUM, Property.INNER_BASE):
             if name in properties:
-                raise Refusal("MESSAGE_ILLEGAL", f"only the node may set the property {name!r}")
+                raise PutRefusal("MESSAGE_ILLEGAL", f"only the node may set the property {name!r}")
         born = integer(header, "born", -1, -1, _MAX_TIME_MS)
         number = self._offsets.get((topic, queue_id), 0)
         host = self._born_hosts.of(identity, frames[1])
@@ -864,7 +879,7 @@ class SendRequests:
     def _send_back(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         """Store a copy of a message that failed, for another try of its group or as a dead letter (spec 12.4)."""
         if self._send_backs is None:
-            raise Refusal("UNKNOWN_OP", "messages are sent back to the writer")
+            raise PutRefusal("UNKNOWN_OP", "messages are sent back to the writer")
         ack = self._checks.checked_ack(header, frames)
         try:
             copy = self._send_backs.copy_of(header)
@@ -881,7 +896,7 @@ class SendRequests:
         return self._answers.acknowledged(identity, header, copy.topic, copy.queue_id, number, 1, done, ack, where)
 
     def _set_aside(self, header: dict[str, Any], error: NoCopyError) -> bytes:
-        """The group goes on behind the message, which stays where it is and is listed."""
+        """The group continues behind the message, which stays where it is and is listed."""
         self._aside = self._aside or SetAside(self._context)
         self._aside.message(error.record, str(error), group=error.group)
         self._aside.write_down(at_once=True)
@@ -890,7 +905,7 @@ class SendRequests:
     def _recall(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         """Store the cancellation of a message that waits for its time (spec 12.2)."""
         if self._recalls is None:
-            raise Refusal("UNKNOWN_OP", "messages are recalled at the writer")
+            raise PutRefusal("UNKNOWN_OP", "messages are recalled at the writer")
         ack = self._checks.checked_ack(header, frames)
         host = self._born_hosts.of(identity, frames[1])
         recall = self._recalls.recall_of(identity, header, host)
@@ -922,27 +937,27 @@ class SendRequests:
 
     # ------------------------------------------------------------ idempotent producers
 
-    def _numbered(self, header: dict[str, Any]) -> Numbered:
+    def _numbered(self, header: dict[str, Any]) -> SequenceFields:
         if self._producers is None:
-            raise Refusal("MESSAGE_ILLEGAL", "memory topics take no idempotent sends")
+            raise PutRefusal("MESSAGE_ILLEGAL", "memory topics take no idempotent sends")
         if header.get("queue", -1) == -1:
-            raise Refusal(
+            raise PutRefusal(
                 "INVALID_PARAMETER", "an idempotent send needs its queue: sequences count messages of one queue"
             )
         try:
             return numbered(header)
         except ValueError as error:
-            raise Refusal("INVALID_PARAMETER", str(error)) from error
+            raise PutRefusal("INVALID_PARAMETER", str(error)) from error
 
-    def _stored_before(self, sender: Numbered, topic: str, queue_id: int, count: int) -> int:
+    def _stored_before(self, sender: SequenceFields, topic: str, queue_id: int, count: int) -> int:
         assert self._producers is not None
         try:
             return self._producers.judge(sender, topic, queue_id, count)
         except ProducersUnusableError as error:
-            raise Refusal("SERVICE_NOT_AVAILABLE", str(error), _PERSISTED_RETRY_MS) from error
+            raise PutRefusal("SERVICE_NOT_AVAILABLE", str(error), _RETRY_MS) from error
 
     def _note(
-        self, sender: Numbered, topic: str, queue_id: int, before: int, queue_offset: int, done: Appended
+        self, sender: SequenceFields, topic: str, queue_id: int, before: int, queue_offset: int, done: Appended
     ) -> None:
         assert self._producers is not None
         self._producers.note(sender, topic, queue_id, before, queue_offset, done)

@@ -15,17 +15,17 @@ from typing import Any, Final
 import orjson
 import zmq
 
+from commitmq.format.constants import Host
 from commitmq.format.message_id import pack_host
-from commitmq.format.record import Host
 from commitmq.network.guard import PROTOCOL, Guard
 from commitmq.protocol import wire
 from commitmq.protocol.channel import new_routing_id
 from commitmq.security.audit import Actor
-from commitmq.security.on_behalf import Vouching
+from commitmq.security.native_rights import Vouching
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.topic_view import TopicViews
 from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
-from commitmq.workers.writer.send_checks import Refusal
+from commitmq.workers.writer.put_rules import PutRefusal
 
 _MAX_KNOWN_PEERS: Final = 65_536
 MAX_CLIENT_CHARACTERS: Final = 255
@@ -65,22 +65,18 @@ def peer_address(frame: zmq.Frame | Payload) -> str | None:
 
 
 def keeps_hosts(header: dict[str, Any], name: str, frame: zmq.Frame | Payload) -> bool:
-    """True for a run of one of the node's own movers or gateways. ``header[name]``, 4 or 6, says how its born hosts
-    are laid out.
-
-    They come over ipc, whose sockets are in a folder that only the node's account may enter. Raises Refusal.
+    """True for a run of one of the node's own movers or gateways. ``header[name]``, 4 or 6, says how its born hosts are
+    laid out. They come over ipc, whose sockets are in a folder that only the node's account may enter. Raises PutRefusal.
     """
     if peer_address(frame) is not None or "producer_id" in header:
-        raise Refusal("NO_PERMISSION", f"only a process of this node may append with {name}")
+        raise PutRefusal("NO_PERMISSION", f"only a process of this node may append with {name}")
     if header[name] not in (4, 6):
-        raise Refusal("INVALID_PARAMETER", f"{name} must be 4 or 6")
+        raise PutRefusal("INVALID_PARAMETER", f"{name} must be 4 or 6")
     return True
 
 
 def user_of(guard: Guard | None, vouching: Vouching, header: dict[str, Any], frames: Frames) -> str | None:
-    """Whose quotas hold for a send: its user, whom ``guard`` knows, or the one on whose behalf a process of the node sends;
-    None for nobody's.
-    """
+    """Whose quotas hold for a send: its user's, as ``guard`` knows, or whoever the node sends for; else None."""
     if guard is not None and (known := guard.user_of(frames[0])):
         return known
     return vouching.user(header)
@@ -88,16 +84,15 @@ def user_of(guard: Guard | None, vouching: Vouching, header: dict[str, Any], fra
 
 def client_of(identity: Peer, header: dict[str, Any], frame: zmq.Frame | Payload) -> Peer | str:
     """For whose rates a send counts: the connection, or the ``client`` for which one of the node's gateways sends.
-
-    Raises Refusal for a ``client`` that comes from elsewhere.
+    Raises PutRefusal for a ``client`` that comes from elsewhere.
     """
     name = header.get("client")
     if name is None:
         return identity
     if peer_address(frame) is not None:
-        raise Refusal("NO_PERMISSION", "only a process of this node may send for another client")
+        raise PutRefusal("NO_PERMISSION", "only a process of this node may send for another client")
     if type(name) is not str or not 0 < len(name) <= MAX_CLIENT_CHARACTERS:
-        raise Refusal("INVALID_PARAMETER", f"client must be a string of 1 to {MAX_CLIENT_CHARACTERS} characters")
+        raise PutRefusal("INVALID_PARAMETER", f"client must be a string of 1 to {MAX_CLIENT_CHARACTERS} characters")
     return name
 
 
@@ -129,9 +124,7 @@ class UnknownTopics:
         self._next_ask = 0
 
     def ask(self, identity: Peer, topic: str, header: dict[str, Any], frames: Frames) -> bytes | None:
-        """Let a send wait for ``topic``, and ask for the topic unless another send has asked. Returns an answer when it
-        cannot wait.
-        """
+        """Let a send wait for ``topic``, and ask for it once. Returns an answer when it cannot wait."""
         size = sum(map(len, frames))
         if self._count >= _MAX_WAITING_FOR_TOPIC or self._bytes + size > _MAX_WAITING_BYTES:
             return wire.error(

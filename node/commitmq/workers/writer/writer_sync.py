@@ -1,9 +1,9 @@
 """fdatasync in the writer itself, for a single sender that waits for the device.
 
 Going through the flush process costs two wake-ups, as much as the device itself takes for a small record. When many
-senders wait, flush is the better place: it groups them, and the writer continues meanwhile. So the writer syncs only
-when one answer waits, the last request before it came from the same sender, flush sleeps, and the unsynced bytes are
-few and all in one segment.
+senders wait, flush is the better place: it groups them, and the writer continues in the meantime. So the writer syncs
+only when one answer waits, the last request before it came from the same sender, flush sleeps, and the unsynced bytes
+are few and all in one segment.
 
 ``flushed`` stays flush's word: the writer publishes in ``writer_synced`` how far it got, answers, and leaves the rest
 to flush. A device that is slow for a moment would keep all other senders waiting too. So after a sync of more than
@@ -11,8 +11,8 @@ to flush. A device that is slow for a moment would keep all other senders waitin
 
 Invariants: ``writer_synced`` is stored only after the fdatasync that covers it, and that fdatasync began after
 everything below it was in the file. ``WRITER_SYNC`` is SYNCING from before the call until the word has the outcome.
-Flush may sync the same pages meanwhile; the word makes sure that flush never publishes pages whose write error the
-writer consumed. A writer that is killed inside the call has answered no send, and its successor writes the range of
+Flush may sync the same pages in the meantime; the word makes sure that flush never publishes pages whose write error
+the writer consumed. A writer that is killed inside the call has answered no send, and its successor writes the range of
 that sync again (:mod:`commitmq.workers.runtime.failed_sync`). After a failure the writer leaves the note for the next
 recovery, and never syncs again. The writer opens the segment before it looks whether flush is in a sync or has failed:
 the words show a failure before that, and the kernel reports a later failure to every descriptor that was open then.
@@ -26,13 +26,12 @@ import time
 from typing import Final
 
 from commitmq import failpoints
-from commitmq.control import Word, WorkerWord, WriterSync
+from commitmq.control import Word, WorkerWord, WriterSync, role_slot
 from commitmq.errors import StoreError
 from commitmq.files import disk
 from commitmq.format.file_names import segment_name
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.failed_sync import SyncCounts, leave_note, write_again
-from commitmq.workers.runtime.slots import role_slot
 
 _SYNC, _SYNCED, _TIMESTAMP = int(Word.WRITER_SYNC), int(Word.WRITER_SYNCED), int(Word.WRITER_SYNCED_TIMESTAMP)
 _FLUSHED, _FLUSH_ERRNO = int(Word.FLUSHED), int(Word.FLUSH_ERRNO)
@@ -58,7 +57,7 @@ class InlineFsync:
         self.synced = 0
         self._counts = SyncCounts.of(context, "writer")
         if self._control.get(_SYNC) == WriterSync.SYNCING:
-            # A former writer was killed in its sync, and the outcome is unknown. If flush was killed as well, no
+            # An earlier writer was killed in its sync, and the outcome is unknown. If flush was killed as well, no
             # process has the write error.
             self._write_again(context)
         self._control.put(_SYNC, min(self._control.get(_SYNC), WriterSync.IDLE))
@@ -90,7 +89,6 @@ class InlineFsync:
 
     def sync(self, end: int, timestamp: int) -> bool:
         """Sync everything up to ``end``; False when that failed. All unsynced bytes up to ``end`` lie in one segment.
-
         ``timestamp``: of the last record. After a failure sends are refused as soon as flush has seen it.
         """
         control = self._control

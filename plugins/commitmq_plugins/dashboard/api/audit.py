@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from commitmq.errors import StoreError
 from commitmq.security.audit import ENDING, process_of, roles
-from commitmq.security.audit_trail import Backwards, Place
-from commitmq_plugins.dashboard.api.node import BadValueError, Node, command, moment, value
+from commitmq.security.audit_trail import Backwards, TrailPosition
+from commitmq_plugins.dashboard.api.node import BadValueError, VisitorNode, command, moment, value
 
 MOST_ROWS: Final = 200
 _MOST_TEXT: Final = 1_000
@@ -27,7 +27,7 @@ _PLACE: Final = re.compile(r"([A-Za-z0-9_.-]{1,100}):(\d{1,18}):(\d{1,18})").ful
 
 
 @dataclass(frozen=True, slots=True)
-class AuditAsked:
+class AuditQuery:
     """Which lines."""
 
     user: str | None = value(None, "Only of this user; uid 1000 is an account of the machine.", longest=300)
@@ -69,10 +69,10 @@ class AuditLines:
     command: str
 
 
-def audit(node: Node, asked: AuditAsked) -> AuditLines:
+def audit(node: VisitorNode, asked: AuditQuery) -> AuditLines:
     """No request: the files are read from their ends, within the bounds of a look at messages."""
     node.check_super()
-    wanted = _Wanted(asked)
+    wanted = _AuditFilter(asked)
     folder = node.context.layout.audit
     with contextlib.ExitStack() as stack:
         try:
@@ -93,13 +93,13 @@ def audit(node: Node, asked: AuditAsked) -> AuditLines:
 
 
 @dataclass(slots=True)
-class _Look:
+class _AuditScan:
     lines: Backwards
-    begin: Place
+    begin: TrailPosition
 
 
-def _looks(folder: Path, go_on: str | None, stack: contextlib.ExitStack) -> dict[str, _Look]:
-    """One for each process; when a look goes on, only for those that it had."""
+def _looks(folder: Path, go_on: str | None, stack: contextlib.ExitStack) -> dict[str, _AuditScan]:
+    """One for each process; when a look continues, only for those that it had."""
     before = None if go_on is None else _places(go_on)
     found = {}
     for role in roles(folder):
@@ -107,24 +107,24 @@ def _looks(folder: Path, go_on: str | None, stack: contextlib.ExitStack) -> dict
             continue
         place = None if before is None else before[role]
         lines = stack.enter_context(contextlib.closing(Backwards(folder / f"{role}{ENDING}", place)))
-        found[role] = _Look(lines, lines.place)
+        found[role] = _AuditScan(lines, lines.place)
     return found
 
 
-def _places(text: str) -> dict[str, Place]:
+def _places(text: str) -> dict[str, TrailPosition]:
     found = {}
     for part in text.split(","):
         match = _PLACE(part)
         if match is None:
             raise BadValueError(f"go_on is next of the page before, not {text!r:.100}")
-        found[match[1]] = Place(int(match[2]), int(match[3]))
+        found[match[1]] = TrailPosition(int(match[2]), int(match[3]))
     return found
 
 
-_Dated = tuple[str, str, dict[str, Any], Place]
+_Dated = tuple[str, str, dict[str, Any], TrailPosition]
 
 
-def _dated(role: str, look: _Look) -> Iterator[_Dated]:
+def _dated(role: str, look: _AuditScan) -> Iterator[_Dated]:
     for line in look.lines:
         yield str(line["time"]), role, line, look.lines.place
 
@@ -134,13 +134,13 @@ def _time_of(one: _Dated) -> str:
 
 
 def _page(
-    node: Node, merged: Iterator[_Dated], wanted: _Wanted, limit: int
-) -> tuple[list[AuditRow], dict[str, Place], int, str, str | None]:
+    node: VisitorNode, merged: Iterator[_Dated], wanted: _AuditFilter, limit: int
+) -> tuple[list[AuditRow], dict[str, TrailPosition], int, str, str | None]:
     """Rows, the place of each process's last line, how many lines were looked at, what ended it, and the last time."""
     settings = node.settings
     ends_s = time.monotonic() + settings.scan_ms / 1000
     rows: list[AuditRow] = []
-    places: dict[str, Place] = {}
+    places: dict[str, TrailPosition] = {}
     looked_at = 0
     when: str | None = None
     for when, role, line, place in merged:
@@ -159,17 +159,16 @@ def _page(
     return rows, places, looked_at, "end", when
 
 
-class _Wanted:
+class _AuditFilter:
     """The filter. Raises BadValueError."""
 
-    def __init__(self, asked: AuditAsked) -> None:
+    def __init__(self, asked: AuditQuery) -> None:
         self._exact = {"user": asked.user, "resource": asked.resource, "decision": "refused" if asked.refused else None}
         self._operation = asked.op
         self.since = _as_in_a_line("since", asked.since)
         self._until = _as_in_a_line("until", asked.until)
 
     def fits(self, line: Mapping[str, Any]) -> bool:
-        """Whether all that is given holds."""
         if self._until and str(line["time"]) >= self._until:
             return False
         op = str(line.get("op", ""))

@@ -2,7 +2,7 @@
 
 Messages that wait for their time: those that are due first, and the cancelling of one after a preview.
 
-Open transactions: those without an end, and an end by hand after a preview.
+Open transactions: those without an end, and an end manually after a preview.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Final
 from commitmq.client.dead_letters import DeadLetterFilter
 from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.format.constants import DEAD_LETTER_GROUP, DLQ_PREFIX
-from commitmq.semantics.recall import RecallHandle
-from commitmq_plugins.dashboard.api.messages import MessageRow, row_of
-from commitmq_plugins.dashboard.api.node import BadValueError, Node, command, value
-from commitmq_plugins.dashboard.api.search import NotThereError
+from commitmq.semantics.timer import RecallHandle
+from commitmq_plugins.dashboard.api.messages import MessageRow, NotThereError, row_of
+from commitmq_plugins.dashboard.api.node import BadValueError, VisitorNode, command, value
 
 if TYPE_CHECKING:
     from commitmq.client.admin import Admin
@@ -30,7 +29,7 @@ MOST_ROWS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class DelayedAsked:
+class DelayedQuery:
     """Which messages."""
 
     topic: str | None = value(None, "Only messages that will be delivered to this topic.", longest=255)
@@ -70,14 +69,14 @@ class Delayed:
 
 
 @dataclass(frozen=True, slots=True)
-class RecallAsked:
+class RecallQuery:
     """A message to cancel."""
 
     handle: str = value(doc="handle of the list, or the receipt that its sender got.", longest=1_024)
 
 
 @dataclass(frozen=True, slots=True)
-class RecallWanted:
+class RecallRequest:
     """A cancellation: as its preview, with ``confirm``."""
 
     handle: str = value(doc="As in the preview.", longest=1_024)
@@ -97,7 +96,7 @@ class Recall:
     command: str
 
 
-def delayed(node: Node, asked: DelayedAsked) -> Delayed:
+def delayed(node: VisitorNode, asked: DelayedQuery) -> Delayed:
     """Reads the topics in which messages wait: ``scan_messages``, ``scan_bytes`` and ``scan_ms`` at most."""
     node.status()  # refused to whoever may not know of the node
     bounds = node.settings
@@ -113,14 +112,14 @@ def delayed(node: Node, asked: DelayedAsked) -> Delayed:
     return Delayed(rows, found.complete, found.read, max(0.0, -rows[0].in_s) if rows else 0.0)
 
 
-def preview_recall(node: Node, asked: RecallAsked) -> Recall:
+def preview_recall(node: VisitorNode, asked: RecallQuery) -> Recall:
     """What a cancellation would do; nothing is asked of the node."""
     found = _handle(asked.handle)
     node.rights.check("writer", "recall", {"topic": found.topic})
     return _recall(found, asked.handle, done=False)
 
 
-def recall(node: Node, asked: RecallWanted) -> Recall:
+def recall(node: VisitorNode, asked: RecallRequest) -> Recall:
     """Cancel it. A second time does no harm. Raises ProtocolError when it is due in a moment, or was delivered."""
     found = _handle(asked.handle)
     if asked.confirm != found.topic:
@@ -166,7 +165,7 @@ _IDLE: Final = "idle"
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionsAsked:
+class TransactionsQuery:
     """Which transactions."""
 
     after: int | None = value(None, "next of the page before.")
@@ -200,7 +199,7 @@ class Transactions:
 
 
 @dataclass(frozen=True, slots=True)
-class EndAsked:
+class EndQuery:
     """An open transaction, and how to end it."""
 
     id: str = value(doc="Its id, the unique id of its message.", longest=255)
@@ -209,7 +208,7 @@ class EndAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class EndWanted:
+class EndRequest:
     """An end: as its preview, with ``confirm``."""
 
     id: str = value(doc="As in the preview.", longest=255)
@@ -229,7 +228,7 @@ class TransactionEnd:
     command: str
 
 
-def transactions(node: Node, asked: TransactionsAsked) -> Transactions:
+def transactions(node: VisitorNode, asked: TransactionsQuery) -> Transactions:
     """One request. The process of transactions is not started for it."""
     if not _is_running(node):
         return Transactions([], False, None)
@@ -237,13 +236,13 @@ def transactions(node: Node, asked: TransactionsAsked) -> Transactions:
     return Transactions([_transaction_row(one) for one in found], True, following)
 
 
-def preview_end(node: Node, asked: EndAsked) -> TransactionEnd:
+def preview_end(node: VisitorNode, asked: EndQuery) -> TransactionEnd:
     """What an end would do; nothing changes."""
     row = _transaction_row(_find(node, asked.id, asked.place))
     return TransactionEnd(row, asked.decision, False, None, _command(asked.id, asked.decision))
 
 
-def end_transaction(node: Node, asked: EndWanted) -> TransactionEnd:
+def end_transaction(node: VisitorNode, asked: EndRequest) -> TransactionEnd:
     """Commit or roll back, whatever its producers would say. Raises ProtocolError when it has another end already."""
     found = _find(node, asked.id, asked.place)
     if asked.confirm != found.topic:
@@ -254,11 +253,11 @@ def end_transaction(node: Node, asked: EndWanted) -> TransactionEnd:
     return TransactionEnd(_transaction_row(found), asked.decision, True, shown, _command(asked.id, asked.decision))
 
 
-def _is_running(node: Node) -> bool:
+def _is_running(node: VisitorNode) -> bool:
     return any(row["role"] == _ROLE and row["state"] != _IDLE for row in node.status()["processes"])
 
 
-def _find(node: Node, unique_id: str, place: int | None) -> OpenTransaction:
+def _find(node: VisitorNode, unique_id: str, place: int | None) -> OpenTransaction:
     """Looks from ``place`` on, where it was: a check may have moved it behind that."""
     after = place
     for _ in range(_MOST_PAGES if _is_running(node) else 0):
@@ -268,7 +267,7 @@ def _find(node: Node, unique_id: str, place: int | None) -> OpenTransaction:
                 return one
         if after is None:
             break
-    raise NotThereError(f"no open transaction has the id {unique_id!r:.100}: it may have ended meanwhile")
+    raise NotThereError(f"no open transaction has the id {unique_id!r:.100}: it may have ended in the meantime")
 
 
 def _transaction_row(one: OpenTransaction) -> TransactionRow:
@@ -297,7 +296,7 @@ _MOST: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class DeadGroupsAsked:
+class DeadGroupsQuery:
     """Which groups."""
 
     q: str = value("", "Only groups with this text in their name.", longest=255)
@@ -323,7 +322,7 @@ class DeadGroups:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLettersAsked:
+class DeadLettersQuery:
     """Dead letters of a group, the oldest first."""
 
     group: str = value(doc="The group's name.", longest=255)
@@ -353,7 +352,7 @@ class DeadLetters:
 
 
 @dataclass(frozen=True, slots=True)
-class ResendWanted:
+class ResendRequest:
     """A selection to send to their original topics again, each once."""
 
     group: str = value(doc="The group's name.", longest=255)
@@ -381,7 +380,7 @@ class Resend:
     command: str
 
 
-def dead_groups(node: Node, asked: DeadGroupsAsked) -> DeadGroups:
+def dead_groups(node: VisitorNode, asked: DeadGroupsQuery) -> DeadGroups:
     """No request of its own: the shared figures have the topics and what is dealt with."""
     figures, topics = node.figures(), node.topics()
     text = asked.q.lower()
@@ -400,7 +399,7 @@ def dead_groups(node: Node, asked: DeadGroupsAsked) -> DeadGroups:
     return DeadGroups(rows, names[_MOST_GROUPS - 1] if len(names) > _MOST_GROUPS else None)
 
 
-def dead_letters(node: Node, asked: DeadLettersAsked) -> DeadLetters:
+def dead_letters(node: VisitorNode, asked: DeadLettersQuery) -> DeadLetters:
     """A request of the index for each letter: that tells which were resent."""
     selected = DeadLetterFilter(topic=asked.topic, key=asked.key)
     found = node.admin.dlq_list(asked.group, selected, max_messages=asked.limit, all_states=asked.all)
@@ -413,7 +412,7 @@ def _row(letter: DeadLetter) -> DeadLetterRow:
     return DeadLetterRow(message.queue_offset, letter.state, letter.topic, replace(row_of(message)))
 
 
-def resend(node: Node, asked: ResendWanted) -> Resend:
+def resend(node: VisitorNode, asked: ResendRequest) -> Resend:
     """Send the selected letters again. A repeated request stores nothing twice, whatever became of the first."""
     if asked.confirm != asked.group:
         raise BadValueError("confirm is the group's name: type it to say that you mean this group")

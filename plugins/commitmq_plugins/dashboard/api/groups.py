@@ -1,4 +1,7 @@
-"""Consumer groups: the list, one group by queues, and a reset with its preview."""
+"""Consumer groups: the list, one group by queues, a reset with its preview, their members, and who is connected.
+
+RocketMQ's clients are shown with their producers too; the node does not know producers of its own protocol.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from commitmq.client.group_offsets import lag_of
+from commitmq.client.admin_results import lag_of
 from commitmq.errors import GroupNotFoundError, TopicNotFoundError
-from commitmq_plugins.dashboard.api.node import BadValueError, Node, command, moment, value
+from commitmq_plugins.dashboard.api.node import BadValueError, VisitorNode, command, moment, value
 from commitmq_plugins.metrics.figures import Figures, GroupLag
 
 PAGE: Final = 50
@@ -22,7 +25,7 @@ _SORTS: Final = ("name", "-lag", "-age")
 
 
 @dataclass(frozen=True, slots=True)
-class GroupsAsked:
+class GroupsQuery:
     """Which groups, in which order."""
 
     q: str = value("", "Only groups with this text in their name.", longest=255)
@@ -54,7 +57,7 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupAsked:
+class GroupQuery:
     """One group. Its topics come 8 a page."""
 
     group: str = value(doc="The group's name.", longest=255)
@@ -102,7 +105,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class ResetAsked:
+class ResetQuery:
     """Where a group shall continue. Without ``topic`` in all topics that it reads, which are 8 at most."""
 
     group: str = value(doc="The group's name.", longest=255)
@@ -112,7 +115,7 @@ class ResetAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class ResetWanted:
+class ResetRequest:
     """A reset: as its preview, with ``confirm``."""
 
     group: str = value(doc="The group's name.", longest=255)
@@ -124,9 +127,7 @@ class ResetWanted:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A queue: the group's offset before and after. ``again``: messages that it will get again; ``skipped``: those it will
-    not.
-    """
+    """A queue: the group's offset before and after. ``again``: messages that come again; ``skipped``: that do not."""
 
     topic: str
     queue: int
@@ -171,7 +172,7 @@ def group_rows(figures: Figures) -> list[GroupRow]:
     return rows
 
 
-def groups(node: Node, asked: GroupsAsked) -> Groups:
+def groups(node: VisitorNode, asked: GroupsQuery) -> Groups:
     """No request of its own: the shared figures have all."""
     figures = node.figures()
     if figures.groups is None:
@@ -192,7 +193,7 @@ def groups(node: Node, asked: GroupsAsked) -> Groups:
     return Groups(rows[first : first + PAGE], asked.page, pages, len(rows), figures.positions_left_out)
 
 
-def group(node: Node, asked: GroupAsked) -> Group:
+def group(node: VisitorNode, asked: GroupQuery) -> Group:
     """One request, and one for each of the 8 topics of the page."""
     described = node.admin.group(asked.group)
     committed = {(topic, queue): offset for topic, queue, offset in described["offsets"]}
@@ -205,7 +206,7 @@ def group(node: Node, asked: GroupAsked) -> Group:
         try:
             bounds = node.admin.offsets(name)
         except TopicNotFoundError:
-            continue  # deleted meanwhile
+            continue  # deleted in the meantime
         for one in bounds:
             key = (name, one.queue)
             lag = lag_of(name, one, committed.get(key), holders.get(key))
@@ -229,19 +230,19 @@ def group(node: Node, asked: GroupAsked) -> Group:
     )
 
 
-def preview_reset(node: Node, asked: ResetAsked) -> Reset:
+def preview_reset(node: VisitorNode, asked: ResetQuery) -> Reset:
     """What a reset would do; nothing changes."""
     return _reset(node, asked, done=False)
 
 
-def reset(node: Node, asked: ResetWanted) -> Reset:
+def reset(node: VisitorNode, asked: ResetRequest) -> Reset:
     """Move the group's offsets, also under members that run: each continues there with its next heartbeat."""
     if asked.confirm != asked.group:
         raise BadValueError("confirm is the group's name: type it to say that you mean this group")
-    return _reset(node, ResetAsked(asked.group, asked.to, asked.topic, asked.queue), done=True)
+    return _reset(node, ResetQuery(asked.group, asked.to, asked.topic, asked.queue), done=True)
 
 
-def _reset(node: Node, asked: ResetAsked, *, done: bool) -> Reset:
+def _reset(node: VisitorNode, asked: ResetQuery, *, done: bool) -> Reset:
     target = _target(asked.to)
     admin = node.admin
     before: dict[tuple[str, int], int] = {}
@@ -292,3 +293,107 @@ def _target(to: str) -> str | int | datetime:
     if to.isascii() and to.isdecimal() and len(to) < 20:
         return int(to)
     return moment("to", to)
+
+
+GROUPS_A_PAGE: Final = 8
+_MOST_ROWS: Final = 500
+_MOST_TOPICS: Final = 20
+_MOST_CONNECTIONS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ClientsQuery:
+    """Which clients."""
+
+    q: str = value(
+        "",
+        "Only groups with this text in their name, and connections with it in id, group, user or address.",
+        longest=255,
+    )
+    page: int = value(1, "Pages of 8 groups begin at 1.", low=1, high=1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRow:
+    """A member of a group, ``heard_ms_ago`` null when not known. ``topics``: 20 at most."""
+
+    group: str
+    member: str
+    topics: list[str]
+    queues: int
+    heard_ms_ago: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRow:
+    """A client that is connected: ``gateway`` is native or the server's name. ``user``, ``language`` and ``version`` are empty
+    where they are not known. ``consumes`` and ``produces`` are groups, 20 of each at most.
+    """
+
+    id: str
+    gateway: str
+    address: str
+    user: str
+    language: str
+    version: str
+    consumes: list[str]
+    produces: list[str]
+    heard_ms_ago: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Members of the groups of one page; ``total`` groups have members. ``left_out``: members that are not shown.
+    ``connections``: 200 at most, null for who may not see them (Cluster Get). ``complete``: there are no others.
+    """
+
+    clients: list[ClientRow]
+    page: int
+    pages: int
+    total: int
+    left_out: int
+    connections: list[ConnectionRow] | None
+    complete: bool
+
+
+def clients(node: VisitorNode, asked: ClientsQuery) -> Clients:
+    """The shared figures, one request for each group of the page, and one or two for the connections."""
+    figures = node.figures()
+    if figures.groups is None:
+        raise node.silent("the coordinator")
+    text = asked.q.lower()
+    names = sorted(name for name, row in figures.groups.items() if row["members"] and text in name.lower())
+    rows = []
+    for name in names[(asked.page - 1) * GROUPS_A_PAGE : asked.page * GROUPS_A_PAGE]:
+        try:
+            members = node.admin.group(name)["members"]
+        except GroupNotFoundError:
+            continue  # deleted in the meantime
+        for one in members:
+            topics = [str(topic) for topic in one["topics"][:_MOST_TOPICS]]
+            rows.append(ClientRow(name, str(one["member"]), topics, len(one["queues"]), one.get("heard_ms_ago")))
+    pages = max(1, -(-len(names) // GROUPS_A_PAGE))
+    left_out = max(0, len(rows) - _MOST_ROWS)
+    connections, complete = _connections(node, asked.q)
+    return Clients(rows[:_MOST_ROWS], asked.page, pages, len(names), left_out, connections, complete)
+
+
+def _connections(node: VisitorNode, text: str) -> tuple[list[ConnectionRow] | None, bool]:
+    if not node.rights.may("coordinator", "client.list"):
+        return None, False
+    found = node.admin.clients(text=text or None, max_clients=_MOST_CONNECTIONS)
+    rows = [
+        ConnectionRow(
+            one.id,
+            one.gateway,
+            one.address,
+            one.user,
+            one.language,
+            one.version,
+            one.consumes[:_MOST_TOPICS],
+            one.produces[:_MOST_TOPICS],
+            one.heard_ms_ago,
+        )
+        for one in found.clients
+    ]
+    return rows, found.complete

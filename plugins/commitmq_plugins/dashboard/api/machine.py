@@ -16,7 +16,7 @@ import psutil
 
 from commitmq.errors import CommitMQError
 from commitmq_plugins.dashboard.api.groups import GroupRow, group_rows
-from commitmq_plugins.dashboard.api.node import Node, value
+from commitmq_plugins.dashboard.api.node import VisitorNode, value
 
 _SPANS: Final = {"1h": 3_600, "24h": 86_400}
 _CHOICES: Final = tuple(_SPANS)
@@ -24,14 +24,14 @@ _WIDTH, _HEIGHT = 720, 180
 
 
 @dataclass(frozen=True, slots=True)
-class NodeHistoryAsked:
+class NodeHistoryQuery:
     """How far back."""
 
     span: str = value("1h", "An hour, or a day.", choices=_CHOICES)
 
 
 @dataclass(frozen=True, slots=True)
-class TopicHistoryAsked:
+class TopicHistoryQuery:
     """Of which topic, how far back."""
 
     topic: str = value(doc="The topic's name.", longest=255)
@@ -39,7 +39,7 @@ class TopicHistoryAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupHistoryAsked:
+class GroupHistoryQuery:
     """Of which group, how far back."""
 
     group: str = value(doc="The group's name.", longest=255)
@@ -57,8 +57,7 @@ class Point:
 @dataclass(frozen=True, slots=True)
 class History:
     """Samples every ``step_s``, the oldest first; 0 when histories are off. ``unit``: bytes/s, messages/s or messages.
-
-    ``path``: the line of a drawing of 720 by 180, in SVG's words. They begin anew with the dashboard's process.
+    ``path``: the line of a drawing of 720 by 180, in SVG's words. They start over with the dashboard's process.
     """
 
     of: str
@@ -72,13 +71,13 @@ class History:
     path: str
 
 
-def node_history(node: Node, asked: NodeHistoryAsked) -> History:
+def node_history(node: VisitorNode, asked: NodeHistoryQuery) -> History:
     """No request: bytes that were written, a second."""
     node.rights.check("admin", "status", {})
     return _history(node, "the node", "bytes/s", asked.span, node.history.rate_of_node(_SPANS[asked.span]))
 
 
-def topic_history(node: Node, asked: TopicHistoryAsked) -> History:
+def topic_history(node: VisitorNode, asked: TopicHistoryQuery) -> History:
     """One request: messages that were stored, a second. The topic is followed from now on."""
     node.rights.check("reader", "offsets", {"topic": asked.topic})
     node.admin.topic(asked.topic)
@@ -87,14 +86,14 @@ def topic_history(node: Node, asked: TopicHistoryAsked) -> History:
     return _history(node, f"topic {asked.topic}", "messages/s", asked.span, points)
 
 
-def group_history(node: Node, asked: GroupHistoryAsked) -> History:
+def group_history(node: VisitorNode, asked: GroupHistoryQuery) -> History:
     """No request: messages that waited for the group."""
     node.rights.check("coordinator", "group.describe", {"group": asked.group})
     points = node.history.lag_of_group(asked.group, _SPANS[asked.span])
     return _history(node, f"group {asked.group}", "messages", asked.span, points)
 
 
-def _history(node: Node, of: str, unit: str, span: str, points: list[tuple[int, float | None]]) -> History:
+def _history(node: VisitorNode, of: str, unit: str, span: str, points: list[tuple[int, float | None]]) -> History:
     known = [one for _, one in points if one is not None]
     return History(
         of,
@@ -160,7 +159,7 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class PluginRow:
-    """A plugin: ``failure`` is the last line of why it was left out."""
+    """A plugin: ``failure`` is the last line of why it was omitted."""
 
     name: str
     distribution: str
@@ -196,9 +195,7 @@ class Plugins:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The store's files. Bytes. ``expiring``: the segments that retention would delete now; ``kept``: why the next one
-    stays.
-    """
+    """The store's files, in bytes. ``expiring``: what retention would delete now; ``kept``: why the next stays."""
 
     root: str
     log_begin: int
@@ -220,7 +217,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class UsersAsked:
+class UsersQuery:
     """Which users."""
 
     after: str = value("", "The last name of the page before.")
@@ -246,7 +243,6 @@ class Users:
 
 
 def process_rows(status: Mapping[str, Any]) -> list[ProcessRow]:
-    """The processes of a status."""
     return [_process(row) for row in status["processes"]]
 
 
@@ -277,12 +273,12 @@ def _process(row: Mapping[str, Any]) -> ProcessRow:
     )
 
 
-def processes(node: Node, _: object) -> Processes:
+def processes(node: VisitorNode, _: NoParameters) -> Processes:
     """What all pages share."""
     return Processes(process_rows(node.status()))
 
 
-def plugins(node: Node, _: object) -> Plugins:
+def plugins(node: VisitorNode, _: NoParameters) -> Plugins:
     """What all pages share."""
     status = node.status()
     rows = [
@@ -315,7 +311,7 @@ def _dispatcher(row: Mapping[str, Any]) -> DispatcherRow:
     )
 
 
-def storage(node: Node, _: object) -> Storage:
+def storage(node: VisitorNode, _: NoParameters) -> Storage:
     """Three requests at most."""
     node.rights.check("admin", "status", {})
     figures, config = node.figures(), node.context.config
@@ -351,7 +347,7 @@ def storage(node: Node, _: object) -> Storage:
     )
 
 
-def users(node: Node, asked: UsersAsked) -> Users:
+def users(node: VisitorNode, asked: UsersQuery) -> Users:
     """No request: the file of users is read when it has changed."""
     table = node.access()
     names = sorted(name for name in table.users if name > asked.after)
@@ -367,16 +363,14 @@ _WORST: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class NoParameters:
     """A request without values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The node in one answer. Bytes, seconds and milliseconds since 1970; what is not known is null.
-
-    ``problems``: a sentence each; none when the node takes and gives messages. ``unknown``: what could not be asked, and
-    why.
+    """The node in one answer. Bytes, seconds and milliseconds since 1970; what is not known is null. ``problems``: a
+    sentence each; none when the node takes and gives messages. ``unknown``: what could not be asked, and why.
     """
 
     ready: bool
@@ -402,7 +396,7 @@ class Overview:
     not_well: list[ProcessRow]
 
 
-def overview(node: Node, _: Nothing) -> Overview:
+def overview(node: VisitorNode, _: NoParameters) -> Overview:
     """Nothing but what all pages share."""
     node.rights.check("admin", "status", {})
     figures = node.figures()

@@ -1,18 +1,13 @@
-"""The messages of a topic, newest first or from a place on, a page of a bounded look.
+"""Messages: of a topic, by id and by keys, their story, and a test message.
 
-A look ends with its rows, or with the first of its bounds: messages, bytes, time. It says what it looked at and where the
-next look goes on. The place of a look is a text, ``0:17,1:4``: an offset for each queue.
+The messages of a topic come newest first or from a place on, a page of a bounded look. A look ends with its rows, or
+with the first of its bounds: messages, bytes, time. It says what it looked at and where the next look continues. The
+place of a look is a text, ``0:17,1:4``: an offset for each queue. Bodies and properties are text, never markup. The
+story of a message is made from the records that clients wrote into the trace topic.
 
-A message as pages and JSON show it: a row of a list, or whole. Bodies and properties are text, never markup.
-
-A test message.
-
-The story of one message, from the records that clients wrote into the trace topic.
-
-A topic's newest messages, again and again: each look goes on where the one before has begun, and marks what is new since.
-
-The page has no script. It asks the browser to load the next look, whose address has two places: ``go_on``, where the shown
-messages begin, and ``seen``, where the look before has ended.
+A tail shows a topic's newest messages, again and again: each look continues where the one before has begun, and marks
+what is new since. The page has no script. It asks the browser to load the next look, whose address has two places:
+``go_on``, where the shown messages begin, and ``seen``, where the look before has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from commitmq.client.admin_results import QueueBounds
 from commitmq.errors import InvalidMessageError, ProtocolError, TopicNotFoundError
 from commitmq.semantics.trace import TRACE_TOPIC, decode_trace
-from commitmq_plugins.dashboard.api.node import MAX_OFFSET, BadValueError, Node, command, moment, value
+from commitmq_plugins.dashboard.api.node import MAX_OFFSET, BadValueError, VisitorNode, command, moment, value
 from commitmq_plugins.dashboard.guard import NotAllowedError
 
 if TYPE_CHECKING:
@@ -67,9 +62,7 @@ class MessageRow:
 
 @dataclass(frozen=True, slots=True)
 class WholeMessage:
-    """All of one message; of its body 64 KiB at most. ``body_form``: json, text or hex. ``damage``: why it cannot be
-    decoded.
-    """
+    """All of a message; 64 KiB of its body. ``body_form``: json, text or hex. ``damage``: why it has none."""
 
     row: MessageRow
     physical_offset: int
@@ -86,7 +79,7 @@ class WholeMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SearchFilter:
     """A filter: what is None does not count."""
 
     tag: str | None = None
@@ -98,7 +91,6 @@ class Wanted:
         return bool(self.tag or self.key or self.text)
 
     def fits(self, message: Message) -> bool:
-        """Whether all that is given holds."""
         if self.tag and message.tags != self.tag:
             return False
         if self.key and self.key not in message.keys:
@@ -116,7 +108,6 @@ def body_of(message: Message) -> bytes:
 
 
 def row_of(message: Message) -> MessageRow:
-    """The row of a message."""
     body = body_of(message)
     text = _text(body, PREVIEW_BYTES)
     return MessageRow(
@@ -136,7 +127,6 @@ def row_of(message: Message) -> MessageRow:
 
 
 def whole(message: Message) -> WholeMessage:
-    """All of a message."""
     body = body_of(message)
     shown, form = _shown(body)
     return WholeMessage(
@@ -207,7 +197,7 @@ class Sent:
     command: str
 
 
-def send_message(node: Node, asked: NewMessage) -> Sent:
+def send_message(node: VisitorNode, asked: NewMessage) -> Sent:
     """One send by a producer of its own. Raises SendError, InvalidMessageError."""
     node.admin.topic(asked.topic)  # a mistyped name creates no topic
     keys = (asked.keys or "").split() or None
@@ -237,7 +227,7 @@ _DETAILS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class TraceAsked:
+class TraceQuery:
     """One message: by the unique id that its producer gave, or by its offset message id."""
 
     id: str = value(doc="Its unique id, or its offset message id.", longest=255)
@@ -267,7 +257,7 @@ class Trace:
     command: str
 
 
-def trace(node: Node, asked: TraceAsked) -> Trace:
+def trace(node: VisitorNode, asked: TraceQuery) -> Trace:
     """A query of the index, and a look-up where the id is a place."""
     if asked.topic is not None:
         node.rights.check("reader", "pull", {"topic": asked.topic})
@@ -287,7 +277,7 @@ def trace(node: Node, asked: TraceAsked) -> Trace:
     return Trace(unique, rows, complete, unreadable, command("trace", unique))
 
 
-def _unique_id(node: Node, text: str) -> str:
+def _unique_id(node: VisitorNode, text: str) -> str:
     """The unique id of the message with this offset message id; another id as it is. Both may have 32 digits."""
     if len(text) not in _OFFSET_ID_DIGITS:
         return text
@@ -319,7 +309,7 @@ _POLL_MESSAGES: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class MessagesAsked:
+class MessagesQuery:
     """Which messages of a topic. With ``offset`` or ``time`` from there on, else the newest."""
 
     topic: str = value(doc="The topic's name.", longest=255)
@@ -350,10 +340,10 @@ class Messages:
     next: str | None
 
 
-class Look:
+class MessageScan:
     """Messages between two offsets of each queue, and the bounds of reading them."""
 
-    def __init__(self, node: Node, topic: str, ranges: dict[int, tuple[int, int]]) -> None:
+    def __init__(self, node: VisitorNode, topic: str, ranges: dict[int, tuple[int, int]]) -> None:
         self._node, self._topic = node, topic
         self.ends = {queue: end for queue, (begin, end) in ranges.items() if begin < end}
         self.positions = {queue: begin for queue, (begin, _) in ranges.items()}
@@ -413,7 +403,7 @@ class Look:
         return "time" if time.monotonic() >= self._until_s else ""
 
     def _jumped(self, reader: Reader) -> bool:
-        """Messages expired while they were read: the reader goes on behind them."""
+        """Messages expired while they were read: the reader continues behind them."""
         for gap in reader.gaps:
             if gap.to_offset > self.positions.get(gap.queue, MAX_OFFSET):
                 self.positions[gap.queue] = min(gap.to_offset, self.ends[gap.queue])
@@ -421,13 +411,13 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
+class _MessageSearch:
     """What is looked for, and where: the bounds of the queues, and the place of the page before, None for the first."""
 
-    node: Node
+    node: VisitorNode
     topic: str
     limit: int
-    wanted: Wanted
+    wanted: SearchFilter
     bounds: list[QueueBounds]
     place: dict[int, int] | None
 
@@ -436,21 +426,23 @@ class _Search:
         return sum(one.max - one.min for one in self.bounds)
 
 
-def messages(node: Node, asked: MessagesAsked) -> Messages:
+def messages(node: VisitorNode, asked: MessagesQuery) -> Messages:
     """Bounds of the topic, then one look."""
     if asked.offset is not None and asked.time is not None:
         raise BadValueError("give offset or time, not both")
     when = None if asked.time is None else moment("time", asked.time)
     bounds = bounds_of(node, asked.topic, asked.queue, when)
-    wanted = Wanted(asked.tag, asked.key, asked.text)
+    wanted = SearchFilter(asked.tag, asked.key, asked.text)
     place = None if asked.go_on is None else place_of(asked.go_on)
-    search = _Search(node, asked.topic, asked.limit, wanted, bounds, place)
+    search = _MessageSearch(node, asked.topic, asked.limit, wanted, bounds, place)
     if asked.offset is None and when is None:
         return _newest(search)
     return _onwards(search, asked.offset)
 
 
-def bounds_of(node: Node, topic: str, queue: int | None = None, when: datetime | None = None) -> list[QueueBounds]:
+def bounds_of(
+    node: VisitorNode, topic: str, queue: int | None = None, when: datetime | None = None
+) -> list[QueueBounds]:
     """The queues of a look, with the offset of a time. Raises BadValueError."""
     bounds = node.admin.offsets(topic, when)
     if queue is not None:
@@ -462,7 +454,7 @@ def bounds_of(node: Node, topic: str, queue: int | None = None, when: datetime |
     return bounds
 
 
-def _onwards(search: _Search, offset: int | None) -> Messages:
+def _onwards(search: _MessageSearch, offset: int | None) -> Messages:
     """From a place on, in the order of each queue."""
     ranges = {}
     for one in search.bounds:
@@ -472,7 +464,7 @@ def _onwards(search: _Search, offset: int | None) -> Messages:
         if search.place is not None:
             begin = search.place.get(one.queue, one.max)
         ranges[one.queue] = (min(max(begin, one.min), one.max), one.max)
-    look = Look(search.node, search.topic, ranges)
+    look = MessageScan(search.node, search.topic, ranges)
     found: list[Message] = []
     for message in look:
         if search.wanted.fits(message):
@@ -485,7 +477,7 @@ def _onwards(search: _Search, offset: int | None) -> Messages:
     return _page(look, [row_of(one) for one in found], search.total, left)
 
 
-def _newest(search: _Search) -> Messages:
+def _newest(search: _MessageSearch) -> Messages:
     """The newest first: the last messages of each queue, as many as the page can need or the bound allows."""
     bounds, limit, place = search.bounds, search.limit, search.place
     share = max(1, search.node.settings.scan_messages // max(1, len(bounds)))
@@ -494,7 +486,7 @@ def _newest(search: _Search) -> Messages:
     for one in bounds:
         end = one.max if place is None else min(one.max, place.get(one.queue, one.min))
         ranges[one.queue] = (max(one.min, end - window), max(one.min, end))
-    look = Look(search.node, search.topic, ranges)
+    look = MessageScan(search.node, search.topic, ranges)
     found = [message for message in look if search.wanted.fits(message)]
     found.sort(key=IN_TIME, reverse=True)
     kept, rest = found[:limit], found[limit:]
@@ -509,7 +501,7 @@ def _newest(search: _Search) -> Messages:
     return _page(look, rows, search.total, {queue: at for queue, at in left.items() if at > begins[queue]})
 
 
-def _page(look: Look, rows: list[MessageRow], total: int, left: dict[int, int]) -> Messages:
+def _page(look: MessageScan, rows: list[MessageRow], total: int, left: dict[int, int]) -> Messages:
     times = look.times
     return Messages(
         rows,
@@ -523,7 +515,6 @@ def _page(look: Look, rows: list[MessageRow], total: int, left: dict[int, int]) 
 
 
 def text_of(place: dict[int, int]) -> str:
-    """A place as a text."""
     return ",".join(f"{queue}:{offset}" for queue, offset in sorted(place.items()))
 
 
@@ -543,7 +534,7 @@ _LONGEST: Final = 6_000  # of an address: a head of a request has 16 KiB
 
 
 @dataclass(frozen=True, slots=True)
-class TailAsked:
+class TailQuery:
     """Of which topic, and from where on. Without ``go_on`` from the newest messages on."""
 
     topic: str = value(doc="The topic's name.", longest=255)
@@ -565,7 +556,7 @@ class TailRow:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The newest messages, the newest first. ``complete``: false when the look ended at a bound, and goes on there."""
+    """The newest messages, the newest first. ``complete``: false when the look ended at a bound, and continues there."""
 
     messages: list[TailRow]
     new: int
@@ -576,7 +567,7 @@ class Tail:
     seen: str
 
 
-def tail(node: Node, asked: TailAsked) -> Tail:
+def tail(node: VisitorNode, asked: TailQuery) -> Tail:
     """Bounds of the topic, then one look."""
     bounds = bounds_of(node, asked.topic, asked.queue)
     place = {} if asked.go_on is None else place_of(asked.go_on)
@@ -585,8 +576,8 @@ def tail(node: Node, asked: TailAsked) -> Tail:
     for one in bounds:
         begin = place.get(one.queue, one.max - asked.limit)
         ranges[one.queue] = (min(max(begin, one.min), one.max), one.max)
-    look = Look(node, asked.topic, ranges)
-    wanted = Wanted(tag=asked.tag)
+    look = MessageScan(node, asked.topic, ranges)
+    wanted = SearchFilter(tag=asked.tag)
     found: list[Message] = [message for message in look if wanted.fits(message)]
     found.sort(key=IN_TIME, reverse=True)
     kept = found[: asked.limit]
@@ -605,3 +596,133 @@ def tail(node: Node, asked: TailAsked) -> Tail:
         text_of(following),
         text_of(positions),
     )
+
+
+_MOST: Final = 200
+_MOST_GROUPS: Final = 50
+
+
+class NotThereError(ProtocolError):
+    """There is no such message."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("INVALID_PARAMETER", text)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageQuery:
+    """One message: by its offset message id, or with ``topic`` by the unique id that its producer gave."""
+
+    id: str = value(doc="The offset message id, or with topic the unique id.", longest=255)
+    topic: str | None = value(None, "The topic, for a unique id and for messages of memory topics.", longest=255)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """Where a group is: it has committed behind the message (``passed``), or not yet; null when it never committed there."""
+
+    group: str
+    passed: bool | None
+    committed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePage:
+    """A message, and the groups of its topic. ``others``: messages with the same unique id, copies perhaps."""
+
+    message: WholeMessage
+    groups: list[GroupState]
+    others: list[MessageRow]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchQuery:
+    """Messages of a topic with a key, the newest; or with ``id`` one message."""
+
+    topic: str | None = value(None, "The topic's name.", longest=255)
+    key: str | None = value(None, "One of the message's keys.", longest=255)
+    id: str | None = value(None, "An offset message id, or with topic a unique id.", longest=255)
+    begin: str | None = value(None, "Stored at this time or later.", longest=64)
+    end: str | None = value(None, "Stored at this time or earlier.", longest=64)
+    limit: int = value(64, "Rows.", low=1, high=_MOST)
+    go_on: str | None = value(None, "next of the page before.", longest=1_024)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search found. ``complete``: nothing is missing in what was looked at; ``next`` continues behind it."""
+
+    messages: list[MessageRow]
+    complete: bool
+    next: str | None
+
+
+def message(node: VisitorNode, asked: MessageQuery) -> MessagePage:
+    """The message by its id, the offsets of 50 groups, and copies."""
+    found, others = _found(node, asked)
+    return MessagePage(whole(found), _groups(node, found), [row_of(one) for one in others])
+
+
+def body(node: VisitorNode, asked: MessageQuery) -> bytes:
+    return body_of(_found(node, asked)[0])
+
+
+def _found(node: VisitorNode, asked: MessageQuery) -> tuple[Message, list[Message]]:
+    if _is_offset_id(asked.id):
+        try:
+            if asked.topic is None:
+                return node.admin.message(asked.id), []
+            return node.admin.view(asked.id, asked.topic), []
+        except (TopicNotFoundError, NotAllowedError):
+            raise
+        except ProtocolError as error:
+            if asked.topic is None or error.retryable:
+                raise
+        except ValueError:
+            pass
+    if asked.topic is None:
+        raise BadValueError("a unique id needs the topic too")
+    matches = list(node.admin.query(asked.topic, unique_key=asked.id, max_messages=8, wait_s=0.2))
+    if not matches:
+        raise NotThereError(f"topic {asked.topic} has no message {asked.id!r:.100}, or its index does not have it yet")
+    return matches[0], matches[1:]
+
+
+def _is_offset_id(text: str) -> bool:
+    return len(text) in (32, 56) and all(one in "0123456789abcdefABCDEF" for one in text)
+
+
+def _groups(node: VisitorNode, found: Message) -> list[GroupState]:
+    try:
+        described = node.admin.topic(found.topic)
+    except TopicNotFoundError:
+        return []
+    names = [name for name in described.groups if node.rights.sees_group(name)][:_MOST_GROUPS]
+    place = (found.topic, found.queue_id)
+    committed = {one.group: one.offset for one in node.figures().queue_lags if (one.topic, one.queue) == place}
+    return [
+        GroupState(name, None if name not in committed else committed[name] > found.queue_offset, committed.get(name))
+        for name in names
+    ]
+
+
+def search(node: VisitorNode, asked: SearchQuery) -> SearchResult:
+    """A query of the index, which bounds its own work; one by ``id`` has a result, or NotThereError."""
+    if asked.id is not None:
+        found, others = _found(node, MessageQuery(asked.id, asked.topic))
+        return SearchResult([row_of(one) for one in (found, *others)], True, None)
+    if asked.topic is None or asked.key is None:
+        raise BadValueError("a search needs an id, or topic and key")
+    begin = None if asked.begin is None else moment("begin", asked.begin)
+    end = None if asked.end is None else moment("end", asked.end)
+    result = node.admin.query(
+        asked.topic,
+        key=asked.key,
+        begin=begin,
+        end=end,
+        max_messages=asked.limit,
+        continue_from=asked.go_on,
+        wait_s=0.2,
+    )
+    rows = [row_of(one) for one in result]
+    return SearchResult(rows[::-1], result.complete, result.next)

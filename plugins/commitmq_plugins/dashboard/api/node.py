@@ -1,15 +1,12 @@
 """The node as one visitor sees it: what he may not see is not there, and what he may not ask for is refused.
 
-The command line that does the same as a change: to copy into a shell.
+:class:`SharedNode` has what all visitors share: figures, topics and status of the node, which are gathered for the
+first of them who asks, and histories of them (:class:`HistoryRings`). A process of the node that does not answer costs
+a page the deadline, and then the page's error or a figure that is not known. :class:`VisitorNode` shows each visitor
+the part that he may see, and asks on his behalf: what he may not do is refused, and the node is told his name.
 
-An administrator's client that asks on behalf of a visitor: what he may not do is refused, and the node is told his name.
-
-What all visitors share: figures, topics and status of the node, which are gathered for the first of them who asks.
-
-It is the node's own view; :mod:`.node` shows each visitor the part that he may see. A process of the node that does not answer
-costs a page the deadline, and then the page's error or a figure that is not known.
-
-Requests as dataclasses: each field has a type (str, int, bool, list of int or str), limits and a sentence.
+Requests are dataclasses: each field has a type (str, int, bool, list of int or str), limits and a sentence. A change names
+the command line that does the same, to copy into a shell.
 """
 
 from __future__ import annotations
@@ -22,10 +19,15 @@ import threading
 import time
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from commitmq.client.admin import Admin
 from commitmq.client.consumer import Reader
@@ -33,13 +35,11 @@ from commitmq.client.producer import Producer
 from commitmq.errors import CommitMQError, NodeUnavailableError
 from commitmq.plugin import WorkerContext
 from commitmq.security.access_file import AccessFile, AccessTable, LiveAccess
-from commitmq.security.on_behalf import Vouching
-from commitmq.semantics.stored_topics import topics_of
+from commitmq.security.native_rights import Vouching
+from commitmq.semantics.retry import topics_of
+from commitmq_plugins.dashboard import DashboardSettings
 from commitmq_plugins.dashboard.guard import ONLY_SUPER, Rights
-from commitmq_plugins.dashboard.history import History
-from commitmq_plugins.dashboard.settings import DashboardSettings
-from commitmq_plugins.metrics.figures import Figures, Gathering, Lags
-from commitmq_plugins.metrics.health import Health
+from commitmq_plugins.metrics.figures import FigureCollector, Figures, Health, Lags
 
 if TYPE_CHECKING:
     import zmq
@@ -48,8 +48,125 @@ if TYPE_CHECKING:
     from commitmq.client.transactions.transaction import OpenTransaction
 
 
+DAY_S: Final = 86_400
+_MOST_SAMPLES: Final = 1_441
+_Numbers = npt.NDArray[np.float64]
+
+
+class HistoryRings:
+    """Rings of figures: one sample every ``history_s`` seconds, of a day, 1,441 at most, in the memory of the process.
+
+    Of the node the end of the log is kept, of topics their ends, and of groups how many messages wait. What is not known at a
+    sample is a gap. A topic is followed while groups read it, or since somebody looked at its history. The number of topics
+    and of groups is bounded: a new one takes the place of one that is gone, or waits, the groups that are furthest behind
+    first.
+
+    Thread-safe. ``step_s``: between two samples; ``most``: topics, and groups, that are kept.
+    """
+
+    def __init__(self, step_s: int, most: int) -> None:
+        self.step_s, self._most = step_s, most
+        self._length = max(2, min(_MOST_SAMPLES, DAY_S // max(1, step_s) + 1))
+        self._lock = threading.Lock()
+        self._count = 0
+        self._times_ms = self._empty()
+        self._node = self._empty()
+        self._topics: OrderedDict[str, _Numbers] = OrderedDict()
+        self._groups: OrderedDict[str, _Numbers] = OrderedDict()
+
+    def follow(self, topic: str) -> None:
+        """Somebody looks at this topic."""
+        with self._lock:
+            self._series(self._topics, topic)
+
+    def followed(self, read: Iterable[str]) -> list[str]:
+        """The topics whose ends the next sample wants; ``read``: those that groups read."""
+        with self._lock:
+            room = self._most - len(self._topics)
+            new = [name for name in dict.fromkeys(read) if name not in self._topics]
+            return [*self._topics, *new[: max(0, room)]]
+
+    def add(self, at_ms: int, written: int, topics: Mapping[str, int | None], groups: Mapping[str, int | None]) -> None:
+        with self._lock:
+            at = self._count % self._length
+            self._count += 1
+            self._times_ms[at], self._node[at] = at_ms, written
+            for kept, values in ((self._topics, topics), (self._groups, groups)):
+                for series in kept.values():
+                    series[at] = math.nan
+                known = [(name, one) for name, one in values.items() if one is not None]
+                known.sort(key=lambda pair: -pair[1])
+                for name, one in known:
+                    if name in kept or self._makes_room(kept, values):
+                        self._series(kept, name)[at] = one
+
+    def rate_of_node(self, span_s: int) -> list[tuple[int, float | None]]:
+        """Bytes a second, with the time of each sample."""
+        with self._lock:
+            return _rates(self._since(self._node, span_s))
+
+    def rate_of_topic(self, topic: str, span_s: int) -> list[tuple[int, float | None]]:
+        """Messages a second; empty for one that is not followed yet."""
+        with self._lock:
+            series = self._topics.get(topic)
+            return [] if series is None else _rates(self._since(series, span_s))
+
+    def lag_of_group(self, group: str, span_s: int) -> list[tuple[int, float | None]]:
+        """Messages that waited; empty for a group that is not known."""
+        with self._lock:
+            series = self._groups.get(group)
+            return [] if series is None else self._since(series, span_s)
+
+    def _makes_room(self, kept: OrderedDict[str, _Numbers], values: Mapping[str, int | None]) -> bool:
+        """Whether another series fits: one without a value now gives way."""
+        if len(kept) >= self._most:
+            gone = next((name for name in kept if name not in values), None)
+            if gone is None:
+                return False
+            del kept[gone]
+        return True
+
+    def _series(self, kept: OrderedDict[str, _Numbers], name: str) -> _Numbers:
+        found = kept.get(name)
+        if found is None:
+            found = kept[name] = self._empty()
+        kept.move_to_end(name)
+        while len(kept) > self._most:
+            kept.popitem(last=False)
+        return found
+
+    def _since(self, series: _Numbers, span_s: int) -> list[tuple[int, float | None]]:
+        """Time and value of the samples in the last ``span_s`` before the newest one, the oldest first."""
+        count = min(self._count, self._length)
+        order = [number % self._length for number in range(self._count - count, self._count)]
+        if not order:
+            return []
+        newest_ms = self._times_ms[order[-1]]
+        found = []
+        for at in order:
+            if self._times_ms[at] >= newest_ms - span_s * 1000:
+                one = float(series[at])
+                found.append((int(self._times_ms[at]), None if math.isnan(one) else one))
+        return found
+
+    def _empty(self) -> _Numbers:
+        return np.full(self._length, np.nan)
+
+
+def _rates(points: list[tuple[int, float | None]]) -> list[tuple[int, float | None]]:
+    """The differences a second. A count that went back, as of a topic that was recreated, is a gap."""
+    found: list[tuple[int, float | None]] = []
+    for (before_ms, before), (at_ms, now) in pairwise(points):
+        seconds = (at_ms - before_ms) / 1000
+        rate = None
+        if before is not None and now is not None and now >= before and seconds > 0:
+            rate = (now - before) / seconds
+        found.append((at_ms, rate))
+    return found
+
+
 def command(*words: str | int | None) -> str:
-    """``commitmq`` and the words, quoted for a shell; None is left out."""
+    """``commitmq`` and the words, quoted for a shell; None is omitted."""
     return shlex.join(["commitmq", *(str(one) for one in words if one is not None)])
 
 
@@ -109,7 +226,7 @@ _MOST_QUEUES: Final = 200
 _MOST_SEEN: Final = 32
 
 
-class Shared:
+class SharedNode:
     """Thread-safe. Nothing of it works while nobody asks, so an idle dashboard costs nothing."""
 
     def __init__(self, context: WorkerContext, settings: DashboardSettings) -> None:
@@ -122,7 +239,7 @@ class Shared:
         self._admins: list[VisitorAdmin] = []
         self._status_admin: Admin | None = None
         self._lock = threading.Lock()
-        self._gathering = Gathering(context, self.deadline_s)
+        self._gathering = FigureCollector(context, self.deadline_s)
         self._figures: Figures | None = None
         self._figures_at_s = 0.0
         self._topics: dict[str, Any] | None = None
@@ -133,7 +250,7 @@ class Shared:
         self._lags = Lags(context)
         self._written: list[tuple[float, int]] = []
         self._seen: dict[tuple[str, str], tuple[AccessTable, dict[str, Any], dict[str, Any]]] = {}
-        self.history = History(settings.history_s, settings.history_series)
+        self.history = HistoryRings(settings.history_s, settings.history_series)
 
     def close(self) -> None:
         """When no thread works any more."""
@@ -158,9 +275,8 @@ class Shared:
         return VisitorAdmin(self.context.address, self.context.vouching, rights, timeout_s=timeout_s)
 
     def figures(self) -> Figures:
-        """All figures, ``age_ms`` old at most; while another thread gathers them, the ones before.
-
-        Raises NodeUnavailableError when there are none yet, and the other thread still waits for them.
+        """All figures, ``age_ms`` old at most; while another thread gathers them, the ones before. Raises
+        NodeUnavailableError when there are none yet, and the other thread still waits for them.
         """
         before = self._figures
         if not self._lock.acquire(timeout=self.deadline_s if before is None else 0):
@@ -200,9 +316,8 @@ class Shared:
         return known[2]
 
     def status(self) -> dict[str, Any]:
-        """The supervisor's, ``age_ms`` old at most: it measures the memory of all processes for it.
-
-        Raises NodeUnavailableError.
+        """The supervisor's, ``age_ms`` old at most: it measures the memory of all processes for it. Raises
+        NodeUnavailableError.
         """
         if not self._status_lock.acquire(timeout=self.deadline_s):
             raise self.silent("the supervisor")
@@ -250,7 +365,6 @@ class Shared:
         self._written = [*(one for one in self._written if at_s - one[0] <= _MOST_RATE_S), (at_s, written)]
 
     def access(self) -> AccessTable:
-        """Users and policies."""
         with self._access_lock:
             return self._access.table()
 
@@ -264,31 +378,13 @@ class Shared:
         return NodeUnavailableError(f"{who} did not answer within {self.deadline_s:g} s")
 
 
-class Node:
+class VisitorNode:
     """Made for each request of a visitor."""
 
-    def __init__(self, shared: Shared, rights: Rights) -> None:
+    def __init__(self, shared: SharedNode, rights: Rights) -> None:
         self._shared, self.rights = shared, rights
-
-    @property
-    def context(self) -> WorkerContext:
-        return self._shared.context
-
-    @property
-    def settings(self) -> DashboardSettings:
-        return self._shared.settings
-
-    @property
-    def deadline_s(self) -> float:
-        return self._shared.deadline_s
-
-    @property
-    def health(self) -> Health:
-        return self._shared.health
-
-    @property
-    def history(self) -> History:
-        return self._shared.history
+        self.context, self.settings, self.deadline_s = shared.context, shared.settings, shared.deadline_s
+        self.health, self.history = shared.health, shared.history
 
     @property
     def admin(self) -> VisitorAdmin:
@@ -392,7 +488,7 @@ def value(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Kind:
+class FieldType:
     """A type without its None: ``name`` is str, int or bool; ``many`` for a tuple of them."""
 
     name: str
@@ -400,15 +496,15 @@ class Kind:
     optional: bool
 
 
-def kind_of(annotation: Any) -> Kind:
+def kind_of(annotation: Any) -> FieldType:
     """The kind of a field's type, resolved."""
     optional = False
     if isinstance(annotation, types.UnionType):
         parts = [one for one in typing.get_args(annotation) if one is not type(None)]
         [annotation], optional = parts, True
     if typing.get_origin(annotation) is tuple:
-        return Kind(typing.get_args(annotation)[0].__name__, True, optional)
-    return Kind(annotation.__name__, False, optional)
+        return FieldType(typing.get_args(annotation)[0].__name__, True, optional)
+    return FieldType(annotation.__name__, False, optional)
 
 
 def take(schema: type[_T], given: Mapping[str, Sequence[Any]]) -> _T:

@@ -1,4 +1,4 @@
-"""The table of all routes: what each takes, what it gives, and whether it changes something.
+"""The table of all routes: what each takes, what it gives, whether it changes something, and how its page shows it.
 
 The OpenAPI document of the routes, made from their dataclasses: what the server takes and gives is what it says.
 """
@@ -6,35 +6,61 @@ The OpenAPI document of the routes, made from their dataclasses: what the server
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
-from commitmq_plugins.dashboard.api import audit, clients, dead_letters, groups, machine, messages, search, topics
-from commitmq_plugins.dashboard.api.node import Kind, Node, kind_of
+from commitmq_plugins.dashboard.api import audit, dead_letters, groups, machine, messages, topics
+from commitmq_plugins.dashboard.api.node import FieldType, VisitorNode, kind_of
 
 ROOT: Final = "/api/v1"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``work(node, asks)`` gives ``answers``. ``path`` has names of the request's values in braces. A POST changes
-    something.
+    """``work(node, asks)`` gives ``answers``: as a page at ``path`` with ``template``, and as JSON at ``api_path``. A path has
+    names of the request's values in braces. A POST changes something. ``needs`` has sets of values: without all of one of
+    them the page is a form, and asks the node nothing.
     """
 
     method: str
     path: str
-    work: Callable[[Node, Any], Any]
-    asks: type[Any]
-    answers: type[Any]
+    work: Callable[[VisitorNode, Any], Any]
+    template: str
     summary: str
+    needs: tuple[tuple[str, ...], ...] = ()
 
-    def matches(self, path: str) -> dict[str, str] | None:
-        """The values in a request's path, None for another path."""
-        return match(self.path, path)
+    @property
+    def api_path(self) -> str:
+        return ROOT + (self.path if self.path != "/" else "/overview")
+
+    @property
+    def asks(self) -> type[Any]:
+        return _annotations(self.work)[1]
+
+    @property
+    def answers(self) -> type[Any]:
+        return _annotations(self.work)[2]
+
+    @property
+    def picture(self) -> str:
+        """Its name in the documentation's pictures: ``topics-topic-messages``."""
+        return self.path.strip("/").translate({ord("{"): None, ord("}"): None, ord("/"): "-"}) or "overview"
+
+    def is_only_a_form(self, given: Mapping[str, Sequence[Any]]) -> bool:
+        """Whether a value is missing that an operator gives next."""
+        if not self.needs:
+            return False
+        return not any(all(any(given.get(name, ())) for name in names) for names in self.needs)
+
+
+@functools.cache
+def _annotations(work: Callable[[VisitorNode, Any], Any]) -> list[type[Any]]:
+    return list(typing.get_type_hints(work).values())
 
 
 def match(pattern: str, path: str) -> dict[str, str] | None:
@@ -54,92 +80,53 @@ def match(pattern: str, path: str) -> dict[str, str] | None:
 
 
 ROUTES: Final = (
-    Route("GET", f"{ROOT}/overview", machine.overview, machine.Nothing, machine.Overview, "The node in one answer"),
-    Route("GET", f"{ROOT}/topics", topics.topics, topics.TopicsAsked, topics.Topics, "Topics, 50 a page"),
-    Route("POST", f"{ROOT}/topics", topics.create_topic, topics.NewTopic, topics.TopicMade, "Create a topic"),
-    Route("GET", f"{ROOT}/topics/{{topic}}", topics.topic, topics.TopicAsked, topics.Topic, "A topic and its queues"),
+    Route("GET", "/", machine.overview, "overview.html", "The node in one answer"),
+    Route("GET", "/topics", topics.topics, "topics.html", "Topics, 50 a page"),
+    Route("POST", "/topics", topics.create_topic, "topic_made.html", "Create a topic"),
+    Route("GET", "/topics/{topic}", topics.topic, "topic.html", "A topic and its queues"),
     Route(
-        "GET", f"{ROOT}/topics/{{topic}}/messages", messages.messages, messages.MessagesAsked, messages.Messages,
+        "GET", "/topics/{topic}/messages", messages.messages, "messages.html",
         "Messages of a topic: the newest, or from an offset or a time on",
     ),
+    Route("POST", "/topics/{topic}/messages", messages.send_message, "sent.html", "Send a test message"),
     Route(
-        "POST", f"{ROOT}/topics/{{topic}}/messages", messages.send_message, messages.NewMessage, messages.Sent,
-        "Send a test message",
-    ),
-    Route(
-        "GET", f"{ROOT}/messages/{{id}}", search.message, search.MessageAsked, search.MessagePage,
+        "GET", "/messages/{id}", messages.message, "message.html",
         "A message by its id, or with its topic by its unique id",
     ),
-    Route("GET", f"{ROOT}/search", search.search, search.SearchAsked, search.Found, "Messages by key, or one by its id"),
-    Route("GET", f"{ROOT}/groups", groups.groups, groups.GroupsAsked, groups.Groups, "Groups, 50 a page"),
-    Route("GET", f"{ROOT}/groups/{{group}}", groups.group, groups.GroupAsked, groups.Group, "A group by queues"),
     Route(
-        "GET", f"{ROOT}/groups/{{group}}/reset", groups.preview_reset, groups.ResetAsked, groups.Reset,
-        "What a reset would do",
+        "GET", "/search", messages.search, "search.html",
+        "Messages by key, or one by its id", (("id",), ("topic", "key")),
     ),
-    Route("POST", f"{ROOT}/groups/{{group}}/reset", groups.reset, groups.ResetWanted, groups.Reset, "Reset a group"),
+    Route("GET", "/groups", groups.groups, "groups.html", "Groups, 50 a page"),
+    Route("GET", "/groups/{group}", groups.group, "group.html", "A group by queues"),
+    Route("GET", "/groups/{group}/reset", groups.preview_reset, "reset.html", "What a reset would do", (("to",),)),
+    Route("POST", "/groups/{group}/reset", groups.reset, "reset.html", "Reset a group"),
+    Route("GET", "/dlq", dead_letters.dead_groups, "dead_groups.html", "Groups with dead letters"),
+    Route("GET", "/dlq/{group}", dead_letters.dead_letters, "dead_letters.html", "Dead letters of a group"),
+    Route("POST", "/dlq/{group}/resend", dead_letters.resend, "resent.html", "Send a selection of dead letters again"),
+    Route("GET", "/messages/{id}/trace", messages.trace, "trace.html", "The trace of a message"),
+    Route("GET", "/delayed", dead_letters.delayed, "delayed.html", "Messages that wait for their time"),
+    Route("GET", "/delayed/{handle}", dead_letters.preview_recall, "recall.html", "What a cancellation would do"),
+    Route("POST", "/delayed/{handle}", dead_letters.recall, "recall.html", "Cancel a message that waits"),
+    Route("GET", "/transactions", dead_letters.transactions, "transactions.html", "Transactions without an end"),
+    Route("GET", "/transactions/{id}", dead_letters.preview_end, "transaction.html", "What an end would do"),
     Route(
-        "GET", f"{ROOT}/dlq", dead_letters.dead_groups, dead_letters.DeadGroupsAsked, dead_letters.DeadGroups,
-        "Groups with dead letters",
-    ),
-    Route(
-        "GET", f"{ROOT}/dlq/{{group}}", dead_letters.dead_letters, dead_letters.DeadLettersAsked,
-        dead_letters.DeadLetters, "Dead letters of a group",
-    ),
-    Route(
-        "POST", f"{ROOT}/dlq/{{group}}/resend", dead_letters.resend, dead_letters.ResendWanted, dead_letters.Resend,
-        "Send a selection of dead letters again",
-    ),
-    Route(
-        "GET", f"{ROOT}/messages/{{id}}/trace", messages.trace, messages.TraceAsked, messages.Trace,
-        "The trace of a message",
+        "POST", "/transactions/{id}", dead_letters.end_transaction, "transaction.html",
+        "Commit or roll back a transaction manually",
     ),
     Route(
-        "GET", f"{ROOT}/delayed", dead_letters.delayed, dead_letters.DelayedAsked, dead_letters.Delayed,
-        "Messages that wait for their time",
-    ),
-    Route(
-        "GET", f"{ROOT}/delayed/{{handle}}", dead_letters.preview_recall, dead_letters.RecallAsked, dead_letters.Recall,
-        "What a cancellation would do",
-    ),
-    Route(
-        "POST", f"{ROOT}/delayed/{{handle}}", dead_letters.recall, dead_letters.RecallWanted, dead_letters.Recall,
-        "Cancel a message that waits",
-    ),
-    Route(
-        "GET", f"{ROOT}/transactions", dead_letters.transactions, dead_letters.TransactionsAsked,
-        dead_letters.Transactions, "Transactions without an end",
-    ),
-    Route(
-        "GET", f"{ROOT}/transactions/{{id}}", dead_letters.preview_end, dead_letters.EndAsked,
-        dead_letters.TransactionEnd, "What an end would do",
-    ),
-    Route(
-        "POST", f"{ROOT}/transactions/{{id}}", dead_letters.end_transaction, dead_letters.EndWanted,
-        dead_letters.TransactionEnd, "Commit or roll back a transaction by hand",
-    ),
-    Route(
-        "GET", f"{ROOT}/topics/{{topic}}/tail", messages.tail, messages.TailAsked, messages.Tail,
+        "GET", "/topics/{topic}/tail", messages.tail, "tail.html",
         "The newest messages of a topic, and what is new since the look before",
     ),
-    Route(
-        "GET", f"{ROOT}/history", machine.node_history, machine.NodeHistoryAsked, machine.History,
-        "Bytes a second that the node wrote",
-    ),
-    Route(
-        "GET", f"{ROOT}/topics/{{topic}}/history", machine.topic_history, machine.TopicHistoryAsked,
-        machine.History, "Messages a second of a topic",
-    ),
-    Route(
-        "GET", f"{ROOT}/groups/{{group}}/history", machine.group_history, machine.GroupHistoryAsked,
-        machine.History, "How far a group was behind",
-    ),
-    Route("GET", f"{ROOT}/clients", clients.clients, clients.ClientsAsked, clients.Clients, "Members and connections"),
-    Route("GET", f"{ROOT}/audit", audit.audit, audit.AuditAsked, audit.AuditLines, "The audit log, the newest first"),
-    Route("GET", f"{ROOT}/processes", machine.processes, machine.Nothing, machine.Processes, "The node's processes"),
-    Route("GET", f"{ROOT}/plugins", machine.plugins, machine.Nothing, machine.Plugins, "Plugins and dispatchers"),
-    Route("GET", f"{ROOT}/storage", machine.storage, machine.Nothing, machine.Storage, "The store's files"),
-    Route("GET", f"{ROOT}/users", machine.users, machine.UsersAsked, machine.Users, "Users, without secrets"),
+    Route("GET", "/history", machine.node_history, "history.html", "Bytes a second that the node wrote"),
+    Route("GET", "/topics/{topic}/history", machine.topic_history, "history.html", "Messages a second of a topic"),
+    Route("GET", "/groups/{group}/history", machine.group_history, "history.html", "How far a group was behind"),
+    Route("GET", "/clients", groups.clients, "clients.html", "Members and connections"),
+    Route("GET", "/audit", audit.audit, "audit.html", "The audit log, the newest first"),
+    Route("GET", "/processes", machine.processes, "processes.html", "The node's processes"),
+    Route("GET", "/plugins", machine.plugins, "plugins.html", "Plugins and dispatchers"),
+    Route("GET", "/storage", machine.storage, "storage.html", "The store's files"),
+    Route("GET", "/users", machine.users, "users.html", "Users, without secrets"),
 )  # fmt: skip
 
 
@@ -152,7 +139,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     schemas: dict[str, Any] = {}
     paths: dict[str, Any] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
+        paths.setdefault(route.api_path, {})[route.method.lower()] = _operation(route, schemas)
     info = {"title": "CommitMQ dashboard", "version": VERSION, "description": "What the pages show and do, as JSON."}
     error = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
     return {
@@ -203,7 +190,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     return operation
 
 
-def _asked(kind: Kind, field: dataclasses.Field[Any]) -> dict[str, Any]:
+def _asked(kind: FieldType, field: dataclasses.Field[Any]) -> dict[str, Any]:
     facts = field.metadata
     one: dict[str, Any] = {"type": _JSON_TYPES[kind.name]}
     if kind.name == "int":

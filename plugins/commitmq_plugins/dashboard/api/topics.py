@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
-from commitmq_plugins.dashboard.api.node import BadValueError, Node, command, value
+from commitmq_plugins.dashboard.api.node import BadValueError, VisitorNode, command, value
 
 PAGE: Final = 50
 _MOST_QUEUES: Final = 200
@@ -16,7 +16,7 @@ _SORTS: Final = ("name", "-name", "queues", "-queues")
 
 
 @dataclass(frozen=True, slots=True)
-class TopicsAsked:
+class TopicsQuery:
     """Which topics, in which order."""
 
     q: str = value("", "Only topics with this text in their name.", longest=255)
@@ -48,7 +48,7 @@ class Topics:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicAsked:
+class TopicQuery:
     """One topic."""
 
     topic: str = value(doc="The topic's name.", longest=255)
@@ -131,7 +131,7 @@ def perm_text(perm: int) -> str:
     return f"{'R' if perm & 4 else '-'}{'W' if perm & 2 else '-'}"
 
 
-def topics(node: Node, asked: TopicsAsked) -> Topics:
+def topics(node: VisitorNode, asked: TopicsQuery) -> Topics:
     """No request while the topics stay. Messages are counted for one page only."""
     found = node.topics()
     text = asked.q.lower()
@@ -163,7 +163,7 @@ def _is_plain(row: Mapping[str, Any]) -> bool:
     return _kind(row) not in ("retry", "dead letters", "system")
 
 
-def _messages(node: Node, rows: list[dict[str, Any]]) -> list[int | None]:
+def _messages(node: VisitorNode, rows: list[dict[str, Any]]) -> list[int | None]:
     """Of each topic; None for one with more than 200 queues, or one that cannot be read now."""
     counted = [int(row["read_queues"]) if int(row["read_queues"]) <= _MOST_QUEUES else 0 for row in rows]
     bounds = iter(
@@ -177,7 +177,7 @@ def _messages(node: Node, rows: list[dict[str, Any]]) -> list[int | None]:
     return sums
 
 
-def topic(node: Node, asked: TopicAsked) -> Topic:
+def topic(node: VisitorNode, asked: TopicQuery) -> Topic:
     """Two requests, and the shared figures."""
     described = node.admin.topic(asked.topic)
     is_readable = node.rights.reads_topic(asked.topic)
@@ -214,7 +214,7 @@ def topic(node: Node, asked: TopicAsked) -> Topic:
     )
 
 
-def create_topic(node: Node, asked: NewTopic) -> TopicMade:
+def create_topic(node: VisitorNode, asked: NewTopic) -> TopicMade:
     """One request. A topic with other settings is refused."""
     if not asked.topic:
         raise BadValueError("topic is missing")

@@ -19,23 +19,22 @@ from commitmq.format.record import decode_record
 from commitmq.plugin import Actor
 from commitmq.security.access_file import AccessFile, AccessTable
 from commitmq.security.native_rights import SUB
-from commitmq.security.policy import Entry, Policies, ResourcePattern
-from commitmq.security.user import Secret, User, check_name
+from commitmq.security.policy import Policies, PolicyEntry, ResourcePattern, Secret, User, check_name
 from commitmq.semantics.delay import SCHEDULE_TOPIC
-from commitmq.semantics.stored_topics import topics_of
+from commitmq.semantics.retry import topics_of
 from commitmq.store.metadata import json_config
 from commitmq_plugins.rocketmq.broker.admin_store import Queues, topics_of_group
-from commitmq_plugins.rocketmq.broker.broker_config import LOCKED, BrokerConfig, ConfigError, parse_properties
-from commitmq_plugins.rocketmq.broker.clients import Clients
+from commitmq_plugins.rocketmq.broker.broker_config import LOCKED, BrokerConfig, BrokerConfigError, parse_properties
+from commitmq_plugins.rocketmq.broker.clients import ClientManager
 from commitmq_plugins.rocketmq.broker.counting import Counting, PutTimes
-from commitmq_plugins.rocketmq.broker.node import Node
-from commitmq_plugins.rocketmq.broker.registry import Member
+from commitmq_plugins.rocketmq.broker.node import NodeClient
+from commitmq_plugins.rocketmq.broker.registry import ClientChannelInfo
 from commitmq_plugins.rocketmq.broker.rights import Access, actor_of
-from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.broker.topics import TopicConfigManager
 from commitmq_plugins.rocketmq.remoting.bodies import (
     ClientConnection,
     ConsumerConnection,
-    DataVersion,
+    RemotingDataVersion,
     kv_table,
     producer_connection,
     producer_table,
@@ -67,7 +66,7 @@ from commitmq_plugins.rocketmq.remoting.headers import (
     TopicRequestHeader,
     UserRequestHeader,
 )
-from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+from commitmq_plugins.rocketmq.remoting.server import Handler, RemotingConnection
 
 _RELAY_S: Final = 10.0
 _STATUS_S: Final = 5.0
@@ -79,7 +78,9 @@ class AdminClients:
     307 and 309 are passed on to the client, and its answer is passed back unread.
     """
 
-    def __init__(self, node: Node, topics: Topics, clients: Clients, access: Access, address: str) -> None:
+    def __init__(
+        self, node: NodeClient, topics: TopicConfigManager, clients: ClientManager, access: Access, address: str
+    ) -> None:
         self._node, self._topics, self._clients, self._address = node, topics, clients, address
         self._access = access
         self.handlers: dict[RequestCode, Handler] = {
@@ -96,7 +97,7 @@ class AdminClients:
 
     # ------------------------------------------------------------ lists
 
-    def consumers(self, connection: Connection, command: Command) -> Command:
+    def consumers(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 203."""
         name = ConsumerGroupRequestHeader.decode(command.ext_fields).consumer_group
         group = self._clients.registry.groups.get(name)
@@ -111,7 +112,7 @@ class AdminClients:
         )
         return command.answer(body=body.encode())
 
-    def producers(self, connection: Connection, command: Command) -> Command:
+    def producers(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 204."""
         name = ProducerGroupRequestHeader.decode(command.ext_fields).producer_group
         members = self._clients.registry.producers.get(name)
@@ -119,7 +120,7 @@ class AdminClients:
             return command.answer(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
         return command.answer(body=producer_connection(_client(link, one) for link, one in members.items()))
 
-    def all_producers(self, connection: Connection, command: Command) -> Command:
+    def all_producers(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 328."""
         table = {
             group: [_client(link, one) for link, one in members.items()]
@@ -127,7 +128,7 @@ class AdminClients:
         }
         return command.answer(body=producer_table(table))
 
-    async def groups_of_topic(self, connection: Connection, command: Command) -> Command:
+    async def groups_of_topic(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 300: groups that subscribe to a topic, or have offsets in it."""
         topic = TopicRequestHeader.decode(command.ext_fields).topic
         found = {name for name, group in self._clients.registry.groups.items() if topic in group.subscriptions}
@@ -138,13 +139,13 @@ class AdminClients:
                 raise
         return command.answer(body=dumps({"groupList": sorted(found)}))
 
-    async def topics_of_group(self, connection: Connection, command: Command) -> Command:
+    async def topics_of_group(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 343."""
         group = GroupRequestHeader.decode(command.ext_fields).group
         found = await topics_of_group(self._node, group)
         return command.answer(body=topic_list(found, self._address))
 
-    def subscription(self, connection: Connection, command: Command) -> Command:
+    def subscription(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 345."""
         header = GroupTopicRequestHeader.decode(command.ext_fields)
         group = self._clients.registry.groups.get(header.group)
@@ -158,7 +159,7 @@ class AdminClients:
 
     # ------------------------------------------------------------ questions to clients
 
-    async def status(self, connection: Connection, command: Command) -> Command:
+    async def status(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 223: asks each client of a group where it is in the queues of a topic."""
         header = GetConsumerStatusRequestHeader.decode(command.ext_fields)
         group = self._clients.registry.groups.get(header.group)
@@ -181,12 +182,12 @@ class AdminClients:
                 raise answer
         return command.answer(body=dumps({"consumerTable": table, "messageQueueTable": {}}))
 
-    async def running_info(self, connection: Connection, command: Command) -> Command:
+    async def running_info(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 307."""
         header = GetConsumerRunningInfoRequestHeader.decode(command.ext_fields)
         return await self._relay(command, header.consumer_group, header.client_id, header, b"")
 
-    async def consume_directly(self, connection: Connection, command: Command) -> Command:
+    async def consume_directly(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 309: a client handles one message now."""
         header = ConsumeMessageDirectlyResultRequestHeader.decode(command.ext_fields)
         header.broker_name = self._node.config.network.broker_name
@@ -226,7 +227,7 @@ class AdminClients:
         return command.answer(answer.code, answer.remark, ext_fields=dict(answer.ext_fields), body=answer.body)
 
 
-def _client(link: Connection, member: Member) -> ClientConnection:
+def _client(link: RemotingConnection, member: ClientChannelInfo) -> ClientConnection:
     ago_ms = time.monotonic_ns() // 1_000_000 - member.heard_ms
     heard_ms = time.time_ns() // 1_000_000 - ago_ms
     return ClientConnection(member.client_id, link.name, member.language, member.version, heard_ms)
@@ -237,7 +238,7 @@ _CUSTOM: Final = "Custom"
 _DEFAULT: Final = "Default"
 
 
-class _Refusal(Exception):
+class _AdminRefusal(Exception):
     """What is asked for is not possible; the text is the answer's remark."""
 
 
@@ -267,18 +268,18 @@ class AdminUsers:
     def _told(handle: Callable[[Command, Actor], bytes]) -> Handler:
         """``handle`` in a thread, because it waits for the device; it gets who asks, and returns the answer's body."""
 
-        async def answer(connection: Connection, command: Command) -> Command:
+        async def answer(connection: RemotingConnection, command: Command) -> Command:
             command.body = bytes(command.body)
             try:
                 return command.answer(body=await asyncio.to_thread(handle, command, actor_of(connection, command)))
-            except _Refusal as error:
+            except _AdminRefusal as error:
                 return command.answer(ResponseCode.NO_PERMISSION, str(error))
             except ValueError as error:
                 return command.answer(ResponseCode.INVALID_PARAMETER, str(error))
             except StoreError as error:
                 return command.answer(ResponseCode.SYSTEM_ERROR, str(error))
 
-        def start(connection: Connection, command: Command) -> Awaitable[Command]:
+        def start(connection: RemotingConnection, command: Command) -> Awaitable[Command]:
             return answer(connection, command)
 
         return start
@@ -286,7 +287,7 @@ class AdminUsers:
     def _load(self) -> AccessTable:
         table = self._file.load()
         if table.is_open:
-            raise _Refusal("the node has no users; make the first with `commitmq user add NAME --super`")
+            raise _AdminRefusal("the node has no users; make the first with `commitmq user add NAME --super`")
         return table
 
     def _change(self, apply: Callable[[AccessTable], None], by: Actor) -> bytes:
@@ -310,7 +311,7 @@ class AdminUsers:
 
         def apply(table: AccessTable) -> None:
             if name in table.users:
-                raise _Refusal("The user is existed")
+                raise _AdminRefusal("The user is existed")
             table.users[name] = user
 
         return self._change(apply, by)
@@ -322,7 +323,7 @@ class AdminUsers:
 
         def apply(table: AccessTable) -> None:
             if name not in table.users:
-                raise _Refusal("The user is not exist")
+                raise _AdminRefusal("The user is not exist")
             table.users[name] = _changed(table.users[name], members)
 
         return self._change(apply, by)
@@ -333,7 +334,9 @@ class AdminUsers:
 
         def apply(table: AccessTable) -> None:
             if set(table.users) == {name}:
-                raise _Refusal(f"{name} is the last user, and without users everybody is let in; disable it instead")
+                raise _AdminRefusal(
+                    f"{name} is the last user, and without users everybody is let in; disable it instead"
+                )
             table.users.pop(name, None)
             table.policies.pop(name, None)
 
@@ -357,19 +360,19 @@ class AdminUsers:
         name = _subject(command)
         policies = as_list(load_object(command.body).get("policies"), "policies")
         if not policies:
-            raise _Refusal("The policies is empty.")
-        custom: list[Entry] = []
-        default: list[Entry] = []
+            raise _AdminRefusal("The policies is empty.")
+        custom: list[PolicyEntry] = []
+        default: list[PolicyEntry] = []
         for policy in policies:
             members = as_object(policy, "a policy")
             entries = [_entry(as_object(one, "an entry")) for one in as_list(members.get("entries"), "entries")]
             if not entries:
-                raise _Refusal("The policy entries is empty.")
+                raise _AdminRefusal("The policy entries is empty.")
             (default if members.get("policyType") == _DEFAULT else custom).extend(entries)
 
         def apply(table: AccessTable) -> None:
             if name not in table.users:
-                raise _Refusal(f"The subject of {_SUBJECT}{name} is not exist.")
+                raise _AdminRefusal(f"The subject of {_SUBJECT}{name} is not exist.")
             known = table.policies.get(name, Policies())
             table.policies[name] = Policies(_merged(known.custom, custom), _merged(known.default, default))
 
@@ -383,10 +386,10 @@ class AdminUsers:
 
         def apply(table: AccessTable) -> None:
             if name not in table.users:
-                raise _Refusal("The subject is not exist.")
+                raise _AdminRefusal("The subject is not exist.")
             known = table.policies.get(name)
             if known is None:
-                raise _Refusal("The acl is not exist.")
+                raise _AdminRefusal("The acl is not exist.")
             if pattern is None:
                 left = Policies()
             elif is_default:
@@ -404,7 +407,7 @@ class AdminUsers:
         """Request 3009: no body for a user without policies."""
         name, table = _subject(command), self._load()
         if name not in table.users:
-            raise _Refusal("The subject is not exist.")
+            raise _AdminRefusal("The subject is not exist.")
         known = table.policies.get(name)
         return b"" if known is None else dumps(_acl_info(name, known))
 
@@ -433,7 +436,7 @@ def _user_name(command: Command) -> str:
 def _subject(command: Command) -> str:
     subject = AclRequestHeader.decode(command.ext_fields).subject or ""
     if not subject.startswith(_SUBJECT):
-        raise _Refusal("The subject type is null.")
+        raise _AdminRefusal("The subject type is null.")
     return check_name(subject.removeprefix(_SUBJECT))
 
 
@@ -457,9 +460,9 @@ def _user_info(user: User) -> dict[str, str]:
     return {"userStatus": shown["status"], "userType": shown["type"], "username": user.name}
 
 
-def _entry(members: dict[str, Any]) -> Entry:
+def _entry(members: dict[str, Any]) -> PolicyEntry:
     try:
-        return Entry.from_json(
+        return PolicyEntry.from_json(
             {
                 "resource": members.get("resource") or "",
                 "actions": as_list(members.get("actions"), "actions"),
@@ -471,7 +474,7 @@ def _entry(members: dict[str, Any]) -> Entry:
         raise ValueError(f"the entry is not in RocketMQ's shape: {error}") from None
 
 
-def _merged(known: tuple[Entry, ...], changes: list[Entry]) -> tuple[Entry, ...]:
+def _merged(known: tuple[PolicyEntry, ...], changes: list[PolicyEntry]) -> tuple[PolicyEntry, ...]:
     found = {one.pattern: one for one in known}
     found.update({one.pattern: one for one in changes})
     return tuple(found.values())
@@ -487,7 +490,7 @@ def _acl_info(name: str, policies: Policies) -> dict[str, Any]:
     }
 
 
-def _entry_info(entry: Entry) -> dict[str, Any]:
+def _entry_info(entry: PolicyEntry) -> dict[str, Any]:
     members = entry.to_json()
     return without_none(
         {
@@ -616,7 +619,7 @@ def _rates(rates: tuple[float, ...] | list[float]) -> str:
 class AdminBroker:
     """Administration of the broker itself: requests 25, 26, 28, 45, 306, 316, 329, 402 and 907 (remoting 1.10)."""
 
-    def __init__(self, node: Node, settings: BrokerConfig, counting: Counting, queues: Queues) -> None:
+    def __init__(self, node: NodeClient, settings: BrokerConfig, counting: Counting, queues: Queues) -> None:
         self._node, self._settings, self._counting, self._queues = node, settings, counting, queues
         self._started_ms = time.time_ns() // 1_000_000
         self._changes = 0
@@ -633,26 +636,26 @@ class AdminBroker:
 
     # ------------------------------------------------------------ settings
 
-    def update(self, connection: Connection, command: Command) -> Command:
+    def update(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 25."""
         try:
             wanted = parse_properties(bytes(command.body).decode())
             if not LOCKED.isdisjoint(wanted):
                 return command.answer(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
             self._settings.change(wanted)
-        except (UnicodeDecodeError, ConfigError) as error:
+        except (UnicodeDecodeError, BrokerConfigError) as error:
             return command.answer(ResponseCode.SYSTEM_ERROR, str(error))
         self._changes += 1
         return command.answer()
 
-    def config(self, connection: Connection, command: Command) -> Command:
+    def config(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 26."""
-        version = dumps(DataVersion(self._started_ms, self._changes).to_json()).decode()
+        version = dumps(RemotingDataVersion(self._started_ms, self._changes).to_json()).decode()
         return command.answer(ext_fields={"version": version}, body=self._settings.text().encode())
 
     # ------------------------------------------------------------ state
 
-    async def runtime_info(self, connection: Connection, command: Command) -> Command:
+    async def runtime_info(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 28."""
         control, counting = self._node.control, self._counting
         disk = shutil.disk_usage(self._node.layout.root)
@@ -717,11 +720,11 @@ class AdminBroker:
             bounds = {}
         return {level: (at, max(at, bounds.get(level - 1, (0, 0))[1])) for level, at in delays.items()}
 
-    def delay_offsets(self, connection: Connection, command: Command) -> Command:
+    def delay_offsets(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 45."""
         return command.answer(body=dumps({"offsetTable": {str(level): at for level, at in self._delays().items()}}))
 
-    def ha_status(self, connection: Connection, command: Command) -> Command:
+    def ha_status(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 907: this broker is a master without slaves."""
         client = {"activated": False, "lastReadTimestamp": 0, "lastWriteTimestamp": 0, "masterFlushOffset": 0,
                   "maxOffset": 0, "transferredByteInSecond": 0}  # fmt: skip
@@ -736,11 +739,11 @@ class AdminBroker:
 
     # ------------------------------------------------------------ cleaning
 
-    def clean(self, connection: Connection, command: Command) -> Command:
+    def clean(self, connection: RemotingConnection, command: Command) -> Command:
         """Requests 306 and 316: the node removes the files of what expired, or was deleted, by itself."""
         return command.answer()
 
-    async def expire(self, connection: Connection, command: Command) -> Command:
+    async def expire(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 329: segments of the log that are too old go now, at any hour."""
         await self._node.ask("cleanup", "expire", timeout_s=30.0)
         return command.answer()

@@ -15,20 +15,19 @@ from commitmq.format.constants import RETRY_PREFIX
 from commitmq.security.native_rights import SUB_GET, SUB_UPDATE
 from commitmq.semantics.retry import pop_retry_topic
 from commitmq.store.metadata.topic_config import is_send_forbidden
-from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.clients import ClientManager
 from commitmq_plugins.rocketmq.broker.counting import SYSTEM_PREFIX, SYSTEM_TOPICS, Counting
-from commitmq_plugins.rocketmq.broker.node import Node, group_refusal, topic_refusal
+from commitmq_plugins.rocketmq.broker.name_servers import RegistrationService, remoting_config
+from commitmq_plugins.rocketmq.broker.node import NodeClient, group_refusal, refusal_of, topic_refusal
 from commitmq_plugins.rocketmq.broker.offsets import READ, GroupReads, Offsets, all_settings
-from commitmq_plugins.rocketmq.broker.pulling import Pulls
-from commitmq_plugins.rocketmq.broker.registration import Registration, remoting_config
+from commitmq_plugins.rocketmq.broker.pulling import PullMessageProcessor
 from commitmq_plugins.rocketmq.broker.rights import Access
-from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.broker.topics import TopicConfigManager
 from commitmq_plugins.rocketmq.remoting.bodies import (
     ConsumeStats,
-    DataVersion,
     OffsetWrapper,
-    TopicConfig,
+    RemotingDataVersion,
+    RemotingTopicConfig,
     TopicConfigSerializeWrapper,
     TopicOffset,
     reset_offset_body,
@@ -36,7 +35,7 @@ from commitmq_plugins.rocketmq.remoting.bodies import (
     topic_stats_table,
 )
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.fastjson import MessageQueue, as_list, as_object, dumps, load_object
+from commitmq_plugins.rocketmq.remoting.fastjson import RemotingMessageQueue, as_list, as_object, dumps, load_object
 from commitmq_plugins.rocketmq.remoting.frame import BodyError, Command
 from commitmq_plugins.rocketmq.remoting.headers import (
     CloneGroupOffsetRequestHeader,
@@ -50,7 +49,7 @@ from commitmq_plugins.rocketmq.remoting.headers import (
     TopicRequestHeader,
     UpdateGroupForbiddenRequestHeader,
 )
-from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+from commitmq_plugins.rocketmq.remoting.server import Handler, RemotingConnection
 
 Bounds = dict[int, tuple[int, int]]
 """Smallest offset and end of each queue."""
@@ -59,7 +58,7 @@ Bounds = dict[int, tuple[int, int]]
 class Queues:
     """What administration needs to know of queues: their bounds and the times of their messages."""
 
-    def __init__(self, node: Node, offsets: Offsets) -> None:
+    def __init__(self, node: NodeClient, offsets: Offsets) -> None:
         self._node, self._offsets = node, offsets
 
     async def bounds(self, topic: str, count: int) -> Bounds:
@@ -98,9 +97,17 @@ class AdminOffsets:
     """Administration of offsets: requests 43, 208, 222, 303, 314 and 317 (remoting 1.9, 1.10)."""
 
     def __init__(
-        self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, pulls: Pulls, queues: Queues,
-        counting: Counting, access: Access, address: str
-    ) -> None:  # fmt: skip
+        self,
+        node: NodeClient,
+        topics: TopicConfigManager,
+        clients: ClientManager,
+        offsets: Offsets,
+        pulls: PullMessageProcessor,
+        queues: Queues,
+        counting: Counting,
+        access: Access,
+        address: str,
+    ) -> None:
         self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
         self._pulls, self._queues, self._counting = pulls, queues, counting
         self._access, self._address = access, address
@@ -115,8 +122,8 @@ class AdminOffsets:
             RequestCode.GET_BROKER_CONSUME_STATS: self.broker_stats,
         }
 
-    def _queue(self, topic: str, queue: int) -> MessageQueue:
-        return MessageQueue(topic, self._broker_name, queue)
+    def _queue(self, topic: str, queue: int) -> RemotingMessageQueue:
+        return RemotingMessageQueue(topic, self._broker_name, queue)
 
     def _subscribes(self, group: str, topic: str) -> bool:
         """Whether the topic counts for the group: its clients subscribe to it, or to nothing."""
@@ -142,7 +149,7 @@ class AdminOffsets:
             self._counting.rate("GROUP_GET_NUMS", f"{topic}@{group}"),
         )
 
-    async def stats(self, connection: Connection, command: Command) -> Command:
+    async def stats(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 208."""
         header = GetConsumeStatsRequestHeader.decode(command.ext_fields)
         group = header.consumer_group
@@ -161,12 +168,14 @@ class AdminOffsets:
                 found.consume_tps += progress.consume_tps
         return command.answer(body=found.encode())
 
-    def _may_see(self, connection: Connection, group: str, topic: str) -> bool:
+    def _may_see(self, connection: RemotingConnection, group: str, topic: str) -> bool:
         """Whether a user that may see ``group`` may see where it is in ``topic``; the group's own retries belong to it."""
         return topic == RETRY_PREFIX + group or self._access.may(connection, topic, SUB_GET)
 
-    async def broker_stats(self, connection: Connection, command: Command) -> Command:
-        """Request 317: the progress of all groups. All who ask meanwhile get one answer: it has a question for each group."""
+    async def broker_stats(self, connection: RemotingConnection, command: Command) -> Command:
+        """Request 317: the progress of all groups. All who ask in the meantime get one answer: it has a question for
+        each group.
+        """
         only_ordered = GetConsumeStatsInBrokerHeader.decode(command.ext_fields).is_order
         task = self._stats.get(only_ordered)
         if task is None:
@@ -192,7 +201,7 @@ class AdminOffsets:
         return dumps({"brokerAddr": self._address, "consumeStatsList": rows, "totalDiff": total,
                       "totalInflightDiff": inflight})  # fmt: skip
 
-    async def reset(self, connection: Connection, command: Command) -> Command:
+    async def reset(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 222: committed offsets are set at once, and clients are sent there by their next pull or pop."""
         header = ResetOffsetRequestHeader.decode(command.ext_fields)
         topic, group = self._topics.get(header.topic), header.group
@@ -233,7 +242,7 @@ class AdminOffsets:
                 self._offsets.take_reset(group, topic, queue)
             raise
 
-    async def time_span(self, connection: Connection, command: Command) -> Command:
+    async def time_span(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 303: times of the first, the last and the last consumed message of each queue."""
         header = GroupTopicRequestHeader.decode(command.ext_fields)
         topic = self._topics.get(header.topic)
@@ -258,7 +267,7 @@ class AdminOffsets:
             rows.append(row)
         return command.answer(body=dumps({"consumeTimeSpanSet": rows}))
 
-    async def clone(self, connection: Connection, command: Command) -> Command:
+    async def clone(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 314: a group gets the offsets of another."""
         header = CloneGroupOffsetRequestHeader.decode(command.ext_fields)
         only = (header.topic or "").strip()
@@ -277,7 +286,7 @@ class AdminOffsets:
                                  reset=True, running=True, partial=True)  # fmt: skip
         return command.answer()
 
-    async def all(self, connection: Connection, command: Command) -> Command:
+    async def all(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 43: all offsets as ``consumerOffset.json`` has them."""
         table: dict[str, dict[str, int]] = {}
         after: list[Any] | None = None
@@ -290,7 +299,7 @@ class AdminOffsets:
         return command.answer(body=dumps({"offsetTable": table}))
 
 
-async def offsets_of_group(node: Node, group: str) -> list[tuple[str, int, int]]:
+async def offsets_of_group(node: NodeClient, group: str) -> list[tuple[str, int, int]]:
     """Topic, queue and committed offset of a group, by topic and queue; empty for an unknown group.
 
     Raises ProtocolError.
@@ -309,7 +318,7 @@ async def offsets_of_group(node: Node, group: str) -> list[tuple[str, int, int]]
             return found
 
 
-async def topics_of_group(node: Node, group: str) -> list[str]:
+async def topics_of_group(node: NodeClient, group: str) -> list[str]:
     """The topics in which a group has offsets. Raises ProtocolError."""
     return list(dict.fromkeys(topic for topic, _, _ in await offsets_of_group(node, group)))
 
@@ -334,7 +343,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
 class AdminGroups:
     """Administration of groups: requests 200, 201, 207, 225, 352 and 353 (remoting 1.9)."""
 
-    def __init__(self, node: Node, offsets: Offsets, reads: GroupReads) -> None:
+    def __init__(self, node: NodeClient, offsets: Offsets, reads: GroupReads) -> None:
         self._node, self._offsets, self._reads = node, offsets, reads
         self.offsets_gone: list[Callable[[str], None]] = []
         """Hear of a group whose offsets were deleted."""
@@ -349,18 +358,18 @@ class AdminGroups:
             RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: self.forbid,
         }
 
-    async def update(self, connection: Connection, command: Command) -> Command:
+    async def update(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 200."""
         return (
             await self._update(connection, command, [load_object(command.body)]) if command.body else command.answer()
         )
 
-    async def update_list(self, connection: Connection, command: Command) -> Command:
+    async def update_list(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 225."""
         wanted = as_list(load_object(command.body).get("groupConfigList"), "groupConfigList")
         return await self._update(connection, command, [as_object(one, "a group") for one in wanted])
 
-    async def _update(self, connection: Connection, command: Command, groups: list[dict[str, Any]]) -> Command:
+    async def _update(self, connection: RemotingConnection, command: Command, groups: list[dict[str, Any]]) -> Command:
         for group in groups:
             name = group.get("groupName")
             refused = group_refusal(name if isinstance(name, str) else "")
@@ -375,7 +384,7 @@ class AdminGroups:
         await self._node.expect("pop")
         return command.answer()
 
-    async def _put(self, connection: Connection, group: dict[str, Any]) -> None:
+    async def _put(self, connection: RemotingConnection, group: dict[str, Any]) -> None:
         """Raises ProtocolError, BodyError."""
         wanted = {name: group.get(name, default) for name, default in _DEFAULTS.items()}
         wanted = {name: _DEFAULTS[name] if value is None else value for name, value in wanted.items()}
@@ -396,13 +405,13 @@ class AdminGroups:
         for hear in self.settings_changed:
             hear(group["groupName"])
 
-    async def all(self, connection: Connection, command: Command) -> Command:
+    async def all(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 201. All groups and their number: a client that asks for pages then has them all with the first."""
         groups, forbidden, version = await all_settings(self._node)
         body = {"dataVersion": version, "forbiddenTable": forbidden, "subscriptionGroupTable": groups}
         return command.answer(ext_fields={"totalGroupNum": str(len(groups))}, body=dumps(body))
 
-    async def one(self, connection: Connection, command: Command) -> Command:
+    async def one(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 352. Where groups are made by themselves, an unknown one is made."""
         group = GroupRequestHeader.decode(command.ext_fields).group
         fields: dict[str, Any] = {}
@@ -416,7 +425,7 @@ class AdminGroups:
             raise
         return command.answer(body=dumps(answer["config"]))
 
-    async def delete(self, connection: Connection, command: Command) -> Command:
+    async def delete(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 207: the settings of a group, and its offsets if asked."""
         header = DeleteSubscriptionGroupRequestHeader.decode(command.ext_fields)
         await self._node.ask("coordinator", "group.delete", group=header.group_name)
@@ -430,7 +439,7 @@ class AdminGroups:
                 hear(header.group_name)
         return command.answer()
 
-    async def forbid(self, connection: Connection, command: Command) -> Command:
+    async def forbid(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 353: whether a group may read a topic; without ``readable`` only the answer."""
         header = UpdateGroupForbiddenRequestHeader.decode(command.ext_fields)
         fields: dict[str, Any] = {} if header.readable is None else {"readable": header.readable}
@@ -515,7 +524,12 @@ class AdminTopics:
     """
 
     def __init__(
-        self, node: Node, topics: Topics, queues: Queues, registration: Registration, counting: Counting
+        self,
+        node: NodeClient,
+        topics: TopicConfigManager,
+        queues: Queues,
+        registration: RegistrationService,
+        counting: Counting,
     ) -> None:
         self._node, self._topics, self._queues, self._registration = node, topics, queues, registration
         self._counting = counting
@@ -534,10 +548,10 @@ class AdminTopics:
 
     # ------------------------------------------------------------ changes
 
-    async def update(self, connection: Connection, command: Command) -> Command:
+    async def update(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 17."""
         header = CreateTopicRequestHeader.decode(command.ext_fields)
-        topic = TopicConfig(
+        topic = RemotingTopicConfig(
             header.topic,
             header.read_queue_nums,
             header.write_queue_nums,
@@ -559,10 +573,10 @@ class AdminTopics:
         await self._registration.settle()
         return command.answer()
 
-    async def update_list(self, connection: Connection, command: Command) -> Command:
+    async def update_list(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 18. The first topic that is wrong refuses all of them."""
         wanted = as_list(load_object(command.body).get("topicConfigList"), "topicConfigList")
-        topics = [TopicConfig.from_json(one) for one in wanted]
+        topics = [RemotingTopicConfig.from_json(one) for one in wanted]
         for topic in topics:
             refused = self._refused(topic.topic_name)
             if refused is not None:
@@ -594,7 +608,7 @@ class AdminTopics:
             return f"The topic[{name}] is conflict with system topic."
         return None
 
-    async def _put(self, connection: Connection, topic: TopicConfig) -> None:
+    async def _put(self, connection: RemotingConnection, topic: RemotingTopicConfig) -> None:
         """Make the topic, or give it these settings. Raises ProtocolError, AttributesError."""
         known = self._topics.get(topic.topic_name)
         fields: dict[str, Any] = {
@@ -611,7 +625,7 @@ class AdminTopics:
         more = self._node.on_behalf_of("topic.create", connection.user, connection.peer[0])
         await self._node.ask("coordinator", "topic.create", **fields, **more)
 
-    async def delete(self, connection: Connection, command: Command) -> Command:
+    async def delete(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 215: with the topic go the retry topics of the groups that shared its queues."""
         name = command.ext_fields.get("topic", "")
         refused = self._conflict(name) if name.strip() else "The specified topic is blank."
@@ -647,23 +661,23 @@ class AdminTopics:
 
     # ------------------------------------------------------------ questions
 
-    def all(self, connection: Connection, command: Command) -> Command:
+    def all(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 21. All topics and their number: a client that asks for pages then has them all with the first."""
         topics = self._registration.topics()
         body = dumps(TopicConfigSerializeWrapper(topics, self._version()).to_json())
         return command.answer(ext_fields={"totalTopicNum": str(len(topics))}, body=body)
 
-    def _version(self) -> DataVersion:
-        return DataVersion(self._started_ms, self._topics.version)
+    def _version(self) -> RemotingDataVersion:
+        return RemotingDataVersion(self._started_ms, self._topics.version)
 
-    def config(self, name: str) -> TopicConfig | None:
+    def config(self, name: str) -> RemotingTopicConfig | None:
         """A topic, or one of those that only name servers have."""
         found = self._topics.get(name)
         if found is not None:
             return remoting_config(found)
         return self._registration.topics().get(name) if name in self._system_topics() else None
 
-    def one(self, connection: Connection, command: Command) -> Command:
+    def one(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 351."""
         header = TopicRequestHeader.decode(command.ext_fields)
         found = self.config(header.topic)
@@ -671,7 +685,7 @@ class AdminTopics:
             return command.answer(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {header.topic}")
         return command.answer(body=dumps(found.to_json()))
 
-    async def stats(self, connection: Connection, command: Command) -> Command:
+    async def stats(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 202: the bounds of each queue, and when its last message was stored."""
         header = TopicRequestHeader.decode(command.ext_fields)
         found = self.config(header.topic)
@@ -681,7 +695,7 @@ class AdminTopics:
         bounds = await self._queues.bounds(header.topic, count)
         last = await self._queues.times(header.topic, {queue: end - 1 for queue, (_, end) in bounds.items() if end})
         table = {
-            MessageQueue(header.topic, self._broker_name, queue): TopicOffset(least, end, last.get(queue, 0))
+            RemotingMessageQueue(header.topic, self._broker_name, queue): TopicOffset(least, end, last.get(queue, 0))
             for queue, (least, end) in bounds.items()
         }
         rate = self._counting.rate("TOPIC_PUT_NUMS", header.topic)
@@ -692,6 +706,6 @@ class AdminTopics:
         return [*SYSTEM_TOPICS, cluster, self._broker_name, f"{cluster}_REPLY_TOPIC", f"rmq_sys_REVIVE_LOG_{cluster}",
                 f"rmq_sys_SYNC_BROKER_MEMBER_{self._broker_name}"]  # fmt: skip
 
-    def system(self, connection: Connection, command: Command) -> Command:
+    def system(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 305."""
         return command.answer(body=topic_list(self._system_topics()))

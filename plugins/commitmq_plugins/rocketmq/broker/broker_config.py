@@ -12,7 +12,7 @@ from typing import Final
 from commitmq.config import NodeConfig
 from commitmq.semantics.delay import DELAY_LEVELS_MS
 from commitmq.semantics.trace import TRACE_TOPIC
-from commitmq_plugins.rocketmq.broker.codes import REGION
+from commitmq_plugins.rocketmq.broker.node import REGION
 
 LOCKED: Final = frozenset({"configBlackList", "brokerConfigPath", "rocketmqHome"})
 _FREE: Final = {
@@ -25,12 +25,12 @@ _FREE: Final = {
 """How RocketMQ does something that the node does in its own way: both values are right."""
 
 
-class ConfigError(ValueError):
+class BrokerConfigError(ValueError):
     """A change that the node cannot make."""
 
 
 class BrokerConfig:
-    """See the module. ``long_polling`` and ``short_polling_ms`` are for pulls."""
+    """The node's settings under RocketMQ's names. ``long_polling`` and ``short_polling_ms`` are for pulls."""
 
     def __init__(
         self,
@@ -90,17 +90,17 @@ class BrokerConfig:
         return "".join(f"{name}={value}\n" for name, value in sorted(self._texts.items()))
 
     def change(self, wanted: dict[str, str]) -> None:
-        """Raises ConfigError; then nothing was changed."""
+        """Raises BrokerConfigError; then nothing was changed."""
         for name, value in wanted.items():
             if name not in self._texts:
-                raise ConfigError(f"the node has no setting {name}; see config/node.toml for those it has")
+                raise BrokerConfigError(f"the node has no setting {name}; see config/node.toml for those it has")
             if name == "shortPollingTimeMills" and not value.isdecimal():
-                raise ConfigError(f"{name} must be a number of milliseconds, not {value!r:.100}")
+                raise BrokerConfigError(f"{name} must be a number of milliseconds, not {value!r:.100}")
             if (name in _FREE or name == "longPollingEnable") and value not in ("true", "false"):
-                raise ConfigError(f"{name} must be true or false, not {value!r:.100}")
+                raise BrokerConfigError(f"{name} must be true or false, not {value!r:.100}")
             is_free = name in _FREE or name in ("longPollingEnable", "shortPollingTimeMills")
             if not is_free and value != self._texts[name]:
-                raise ConfigError(f"{name} cannot change while the node runs: set it in the node's configuration")
+                raise BrokerConfigError(f"{name} cannot change while the node runs: set it in the node's configuration")
         self._texts |= wanted
         self.long_polling = self._texts["longPollingEnable"] == "true"
         self.short_polling_ms = int(self._texts["shortPollingTimeMills"])

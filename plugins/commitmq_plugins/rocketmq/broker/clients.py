@@ -1,8 +1,8 @@
 """Connected clients: heartbeats, members of groups, and what they are told (remoting 2.3 to 2.5).
 
-A consumer of RocketMQ chooses its queues itself, from the list of its group's members. The list has the members of this server
-and of all others: :class:`Sessions` speaks for the clients at the node's coordinator. A topic that other brokers have too is
-shared out by RocketMQ's clients alone (:mod:`.neighbours`).
+A consumer of RocketMQ chooses its queues itself, from the list of its group's members. The list has the members of this
+server and of all others: :class:`GroupSessions` speaks for the clients at the node's coordinator. A topic that other
+brokers have too is shared out by RocketMQ's clients alone (:mod:`.name_servers`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ from commitmq.errors import ProtocolError
 from commitmq.format.constants import Property
 from commitmq.log import Log
 from commitmq.semantics.rates import FORGET_MS, MAX_CLIENTS_A_REQUEST, shortened
-from commitmq_plugins.rocketmq.broker.codes import filter_refusal
 from commitmq_plugins.rocketmq.broker.counting import version_name
-from commitmq_plugins.rocketmq.broker.neighbours import Neighbours
-from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, Node
-from commitmq_plugins.rocketmq.broker.registry import BROADCASTING, Changes, Registry
+from commitmq_plugins.rocketmq.broker.name_servers import Neighbours
+from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, NodeClient, filter_refusal
+from commitmq_plugins.rocketmq.broker.registry import BROADCASTING, Registry, RegistryChanges
 from commitmq_plugins.rocketmq.broker.rights import Allowances
-from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.broker.topics import TopicConfigManager
 from commitmq_plugins.rocketmq.remoting.bodies import CheckClientRequestBody, HeartbeatData
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
 from commitmq_plugins.rocketmq.remoting.frame import Command, request
 from commitmq_plugins.rocketmq.remoting.headers import UnregisterClientRequestHeader
-from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+from commitmq_plugins.rocketmq.remoting.server import Handler, RemotingConnection
 
 GATEWAY: Final = "rocketmq"
 _LONGEST_ID: Final = 255
@@ -57,19 +56,19 @@ class ClientNews:
     ``instance`` names this process. All methods are called in the loop.
     """
 
-    def __init__(self, node: Node, registry: Registry[Connection], instance: str, log: Log) -> None:
+    def __init__(self, node: NodeClient, registry: Registry[RemotingConnection], instance: str, log: Log) -> None:
         self._node, self._registry, self._instance, self._log = node, registry, instance, log
-        self._due: dict[Connection, None] = {}
+        self._due: dict[RemotingConnection, None] = {}
         self._gone: dict[str, None] = {}
         self._line = 0
         self._is_new = True
         self._task: asyncio.Task[None] | None = None
 
-    def changed(self, connection: Connection) -> None:
+    def changed(self, connection: RemotingConnection) -> None:
         """A heartbeat came, or the client left a group."""
         self._due[connection] = None
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: RemotingConnection) -> None:
         """The connection ended."""
         self._due.pop(connection, None)
         if len(self._gone) < _MOST_GONE:  # the coordinator forgets the others a while later
@@ -95,7 +94,7 @@ class ClientNews:
 
     async def _tell(self) -> None:
         while self._is_new or self._due or self._gone:
-            told: list[Connection] = []
+            told: list[RemotingConnection] = []
             rows: list[dict[str, Any]] = []
             gone, self._gone = list(self._gone), {}
             size_bytes = 0
@@ -121,7 +120,7 @@ class ClientNews:
                 self._due |= dict.fromkeys(one for one in told if not one.is_closed)
                 return  # the coordinator forgets by itself who is gone
 
-    def _row(self, connection: Connection) -> dict[str, Any] | None:
+    def _row(self, connection: RemotingConnection) -> dict[str, Any] | None:
         """A client as ``client.heard`` has it; None for a connection without a group."""
         consumes, produces, member = self._registry.groups_of(connection)
         if member is None:
@@ -189,7 +188,7 @@ class Session:
         return self.assigned | (self.told & self.reading.keys())
 
 
-class Sessions:
+class GroupSessions:
     """Members of groups at the node's coordinator, for which this server speaks: joins, heartbeats, queues, leaves
     (remoting 6.1).
 
@@ -197,7 +196,7 @@ class Sessions:
     them is a member of its group, beside the node's own consumers: both have the same rule, so both come to the same
     result.
 
-        * A queue that a client has to give back counts as its own until it has not pulled from it for ``_QUIET_S``.
+        * A queue that a client has to return counts as its own until it has not pulled from it for ``_QUIET_S``.
         * Heartbeats are due at whole steps of ``_STEP_S``, and those of one step are few requests. A heartbeat repeats
           the queues of a member only when they are others. So the cost grows with what changes, and hardly with what
           exists.
@@ -205,7 +204,9 @@ class Sessions:
     ``notify`` is called with a group whose members or queues are others now.
     """
 
-    def __init__(self, node: Node, loop: asyncio.AbstractEventLoop, log: Log, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, node: NodeClient, loop: asyncio.AbstractEventLoop, log: Log, notify: Callable[[str], None]
+    ) -> None:
         self._node, self._loop, self._log, self._notify = node, loop, log, notify
         self.instance = f"rocketmq-{os.getpid()}-{os.urandom(4).hex()}"
         """Names this process among those that speak for clients."""
@@ -422,12 +423,12 @@ class Requesters:
     ``registry`` knows the client ids.
     """
 
-    def __init__(self, registry: Registry[Connection]) -> None:
+    def __init__(self, registry: Registry[RemotingConnection]) -> None:
         self._registry = registry
-        self._senders: dict[_Request, Connection] = {}
-        self._sent: dict[Connection, deque[_Request]] = {}
+        self._senders: dict[_Request, RemotingConnection] = {}
+        self._sent: dict[RemotingConnection, deque[_Request]] = {}
 
-    def sent(self, connection: Connection, properties: Mapping[str, str]) -> None:
+    def sent(self, connection: RemotingConnection, properties: Mapping[str, str]) -> None:
         """A client sends a request with these properties. The first sender counts: who reads a request can send it again."""
         request = _request_of(properties)
         if not connection.user or request in self._senders or sum(map(len, request)) > _MOST_CHARACTERS:
@@ -438,12 +439,12 @@ class Requesters:
         own.append(request)
         self._senders[request] = connection
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: RemotingConnection) -> None:
         """The connection ended."""
         for one in self._sent.pop(connection, ()):
             del self._senders[one]
 
-    def link_of(self, properties: Mapping[str, str]) -> Connection | None:
+    def link_of(self, properties: Mapping[str, str]) -> RemotingConnection | None:
         """Where the reply with these properties is to be pushed; None when its requester is not connected."""
         request = _request_of(properties)
         named, sender = self._registry.client(request[0]), self._senders.get(request)
@@ -461,20 +462,25 @@ _NOTIFY_S: Final = 0.02
 _TURN_S: Final = 1.0
 
 
-class Clients:
-    """See the module."""
+class ClientManager:
+    """The connected clients of the server."""
 
     def __init__(
-        self, node: Node, topics: Topics, allowances: Allowances, loop: asyncio.AbstractEventLoop, log: Log
+        self,
+        node: NodeClient,
+        topics: TopicConfigManager,
+        allowances: Allowances,
+        loop: asyncio.AbstractEventLoop,
+        log: Log,
     ) -> None:
         self._node, self._topics, self._loop, self._log = node, topics, loop, log
         self._allowances = allowances
-        self.registry: Registry[Connection] = Registry(lambda one, other: one.user == other.user)
+        self.registry: Registry[RemotingConnection] = Registry(lambda one, other: one.user == other.user)
         self.requesters = Requesters(self.registry)
-        self.sessions = Sessions(node, loop, log, self.notify)
+        self.sessions = GroupSessions(node, loop, log, self.notify)
         self.news = ClientNews(node, self.registry, self.sessions.instance, log)
-        self._leaving: dict[tuple[Connection, str], Session] = {}
-        self._left_at: dict[tuple[Connection, str], float] = {}
+        self._leaving: dict[tuple[RemotingConnection, str], Session] = {}
+        self._left_at: dict[tuple[RemotingConnection, str], float] = {}
         self._changed: set[str] = set()
         self._no_broadcast: set[str] = set()
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -497,7 +503,7 @@ class Clients:
 
     # ------------------------------------------------------------ requests
 
-    async def heartbeat(self, connection: Connection, command: Command) -> Command:
+    async def heartbeat(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 34."""
         data = HeartbeatData.decode(command.body)
         if connection.is_closed:  # it has left already
@@ -517,7 +523,7 @@ class Clients:
             await self._topics.tell()
         if self.neighbours is not None:
             await self.neighbours.learn({one.topic for consumer in data.consumers for one in consumer.subscriptions})
-        if connection.is_closed:  # meanwhile: nobody would ever take such a member out again
+        if connection.is_closed:  # in the meantime: nobody would ever take such a member out again
             return command.answer()
         known = {one.group_name: self._fingerprint(one.group_name) for one in data.consumers}
         now_ms = time.monotonic_ns() // 1_000_000
@@ -535,7 +541,7 @@ class Clients:
             }
         )
 
-    def _check(self, connection: Connection, data: HeartbeatData) -> None:
+    def _check(self, connection: RemotingConnection, data: HeartbeatData) -> None:
         """Raises ProtocolError for more groups than a connection may make or be in, or too many topics."""
         most = self._node.config.groups.max_topics_per_member
         for consumer in data.consumers:
@@ -552,7 +558,7 @@ class Clients:
         """Whether nobody seems to have used the group yet."""
         return group not in self.registry.groups and self._topics.get(f"%RETRY%{group}") is None
 
-    def charge(self, connection: Connection, group: str) -> None:
+    def charge(self, connection: RemotingConnection, group: str) -> None:
         """A request names ``group``, which the node makes if there is none. Raises ProtocolError."""
         if self.is_new(group):
             self._allowances.groups(connection, (group,))
@@ -587,14 +593,14 @@ class Clients:
     def may_broadcast(self, group: str) -> bool:
         return group not in self._no_broadcast
 
-    async def unregister(self, connection: Connection, command: Command) -> Command:
+    async def unregister(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 35."""
         header = UnregisterClientRequestHeader.decode(command.ext_fields)
         self._apply(self.registry.unregister(connection, header.producer_group, header.consumer_group))
         self.news.changed(connection)
         return command.answer()
 
-    def consumer_list(self, connection: Connection, command: Command) -> Command:
+    def consumer_list(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 38: all members of a group."""
         group = command.ext_fields.get("consumerGroup", "")
         ids = self.member_ids(group)
@@ -612,7 +618,7 @@ class Clients:
                 ids.update(session.others)
         return sorted(ids)
 
-    async def check_config(self, connection: Connection, command: Command) -> Command:
+    async def check_config(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 46: whether a filter can be compiled."""
         body = CheckClientRequestBody.decode(command.body)
         subscription = body.subscription_data
@@ -628,7 +634,7 @@ class Clients:
                 return command.answer(*refused)
         return command.answer()
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: RemotingConnection) -> None:
         """The connection ended."""
         self._allowances.left(connection)
         self.requesters.closed(connection)
@@ -637,30 +643,30 @@ class Clients:
 
     # ------------------------------------------------------------ pulls
 
-    def pulls(self, connection: Connection, group: str, topic: str, queue: int) -> None:
+    def pulls(self, connection: RemotingConnection, group: str, topic: str, queue: int) -> None:
         """The client asks for messages of this queue."""
         session = self._session_of(connection, group)
         if session is not None:
             session.reading[topic, queue] = 0.0
 
-    def pulled(self, connection: Connection, group: str, topic: str, queue: int) -> None:
+    def pulled(self, connection: RemotingConnection, group: str, topic: str, queue: int) -> None:
         """It has its answer."""
         session = self._session_of(connection, group)
         if session is not None and (topic, queue) in session.reading:
             session.reading[topic, queue] = self._loop.time()
 
-    def _session_of(self, connection: Connection, group: str) -> Session | None:
+    def _session_of(self, connection: RemotingConnection, group: str) -> Session | None:
         client_id = self.registry.client_of(connection, group)
         return None if client_id is None else self.sessions.get(group, client_id)
 
-    def member_name(self, connection: Connection, group: str, topic: str) -> str | None:
+    def member_name(self, connection: RemotingConnection, group: str, topic: str) -> str | None:
         """As whom the client commits: a member's name, None for a consumer that is no member of the group."""
         session = self._session_of(connection, group) or self._leaving.get((connection, group))
         return session.client_id if session is not None and session.joined and topic in session.topics else None
 
     # ------------------------------------------------------------ changes
 
-    def _apply(self, changes: Changes[Connection]) -> None:
+    def _apply(self, changes: RegistryChanges[RemotingConnection]) -> None:
         """Tell the coordinator and the clients what changed."""
         for left, client_id, link in changes.left:
             session = self.sessions.take_out(left, client_id)
@@ -678,7 +684,7 @@ class Clients:
             for name in changes.producers:
                 listener(name)
 
-    def _left(self, seat: tuple[Connection, str]) -> None:
+    def _left(self, seat: tuple[RemotingConnection, str]) -> None:
         self._leaving.pop(seat, None)
         now = self._loop.time()
         self._left_at.pop(seat, None)
@@ -686,7 +692,7 @@ class Clients:
         while self._left_at[oldest := next(iter(self._left_at))] <= now - _LAST_WORDS_S:
             del self._left_at[oldest]
 
-    def is_leaving(self, connection: Connection, group: str) -> bool:
+    def is_leaving(self, connection: RemotingConnection, group: str) -> bool:
         """Whether the client leaves the group now, or left a moment ago: its last offsets come beside its leave."""
         seat = connection, group
         return seat in self._leaving or self._left_at.get(seat, 0.0) > self._loop.time() - _LAST_WORDS_S

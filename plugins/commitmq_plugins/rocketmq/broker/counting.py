@@ -14,18 +14,17 @@ from itertools import accumulate
 from time import monotonic_ns
 from typing import Final, NamedTuple
 
-from commitmq.counting.families import Family, Kind
-from commitmq.counting.table import CountTable
+from commitmq.counting import CountTable, Family, Kind
 from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.semantics.retry import retry_topic
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.semantics.transaction import HALF_TOPIC
-from commitmq_plugins.rocketmq.broker.registry import Member, Registry
+from commitmq_plugins.rocketmq.broker.registry import ClientChannelInfo, Registry
 from commitmq_plugins.rocketmq.remoting.bodies import StatsItem, broker_stats_data
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import Command
 from commitmq_plugins.rocketmq.remoting.headers import ViewBrokerStatsDataRequestHeader
-from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+from commitmq_plugins.rocketmq.remoting.server import Handler, RemotingConnection
 
 SAMPLE_S: Final = 10.0
 MAX_ITEMS: Final = 100_000
@@ -256,7 +255,7 @@ class ServerCounts:
         labels = (_PROTOCOL, _name_of(RequestCode, command.code), _name_of(ResponseCode, code))
         self._table.histogram(RPC_LATENCY, *labels, "true" if is_poll else "false", result).observe(took_ns)
 
-    def look(self, registry: Registry[Connection]) -> None:
+    def look(self, registry: Registry[RemotingConnection]) -> None:
         """Count who is connected, some seconds after the last time."""
         now_ns = monotonic_ns()
         if now_ns < self._next_look_ns:
@@ -273,7 +272,7 @@ class ServerCounts:
         self._table.set_all(PRODUCER_CONNECTIONS, producers)
         self._table.set_all(CONSUMER_CONNECTIONS, consumers)
 
-    def _client(self, member: Member) -> tuple[str, str]:
+    def _client(self, member: ClientChannelInfo) -> tuple[str, str]:
         """Language and version. Both are what the client says: few pairs are labels, or made-up ones would fill the table."""
         found = member.language.name.lower(), _version_label(member.version)
         if found not in self._clients:
@@ -315,7 +314,7 @@ _USERS: Final = "_WITHOUT_SYSTEM_TOPIC"
 
 
 class Counting:
-    """See the module. Broker-wide counts have the cluster's name as their key."""
+    """The server's counts. Broker-wide counts have the cluster's name as their key."""
 
     def __init__(self, cluster_name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.statistics = Statistics()
@@ -413,7 +412,7 @@ class Counting:
         """What :meth:`now` was when yesterday began, and when today began."""
         return self._mornings[0], self._mornings[1]
 
-    def view(self, connection: Connection, command: Command) -> Command:
+    def view(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 315."""
         header = ViewBrokerStatsDataRequestHeader.decode(command.ext_fields)
         found = self.statistics.figures(header.stats_name, header.stats_key, time.monotonic())

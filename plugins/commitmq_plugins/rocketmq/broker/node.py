@@ -1,6 +1,5 @@
-"""The node behind the broker server: one line to each of its processes, and the words of their requests.
-
-Why a topic or a group cannot have a name, in RocketMQ's words (spec 2.7).
+"""The node behind the broker server: one line to each of its processes, the words of their requests, and their refusals in
+RocketMQ's numbers and words (spec 2.7, 5.4, remoting 3.2).
 """
 
 from __future__ import annotations
@@ -8,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import socket
 import time
 from collections import deque
@@ -22,11 +22,18 @@ from commitmq.errors import CommitMQError, InvalidMessageError, ProtocolError, S
 from commitmq.format.constants import MAX_GROUP_UNITS, MAX_LONG_TOPIC_UNITS, MAX_TOPIC_UNITS
 from commitmq.plugin import Actor, NodeConfig, WorkerContext, failpoints
 from commitmq.protocol import wire
-from commitmq.protocol.channel import new_routing_id
-from commitmq.protocol.local_packet import GREETING, HEADER_LENGTH, MAX_PACKET_BYTES
-from commitmq.store.metadata.topic_config import validate_group, validate_topic
+from commitmq.protocol.channel import GREETING, HEADER_LENGTH, MAX_PACKET_BYTES, new_routing_id
+from commitmq.store.metadata.topic_config import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    TopicConfig,
+    validate_group,
+    validate_topic,
+)
 from commitmq_plugins.rocketmq.broker.rights import PROTOCOL
-from commitmq_plugins.rocketmq.remoting.connection import Turn
+from commitmq_plugins.rocketmq.remoting.codes import ResponseCode
+from commitmq_plugins.rocketmq.remoting.server import FlushBatch
 
 Answer = tuple[dict[str, Any], list[bytes]]
 """The header of an answer, ``ok`` or not, and its payload."""
@@ -62,10 +69,11 @@ def watched(op: str, done: Done) -> Done:
 
 
 class NodeLine:
-    """A connection to one process of the node, in an asyncio loop: requests, and a callback or a future for each answer.
+    """A connection to one process of the node, in an asyncio loop: requests, and a callback or a future for each
+    answer.
 
-    A request is handed to ZeroMQ only while the connection stands. When it ends, the fate of the requests under way is
-    unknown: they get a :class:`LineLostError`. A request that could not be handed over waits for the process to come
+    A request is passed to ZeroMQ only while the connection stands. When it ends, the outcome of the requests under way
+    is unknown: they get a :class:`LineLostError`. A request that could not be passed on waits for the process to come
     back, until its time is over; then it was not sent, and its error has ``sent`` false.
 
     All methods are called in the loop.
@@ -76,7 +84,7 @@ class NodeLine:
         loop: asyncio.AbstractEventLoop,
         context: zmq.Context[zmq.Socket[bytes]],
         endpoint: str,
-        turn: Turn,
+        turn: FlushBatch,
         *,
         max_waiting: int = 10_000,
         on_message: Callable[[dict[str, Any], list[bytes]], None] | None = None,
@@ -293,13 +301,13 @@ class LocalLine:
     """The writer's Unix socket for one run at a time (PROTOCOL.md): a lone sender's run takes half as many wake-ups as
     by ZeroMQ.
 
-    The connection begins with a greeting of the writer; before it nothing is sent. When it ends, or an answer does not come in
-    time, the fate of the run under way is unknown, and a new connection begins with a later run.
+    The connection begins with a greeting of the writer; before it nothing is sent. When it ends, or an answer does not
+    come in time, the outcome of the run under way is unknown, and a new connection begins with a later run.
 
     All methods are called in the loop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, path: Path, turn: Turn) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, path: Path, turn: FlushBatch) -> None:
         """Connects at the first :meth:`call`, which is not taken therefore."""
         self._loop, self._path, self._turn = loop, path, turn
         self._socket: socket.socket | None = None
@@ -403,7 +411,7 @@ class LocalLine:
                 self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
 
     def _lose(self, sentence: str) -> None:
-        """End the connection. A run under way has an unknown fate."""
+        """End the connection. A run under way has an unknown outcome."""
         sock, done = self._socket, self._done
         self._socket, self._done, self._is_greeted = None, None, False
         if sock is not None:
@@ -449,10 +457,10 @@ _MOST_PROOFS: Final = 10_000
 SERVICE_NOT_AVAILABLE: Final = "SERVICE_NOT_AVAILABLE"
 
 
-class Node:
+class NodeClient:
     """Lines are opened at first use. All methods are called in the loop."""
 
-    def __init__(self, context: WorkerContext, loop: asyncio.AbstractEventLoop, turn: Turn) -> None:
+    def __init__(self, context: WorkerContext, loop: asyncio.AbstractEventLoop, turn: FlushBatch) -> None:
         """``turn`` is that of the server: the answers of a moment go to its clients together."""
         self._context, self._loop, self._turn = context, loop, turn
         self.layout = context.layout
@@ -554,3 +562,81 @@ class Node:
         except (StoreError, KeyError, IndexError) as error:
             raise ProtocolError(SERVICE_NOT_AVAILABLE, f"the supervisor cannot be reached: {error}") from error
         return endpoint.rpartition("/")[2].removesuffix(".ipc")
+
+
+_CODES: Final = {
+    "MESSAGE_ILLEGAL": ResponseCode.MESSAGE_ILLEGAL,
+    "PROPERTIES_SIZE_EXCEEDED": ResponseCode.MESSAGE_ILLEGAL,
+    "WHEEL_TIMER_MSG_ILLEGAL": ResponseCode.MESSAGE_ILLEGAL,
+    "FRAME_TOO_LARGE": ResponseCode.MESSAGE_ILLEGAL,
+    "SERVICE_NOT_AVAILABLE": ResponseCode.SERVICE_NOT_AVAILABLE,
+    "CREATE_MAPPED_FILE_FAILED": ResponseCode.SYSTEM_ERROR,
+    "SYSTEM_BUSY": ResponseCode.SYSTEM_BUSY,
+    "TOPIC_NOT_EXIST": ResponseCode.TOPIC_NOT_EXIST,
+    "GROUP_NOT_EXIST": ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    "NO_PERMISSION": ResponseCode.NO_PERMISSION,
+    "INVALID_PARAMETER": ResponseCode.INVALID_PARAMETER,
+    "LIMIT_EXCEEDED": ResponseCode.SYSTEM_ERROR,
+    "ILLEGAL_OPERATION": ResponseCode.ILLEGAL_OPERATION,
+    "FLUSH_DISK_TIMEOUT": ResponseCode.FLUSH_DISK_TIMEOUT,
+}
+
+_WRONG_FILTER: Final = re.compile(r"(?:a|the) (?:filter|tag filter|tag expression|\S+ filter is wrong)\b")
+"""How the sentences of a reader begin that refuse an expression."""
+
+
+def response_code(code: str) -> int:
+    """RocketMQ's number for a code of the node; SYSTEM_ERROR for one that it has no number for."""
+    return int(_CODES.get(code, ResponseCode.SYSTEM_ERROR))
+
+
+def filter_refusal(code: str, sentence: str, kind: str) -> tuple[int, str] | None:
+    """Code and remark when a reader refused the filter of a pull, and None for another refusal (spec 9.4).
+
+    An expression that cannot be parsed has SUBSCRIPTION_PARSE_FAILED, a type of filter that the node does not have
+    SYSTEM_ERROR, as with RocketMQ's ``enablePropertyFilter`` off.
+    """
+    if code != "INVALID_PARAMETER":
+        return None
+    if sentence.startswith("this node has no filter type"):
+        return int(ResponseCode.SYSTEM_ERROR), f"The broker does not support consumer to filter message by {kind}"
+    if _WRONG_FILTER.match(sentence):
+        return int(ResponseCode.SUBSCRIPTION_PARSE_FAILED), sentence
+    return None
+
+
+def refusal_of(error: ProtocolError) -> tuple[int, str]:
+    """Code and remark of the answer to a request that the node refused."""
+    return response_code(error.code), error.message
+
+
+FAQ: Final = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+REGION: Final = "DefaultRegion"
+SEND_FIELDS: Final = {"MSG_REGION": REGION, "TRACE_ON": "true"}
+"""Fields of every answer to a send, refusals included."""
+
+
+class SendRefusal(Exception):
+    """The send is refused with this code and remark."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code, self.remark = code, remark
+
+
+def check_name(name: str) -> None:
+    """Raises SendRefusal for a name that no topic can have (spec store 2.7)."""
+    refused = topic_refusal(name)
+    if refused is not None:
+        raise SendRefusal(ResponseCode.INVALID_PARAMETER, refused)
+
+
+def topic_text(topic: TopicConfig) -> str:
+    """As RocketMQ's refusals show a topic."""
+    perm = "".join(letter if topic.perm & bit else "-" for letter, bit in (("R", PERM_READ), ("W", PERM_WRITE)))
+    shown = ", ".join(f"{name}={value}" for name, value in topic.settings.items())
+    return (
+        f"TopicConfig [topicName={topic.name}, readQueueNums={topic.read_queues}, writeQueueNums={topic.write_queues},"
+        f" perm={perm}{'X' if topic.perm & PERM_INHERIT else '-'}, topicFilterType={topic.filter_type},"
+        f" topicSysFlag={topic.sys_flag}, order={str(topic.order).lower()}, attributes={{{shown}}}]"
+    )

@@ -1,10 +1,13 @@
 """Offsets of groups and queues: requests 14, 15, and 29 to 32 (remoting 1.5).
 
-Clients commit with every pull and every five seconds, for one queue each. The newest offset of each queue is kept and goes
-to the coordinator with all others every ``COMMIT_S``. Who asks for an offset first has those of its group committed. So an
-offset that somebody read never goes back.
+Clients commit with every pull and every five seconds, for one queue each. The newest offset of each queue is kept and
+goes to the coordinator with all others every ``COMMIT_S``. Who asks for an offset first has those of its group
+committed. So an offset that somebody read never goes back.
 
-What groups may read, as every pull asks: kept here, and learned anew when the coordinator has changed it.
+What groups may read, as every pull asks: kept here, and learned again when the coordinator has changed it.
+
+RocketMQ's clients know no generation of the log (:mod:`commitmq.store.recovery.cut_history`), so a group may come back
+with offsets from before a cut of it: :class:`Returning`.
 """
 
 from __future__ import annotations
@@ -16,15 +19,16 @@ from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from commitmq.control import Word
+from commitmq.control import Word, WorkerWord
 from commitmq.errors import ProtocolError
 from commitmq.format.units import UNIT_STRUCT
 from commitmq.log import Log
+from commitmq.plugin import WorkerContext
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, is_system_group
-from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.node import Node
-from commitmq_plugins.rocketmq.broker.returning import Returning
-from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq.store.recovery.cut_history import CutHistory
+from commitmq_plugins.rocketmq.broker.clients import ClientManager
+from commitmq_plugins.rocketmq.broker.node import NodeClient
+from commitmq_plugins.rocketmq.broker.topics import TopicConfigManager
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import Command
 from commitmq_plugins.rocketmq.remoting.headers import (
@@ -34,7 +38,69 @@ from commitmq_plugins.rocketmq.remoting.headers import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+from commitmq_plugins.rocketmq.remoting.server import Handler, RemotingConnection
+
+AWAY_MS: Final = 3_600_000
+
+
+class Returning:
+    """Groups that may come back with offsets from before a cut of the log.
+
+    A consumer that lived through the cut pulls at the offset that it had reached, and messages may be there again by then. So
+    the first pull of each queue of a group with offsets is judged as if it came from a generation before a cut. A consumer
+    whose offset lies behind the queue's end of then is sent back to it (PULL_OFFSET_MOVED), which RocketMQ's clients obey.
+    Commits before that pull are judged as if they came from the generation in which the node served before.
+
+    A consumer may stay away for longer than one start lasts. So the cuts of the last AWAY_MS count, the oldest first. A start
+    lowers what a group has committed to the end at the cut. A group that has more now has come back since: the next cut
+    counts.
+
+    Used by pulls and offsets.
+    """
+
+    def __init__(self, context: WorkerContext, node: NodeClient) -> None:
+        """Raises OSError."""
+        history, now_ms = CutHistory.load(context.layout), time.time_ns() // 1_000_000
+        is_first = not context.control.worker(context.slot, WorkerWord.RESTARTS)
+        self._node = node
+        self._served = history.served if history.served < history.generation and is_first else -1
+        before = [0, *(cut.generation for cut in history.cuts)]
+        self._generations = [
+            one for one, cut in zip(before, history.cuts, strict=False) if abs(now_ms - cut.time_ms) < AWAY_MS
+        ]
+        self._awaited: dict[tuple[str, str, int], tuple[int, list[int]]] = {}
+        """By queue: what the group has committed, and the generations that are left to judge by."""
+
+    async def learn(self) -> None:
+        """Ask which groups have offsets, before any of them is served. Raises ProtocolError."""
+        after: list[Any] | None = None
+        while self._generations:
+            answer = await self._node.ask("coordinator", "group.positions", after=after)
+            for group, topic, queue, offset in answer["positions"]:
+                self._awaited[group, topic, queue] = offset, self._generations
+            if (after := answer["next"]) is None:
+                break
+
+    def of_pull(self, group: str, topic: str, queue: int) -> int | None:
+        """The generation by which a pull is judged; None when one of this queue was answered."""
+        found = self._awaited.get((group, topic, queue)) if self._awaited else None
+        return None if found is None else found[1][0]
+
+    def of_commit(self, group: str, topic: str, queue: int) -> int:
+        """The generation by which a commit is judged; -1 for none."""
+        return self._served if (group, topic, queue) in self._awaited else -1
+
+    def is_again(self, group: str, topic: str, queue: int, answer: dict[str, Any]) -> bool:
+        """Whether the pull of the queue that is answered by ``answer`` is to be asked again: its group came back since the cut
+        by which it was judged.
+        """
+        found = self._awaited.pop((group, topic, queue), None) if self._awaited else None
+        if found is None or answer.get("status") != "OFFSET_OVERFLOW_BADLY" or int(answer["next_offset"]) >= found[0]:
+            return False
+        if found[1][1:]:
+            self._awaited[group, topic, queue] = found[0], found[1][1:]
+        return True
+
 
 READ: Final = 1 << 2
 """The bit of forbiddenTable that takes the right to read."""
@@ -48,7 +114,7 @@ _MOST_FOUND: Final = 10_000
 class GroupReads:
     """Whoever asks first finds out whether the coordinator has changed anything (:attr:`is_current`), and waits for it."""
 
-    def __init__(self, node: Node, log: Log) -> None:
+    def __init__(self, node: NodeClient, log: Log) -> None:
         self._node, self._log = node, log
         self._version = -1
         self._learning = asyncio.Lock()
@@ -137,7 +203,7 @@ class GroupReads:
             await self.sync()
         except ProtocolError as error:
             self._again_s = time.monotonic() + _PAUSE_S
-            self._log.warning("what groups may read is not known anew", why=str(error))
+            self._log.warning("what groups may read is not known again", why=str(error))
         finally:
             self._task = None
 
@@ -150,7 +216,7 @@ class GroupReads:
 
 
 async def all_settings(
-    node: Node, *, unreadable: bool = False
+    node: NodeClient, *, unreadable: bool = False
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any], dict[str, Any]]:
     """Settings of all groups by name, what they must not read, and the version of both; with ``unreadable`` of those that
     must not read everything. Raises ProtocolError.
@@ -181,13 +247,13 @@ Owner = tuple[str, str | None]
 
 
 class Offsets:
-    """See the module."""
+    """The requests on offsets of groups and queues."""
 
     def __init__(
         self,
-        node: Node,
-        topics: Topics,
-        clients: Clients,
+        node: NodeClient,
+        topics: TopicConfigManager,
+        clients: ClientManager,
         returning: Returning,
         loop: asyncio.AbstractEventLoop,
         log: Log,
@@ -213,7 +279,7 @@ class Offsets:
 
     # ------------------------------------------------------------ commits
 
-    def note(self, connection: Connection, group: str, topic: str, queue: int, offset: int) -> None:
+    def note(self, connection: RemotingConnection, group: str, topic: str, queue: int, offset: int) -> None:
         """Remember an offset that a client committed; it is stored soon."""
         if (group, topic, queue) in self._resets or not self._may_commit(connection, group):
             return
@@ -231,7 +297,7 @@ class Offsets:
         else:
             self._commit_soon()
 
-    def _may_commit(self, connection: Connection, group: str) -> bool:
+    def _may_commit(self, connection: RemotingConnection, group: str) -> bool:
         """Whether the group is there, or the connection may make one more."""
         try:
             self._clients.charge(connection, group)
@@ -295,7 +361,7 @@ class Offsets:
                     return
                 if (
                     error.code == "UNKNOWN_MEMBER" and member is not None
-                ):  # it left meanwhile, or was too short a time there to join
+                ):  # it left in the meantime, or was too short a time there to join
                     self._keep((group, None), entries[at:])
                     await self._store((group, None))  # at once: the next consumer begins where this one ended
                     return
@@ -324,7 +390,9 @@ class Offsets:
             await self._commit(owner)
 
     async def _settle_soon(self, group: str) -> None:
-        """Store what is noted for ``group``, and what is noted meanwhile; what the coordinator cannot take now comes later."""
+        """Store what is noted for ``group``, and what is noted in the meantime; what the coordinator cannot take now
+        comes later.
+        """
         try:
             for _ in range(_ROUNDS):
                 await self.settle(group)
@@ -370,7 +438,7 @@ class Offsets:
             found.update({(topic, queue): offset for topic, queue, offset in answer["offsets"]})
         return found
 
-    async def query(self, connection: Connection, command: Command) -> Command:
+    async def query(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 14."""
         header = QueryConsumerOffsetRequestHeader.decode(command.ext_fields)
         pending = self._resets.get((header.consumer_group, header.topic, header.queue_id))
@@ -405,7 +473,7 @@ class Offsets:
         place, _, _ = UNIT_STRUCT.unpack_from(frames[0])
         return bool(self._node.control.get(Word.WRITTEN) - place <= _MEMORY_BYTES)
 
-    async def update(self, connection: Connection, command: Command) -> Command:
+    async def update(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 15."""
         header = UpdateConsumerOffsetRequestHeader.decode(command.ext_fields)
         group, topic, queue, offset = header.consumer_group, header.topic, header.queue_id, header.commit_offset
@@ -445,7 +513,7 @@ class Offsets:
                 return least, end, by_time
         return 0, 0, None
 
-    async def search(self, connection: Connection, command: Command) -> Command:
+    async def search(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 29."""
         header = SearchOffsetRequestHeader.decode(command.ext_fields)
         fields: dict[str, Any] = {"timestamp": header.timestamp}
@@ -453,7 +521,7 @@ class Offsets:
             fields["boundary"] = "upper"
         return await self._number(command, header.topic, header.queue_id, 2, **fields)
 
-    async def bound(self, connection: Connection, command: Command) -> Command:
+    async def bound(self, connection: RemotingConnection, command: Command) -> Command:
         """Requests 30 and 31."""
         header = GetMaxOffsetRequestHeader.decode(command.ext_fields)
         which = 1 if command.code == RequestCode.GET_MAX_OFFSET else 0
@@ -479,7 +547,7 @@ class Offsets:
         topic = self._topics.get(name)
         return topic is not None and topic.attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH
 
-    async def earliest(self, connection: Connection, command: Command) -> Command:
+    async def earliest(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 32: when the first message of a queue was stored."""
         header = QueueRequestHeader.decode(command.ext_fields)
         return command.answer(ext_fields={"timestamp": str(await self.store_time(header.topic, header.queue_id))})

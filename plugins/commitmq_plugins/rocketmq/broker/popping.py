@@ -1,14 +1,12 @@
-"""POP_MESSAGE: messages of queues that the consumers of a group share (remoting 5.1 to 5.3, 5.6).
+"""POP_MESSAGE, and the acks of its messages, which the consumers of a group share (remoting 5.1 to 5.3, 5.6).
 
-The process ``pop`` of the node hands out messages and lets requests wait. This server passes requests on, each client's over
-one of some lines, because that process limits what one peer may have. Messages for a client that has gone meanwhile are given
-back at once.
+The process ``pop`` of the node delivers messages and lets requests wait. This server passes requests on, each client's
+over one of several lines, because that process limits what one peer may have. Messages for a client that has gone in the
+meantime are returned at once.
 
-The body and the texts of an answer to POP_MESSAGE (remoting 5.3).
-
-A plain record goes out as it is stored; the client makes its receipt handle from the texts. A record of a retry topic is made
-anew: with the topic that was asked for and with its handle as the property POP_CK. So is a record of a queue from which one
-pop got several check points, because the texts have one of each queue.
+A plain record goes out as it is stored; the client makes its receipt handle from the texts of the answer. A record of a
+retry topic is encoded again, with the topic that was asked for and with its handle as the property POP_CK. So is a record
+of a queue from which one pop got several check points, because the texts have one of each queue.
 """
 
 from __future__ import annotations
@@ -36,12 +34,11 @@ from commitmq.semantics.pop import (
 )
 from commitmq.semantics.retry import popped_topic
 from commitmq.store.metadata.topic_config import TopicConfig
-from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import FAQ, filter_refusal, refusal_of
+from commitmq_plugins.rocketmq.broker.clients import ClientManager
 from commitmq_plugins.rocketmq.broker.counting import Counting
-from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.node import FAQ, NodeClient, filter_refusal, refusal_of
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
-from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.broker.topics import TopicConfigManager
 from commitmq_plugins.rocketmq.remoting.bodies import BatchAck, decode_batch_acks
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import Command
@@ -49,10 +46,10 @@ from commitmq_plugins.rocketmq.remoting.headers import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
     ChangeInvisibleTimeResponseHeader,
-    PollingInfoRequestHeader,
+    GroupQueueRequestHeader,
     PopMessageRequestHeader,
 )
-from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+from commitmq_plugins.rocketmq.remoting.server import Handler, RemotingConnection
 
 Body = list["bytes | bytearray | memoryview"]
 
@@ -60,7 +57,7 @@ _HANDLE: Final = "POP_CK"
 _CRC: Final = "__CRC32#"
 
 
-class Part(NamedTuple):
+class PoppedQueue(NamedTuple):
     """What came from one queue; ``size`` in bytes. ``flag``: of which topic (:func:`commitmq.semantics.pop.topic_of_flag`)."""
 
     flag: int
@@ -73,7 +70,7 @@ class Popped:
 
     def __init__(self, answer: dict[str, Any], frames: list[bytes]) -> None:
         self.body: Body = []
-        self.parts: list[Part] = []
+        self.parts: list[PoppedQueue] = []
         self.handles: list[tuple[str, str]] = []
         """Topic and receipt handle of each message, as an ack names it."""
         self._answer = answer
@@ -112,7 +109,7 @@ class Popped:
             text = str(handle._replace(queue_offset=offset))
             self.handles.append((part["topic"], text))
             self.body.append(_with_handle(record, part["topic"], text) if made_anew else record)
-        self.parts.append(Part(flag, len(offsets), sum(map(len, frames))))
+        self.parts.append(PoppedQueue(flag, len(offsets), sum(map(len, frames))))
         before = () if known is None else known.offsets
         first = start if known is None else known.start_offset
         self._queues[flag, queue] = Delivered(flag, queue, first, (*before, *offsets))
@@ -149,14 +146,21 @@ _Key = tuple[str, bool]
 """A group, and whether the messages were popped in order."""
 
 
-class Receipts:
+class AckMessageProcessor:
     """Acknowledgements of popped messages, and changes of their invisible time (remoting 5.5).
 
     Acks of one turn of the loop go to the process ``pop`` as one request for each group.
     """
 
-    def __init__(self, node: Node, topics: Topics, offsets: Offsets, loop: asyncio.AbstractEventLoop, log: Log,
-                 counting: Counting) -> None:  # fmt: skip
+    def __init__(
+        self,
+        node: NodeClient,
+        topics: TopicConfigManager,
+        offsets: Offsets,
+        loop: asyncio.AbstractEventLoop,
+        log: Log,
+        counting: Counting,
+    ) -> None:
         self._node, self._topics, self._offsets, self._loop, self._log = node, topics, offsets, loop, log
         self._counting = counting
         self._limits = node.config.pop
@@ -171,7 +175,7 @@ class Receipts:
 
     # ------------------------------------------------------------ acks
 
-    async def ack(self, connection: Connection, command: Command) -> Command:
+    async def ack(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 200051."""
         header = AckMessageRequestHeader.decode(command.ext_fields)
         refused = self._wrong(command, connection, header.topic, header.queue_id)
@@ -189,7 +193,7 @@ class Receipts:
             self._counting.acked(header.consumer_group, header.topic)
         return command.answer()  # also for one that came too late (remoting 5.5)
 
-    async def ack_many(self, connection: Connection, command: Command) -> Command:
+    async def ack_many(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 200151."""
         acks = decode_batch_acks(command.body)
         if not acks:
@@ -274,7 +278,7 @@ class Receipts:
 
     # ------------------------------------------------------------ changes
 
-    async def change(self, connection: Connection, command: Command) -> Command:
+    async def change(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 200053."""
         header = ChangeInvisibleTimeRequestHeader.decode(command.ext_fields)
         refused = self._wrong(command, connection, header.topic, header.queue_id)
@@ -309,7 +313,7 @@ class Receipts:
 
     # ------------------------------------------------------------ what they have in common
 
-    def _wrong(self, command: Command, connection: Connection, name: str, queue: int) -> Command | None:
+    def _wrong(self, command: Command, connection: RemotingConnection, name: str, queue: int) -> Command | None:
         """The refusal of a request for a queue that is not there."""
         topic = self._topics.get(name)
         if topic is None:
@@ -364,14 +368,14 @@ class PopRefused(Exception):
         self.code, self.remark = code, remark
 
 
-class Pops:
-    """See the module."""
+class PopMessageProcessor:
+    """The pop requests."""
 
     def __init__(
         self,
-        node: Node,
-        topics: Topics,
-        clients: Clients,
+        node: NodeClient,
+        topics: TopicConfigManager,
+        clients: ClientManager,
         offsets: Offsets,
         log: Log,
         counting: Counting,
@@ -385,13 +389,13 @@ class Pops:
         self._host = config.network.store_host
         self._waiting: Counter[tuple[str, str, int]] = Counter()
         self._most_of_one = max_waiting
-        self._waiting_of: Counter[Connection] = Counter()
+        self._waiting_of: Counter[RemotingConnection] = Counter()
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.POP_MESSAGE: self.pop,
             RequestCode.POLLING_INFO: self.polling_info,
         }
 
-    async def pop(self, connection: Connection, command: Command) -> Command | None:
+    async def pop(self, connection: RemotingConnection, command: Command) -> Command | None:
         """Request 200050."""
         header = PopMessageRequestHeader.decode(command.ext_fields)
         try:
@@ -476,7 +480,7 @@ class Pops:
             )
         return topic
 
-    def _check(self, connection: Connection, header: PopMessageRequestHeader) -> None:
+    def _check(self, connection: RemotingConnection, header: PopMessageRequestHeader) -> None:
         """Raises PopRefused, in RocketMQ's order. (The client's clock is not compared: only its wait depends on it.)"""
         host = self._host
         if header.max_msg_nums > MOST_MESSAGES:
@@ -487,7 +491,7 @@ class Pops:
             raise PopRefused(ResponseCode.SYSTEM_ERROR, remark)
         self.check_queue(header.topic, header.queue_id, connection.name)
 
-    def _charge(self, connection: Connection, group: str) -> None:
+    def _charge(self, connection: RemotingConnection, group: str) -> None:
         """Raises PopRefused."""
         try:
             self._clients.charge(connection, group)
@@ -506,7 +510,7 @@ class Pops:
         flow = self._node.config.flow
         return bool(flow.client_pull_messages_per_s or flow.client_pull_bytes_per_s)
 
-    def _fields(self, connection: Connection, header: PopMessageRequestHeader, wait_ms: int) -> dict[str, Any]:
+    def _fields(self, connection: RemotingConnection, header: PopMessageRequestHeader, wait_ms: int) -> dict[str, Any]:
         limits = self._limits
         fields: dict[str, Any] = {
             "group": header.consumer_group,
@@ -560,8 +564,8 @@ class Pops:
         except ProtocolError as error:
             self._log.debug("messages come back when their time is over", group=group, error=error.message)
 
-    def polling_info(self, connection: Connection, command: Command) -> Command:
+    def polling_info(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 200055: how many requests wait."""
-        header = PollingInfoRequestHeader.decode(command.ext_fields)
+        header = GroupQueueRequestHeader.decode(command.ext_fields)
         count = self._waiting[header.consumer_group, header.topic, header.queue_id]
         return command.answer(ext_fields={"pollingNum": str(count)})

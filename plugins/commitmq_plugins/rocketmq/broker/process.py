@@ -1,22 +1,19 @@
-"""rocketmq-broker: serves RocketMQ's clients and tools.
+"""rocketmq-broker: serves RocketMQ's clients and tools; :class:`Dispatch` finds the processor of each request.
 
 Owns ``config/messageRequestMode.json``, and in its folder ``neighbours.json`` and its certificate
-(:mod:`.remoting.self_signed`); reads the mapped log; asks the node's processes. A death loses nothing that a client was told:
+(:mod:`.remoting.tls`); reads the mapped log; asks the node's processes. A death loses nothing that a client was told:
 messages are stored by the writer, offsets by the coordinator. Clients connect again, and their heartbeats bring the registry
 back.
-
-Which part of the broker server answers which request.
 
 Failpoints of a request: ``rocketmq.read.SEND_MESSAGE_V2`` (it was read), ``rocketmq.ask.append:before`` and ``:after`` (a
 question to a process of the node, here of its operation append), ``rocketmq.asked.append`` (the answer came),
 ``rocketmq.done.LOCK_BATCH_MQ`` (what it asks for is done, and its answer is made), ``remoting.answer:before`` and ``:after``
 (the answer to the client).
 
-Another broker under this broker's name: each registration takes the name from the other, and clients reach one by turns.
-
-Two nodes are given one ``network.broker_name`` when a configuration is copied, or a store. No name server refuses the second
-one, because a broker may come back at another address. But a broker that has registered, and finds the name with another
-address again and again, is not alone.
+Two nodes have one ``network.broker_name`` when a configuration or a store was copied. Then each registration takes the name
+from the other, and clients reach one by turns. No name server refuses the second, because a broker may come back at another
+address. But a broker that has registered, and finds the name with another address again and again, is not alone:
+:class:`RivalBroker` reports it.
 """
 
 from __future__ import annotations
@@ -34,37 +31,38 @@ from commitmq.log import LimitedLog, Log
 from commitmq.plugin import WorkerContext, failpoints, run_async
 from commitmq.security.access_file import AccessFile, LiveAccess
 from commitmq.semantics.trace import TRACE_TOPIC
+from commitmq_plugins.rocketmq import RocketMQSettings
 from commitmq_plugins.rocketmq.broker.admin_server import AdminBroker, AdminClients, AdminUsers
 from commitmq_plugins.rocketmq.broker.admin_store import AdminGroups, AdminOffsets, AdminTopics, Queues
+from commitmq_plugins.rocketmq.broker.assignment import LockRequests, QueueLocks, RequestModes
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
-from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import refusal_of
+from commitmq_plugins.rocketmq.broker.clients import ClientManager
 from commitmq_plugins.rocketmq.broker.counting import Counting, ServerCounts
-from commitmq_plugins.rocketmq.broker.locks import LockRequests, QueueLocks
-from commitmq_plugins.rocketmq.broker.neighbours import Neighbours
-from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, Node
-from commitmq_plugins.rocketmq.broker.offsets import GroupReads, Offsets
-from commitmq_plugins.rocketmq.broker.popping import Pops, Receipts
-from commitmq_plugins.rocketmq.broker.pulling import Pulls
-from commitmq_plugins.rocketmq.broker.queries import Looks, Queries
-from commitmq_plugins.rocketmq.broker.registration import Registration
-from commitmq_plugins.rocketmq.broker.replies import Replies, StoredReplies
-from commitmq_plugins.rocketmq.broker.request_modes import RequestModes
-from commitmq_plugins.rocketmq.broker.returning import Returning
+from commitmq_plugins.rocketmq.broker.name_servers import Neighbours, RegistrationService
+from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, NodeClient, refusal_of
+from commitmq_plugins.rocketmq.broker.offsets import GroupReads, Offsets, Returning
+from commitmq_plugins.rocketmq.broker.popping import AckMessageProcessor, PopMessageProcessor
+from commitmq_plugins.rocketmq.broker.pulling import PullMessageProcessor
+from commitmq_plugins.rocketmq.broker.queries import PeekMessageProcessor, QueryMessageProcessor
+from commitmq_plugins.rocketmq.broker.replies import ReplyMessageProcessor, StoredReplies
 from commitmq_plugins.rocketmq.broker.rights import CHANGES, Access, Allowances, Auditing, UserLimits
-from commitmq_plugins.rocketmq.broker.sending import Recalls, Retries, Sends
-from commitmq_plugins.rocketmq.broker.topics import Topics
-from commitmq_plugins.rocketmq.broker.transactions import Transactions
+from commitmq_plugins.rocketmq.broker.sending import RecallMessageProcessor, Retries, SendMessageProcessor
+from commitmq_plugins.rocketmq.broker.topics import TopicConfigManager
+from commitmq_plugins.rocketmq.broker.transactions import EndTransactionProcessor
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.connection import Turn
 from commitmq_plugins.rocketmq.remoting.frame import Command, RemotingError
-from commitmq_plugins.rocketmq.remoting.limits import limits_of, tls_of
-from commitmq_plugins.rocketmq.remoting.server import Connection, Handler, RemotingServer
+from commitmq_plugins.rocketmq.remoting.server import (
+    FlushBatch,
+    Handler,
+    RemotingConnection,
+    RemotingServer,
+    limits_of,
+    tls_of,
+)
 from commitmq_plugins.rocketmq.remoting.tls import ENFORCING
-from commitmq_plugins.rocketmq.settings import RocketMQSettings
 
 
-class Part(Protocol):
+class RequestProcessor(Protocol):
     """A part of the server: the requests that it answers."""
 
     @property
@@ -76,7 +74,7 @@ class Dispatch:
 
     def __init__(
         self,
-        parts: Iterable[Part],
+        parts: Iterable[RequestProcessor],
         access: Access,
         log: Log,
         counts: ServerCounts | None = None,
@@ -91,7 +89,7 @@ class Dispatch:
                 written = auditing is not None and code in CHANGES
                 self._handlers[int(code)] = auditing.of_change(handler) if written and auditing else handler
 
-    def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
+    def handle(self, connection: RemotingConnection, command: Command) -> Command | Awaitable[Command | None] | None:
         """The answer to one request, or what will give it."""
         if self._counts is None:
             return self._handled(connection, command)
@@ -110,7 +108,7 @@ class Dispatch:
         counts.answered(began_ns, command, answer)
         return answer
 
-    def _handled(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
+    def _handled(self, connection: RemotingConnection, command: Command) -> Command | Awaitable[Command | None] | None:
         try:
             refusal = self._access.refusal(connection, command)
             if refusal is not None:
@@ -159,7 +157,7 @@ _REMEMBER_S: Final = 90.0
 """Each registers every 30 s, and has the name for that long."""
 
 
-class Rival:
+class RivalBroker:
     """``address``: of the other broker; "" while none is known. ``tell`` is told when that changes."""
 
     def __init__(self, own_name: str, own_address: str, tell: Callable[[str], None], log: Log) -> None:
@@ -211,23 +209,23 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     users = AccessFile(context.layout.root)
     auditing = Auditing(context.audit, network.cluster_name)
     access = Access(LiveAccess(users, log), network.cluster_name, log, auditing, UserLimits(context.quotas))
-    turn = Turn(loop)
-    node = Node(context, loop, turn)
-    topics = Topics(node)
+    turn = FlushBatch(loop)
+    node = NodeClient(context, loop, turn)
+    topics = TopicConfigManager(node)
     allowances = Allowances(settings)
-    clients = Clients(node, topics, allowances, loop, log)
+    clients = ClientManager(node, topics, allowances, loop, log)
     returning = Returning(context, node)
     offsets = Offsets(node, topics, clients, returning, loop, log)
     locks = QueueLocks(max_of_place=settings.max_locks_per_address)
     own = [f"127.0.0.1:{settings.namesrv_port}"] if settings.namesrv_port else []
     address, name_servers = f"{host}:{port}", own + settings.name_servers()
     by_tls = own if settings.tls_mode == ENFORCING else []
-    registration = Registration(node, topics, address, name_servers, log, by_tls)
+    registration = RegistrationService(node, topics, address, name_servers, log, by_tls)
     topics.tell = registration.settle_soon
     neighbours = Neighbours(registration.servers, network.broker_name, context.folder / "neighbours.json", log)
     neighbours.topics, neighbours.changed = clients.subscribed, clients.spread_changed
     clients.neighbours = neighbours
-    rival = Rival(network.broker_name, address, lambda found: context.tell(rival=found), log)
+    rival = RivalBroker(network.broker_name, address, lambda found: context.tell(rival=found), log)
     neighbours.found_own = lambda found: rival.look(found, time.monotonic(), is_registered=registration.is_done)
     counting = Counting(network.cluster_name, loop)
     retries = Retries(node, topics, clients, locks, counting, access)
@@ -243,14 +241,14 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
     groups = AdminGroups(node, offsets, reads)
     groups.settings_changed.append(retries.forget)
     most_pulls, most_pops = settings.max_waiting_pulls_per_connection, settings.max_waiting_pops_per_connection
-    pulls = Pulls(node, topics, clients, offsets, returning, counting, reads, broker_config, most_pulls)
+    pulls = PullMessageProcessor(node, topics, clients, offsets, returning, counting, reads, broker_config, most_pulls)
     groups.offsets_gone.append(pulls.forget)
-    sends = Sends(node, topics, retries, allowances, loop, counting)
+    sends = SendMessageProcessor(node, topics, retries, allowances, loop, counting)
     stored_replies = StoredReplies(node, topics, clients, offsets, loop, log)
     sends.expects_reply = stored_replies.expect
-    transactions = Transactions(node, clients, loop, log, counting, access)
-    pops = Pops(node, topics, clients, offsets, log, counting, most_pops)
-    parts: list[Part] = [
+    transactions = EndTransactionProcessor(node, clients, loop, log, counting, access)
+    pops = PopMessageProcessor(node, topics, clients, offsets, log, counting, most_pops)
+    parts: list[RequestProcessor] = [
         sends,
         pulls,
         counting,
@@ -265,13 +263,13 @@ async def _serve(context: WorkerContext, stopping: asyncio.Event) -> None:
         retries,
         LockRequests(locks, network.broker_name),
         transactions,
-        Queries(node, topics, clients, access),
-        Recalls(node, topics, enable=settings.recall_message_enable),
+        QueryMessageProcessor(node, topics, clients, access),
+        RecallMessageProcessor(node, topics, enable=settings.recall_message_enable),
         pops,
-        Receipts(node, topics, offsets, loop, log, counting),
-        Looks(node, topics, offsets, pops),
+        AckMessageProcessor(node, topics, offsets, loop, log, counting),
+        PeekMessageProcessor(node, topics, offsets, pops),
         RequestModes(node, topics, clients, neighbours.queues),
-        Replies(node, topics, clients, sends, store=settings.store_reply_message_enable),
+        ReplyMessageProcessor(node, topics, clients, sends, store=settings.store_reply_message_enable),
     ]
     counts = None if context.counts is None else ServerCounts(context.counts)
     if counts is not None:

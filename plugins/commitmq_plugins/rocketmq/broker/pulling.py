@@ -7,24 +7,30 @@ from typing import Any, Final
 
 import numpy as np
 
-from commitmq.client.receiving.segments import SegmentMaps
+from commitmq.client.receiving.part import SegmentMaps
 from commitmq.control import Word
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.format.units import UNIT, UNIT_STRUCT
 from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig
-from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import FAQ, filter_refusal, refusal_of, response_code
+from commitmq_plugins.rocketmq.broker.clients import ClientManager
 from commitmq_plugins.rocketmq.broker.counting import Counting
-from commitmq_plugins.rocketmq.broker.node import Answer, LineLostError, Node
-from commitmq_plugins.rocketmq.broker.offsets import GroupReads, Offsets
+from commitmq_plugins.rocketmq.broker.node import (
+    FAQ,
+    Answer,
+    LineLostError,
+    NodeClient,
+    filter_refusal,
+    refusal_of,
+    response_code,
+)
+from commitmq_plugins.rocketmq.broker.offsets import GroupReads, Offsets, Returning
 from commitmq_plugins.rocketmq.broker.registry import BROADCASTING
-from commitmq_plugins.rocketmq.broker.returning import Returning
-from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.broker.topics import TopicConfigManager
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.fastjson import MAX_NAME_CHARACTERS
 from commitmq_plugins.rocketmq.remoting.frame import Command
 from commitmq_plugins.rocketmq.remoting.headers import PullMessageRequestHeader
-from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+from commitmq_plugins.rocketmq.remoting.server import Handler, RemotingConnection
 
 _COMMIT: Final = 1
 _SUSPEND: Final = 2
@@ -51,7 +57,7 @@ _CODES: Final = {
 }
 
 
-class _Refused(Exception):
+class _PullRefused(Exception):
     def __init__(self, code: int, remark: str, forbidden_type: int = 0) -> None:
         super().__init__(remark)
         self.code, self.remark, self.forbidden_type = code, remark, forbidden_type
@@ -64,16 +70,24 @@ class _Refused(Exception):
         return command.answer(self.code, self.remark, ext_fields=fields)
 
 
-class Pulls:
-    """See the module."""
+class PullMessageProcessor:
+    """The pull requests."""
 
     def __init__(
-        self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, returning: Returning, counting: Counting,
-        reads: GroupReads, settings: BrokerConfig, max_waiting: int
-    ) -> None:  # fmt: skip
+        self,
+        node: NodeClient,
+        topics: TopicConfigManager,
+        clients: ClientManager,
+        offsets: Offsets,
+        returning: Returning,
+        counting: Counting,
+        reads: GroupReads,
+        settings: BrokerConfig,
+        max_waiting: int,
+    ) -> None:
         """``max_waiting``: pulls of one connection that wait for messages."""
         self._most_waiting = max_waiting
-        self._waiting: dict[Connection, int] = {}
+        self._waiting: dict[RemotingConnection, int] = {}
         self._returning, self._counting, self._reads, self._settings = returning, counting, reads, settings
         self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
         self._max_wait_ms = node.config.reader.max_wait_ms
@@ -85,7 +99,7 @@ class Pulls:
         self.pulled: dict[tuple[str, str, int], int] = {}
         """Group, topic and queue: the offset behind the last messages that were read (``pullOffset`` of 208)."""
 
-    def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
+    def handle(self, connection: RemotingConnection, command: Command) -> Command | Awaitable[Command | None] | None:
         """Take one pull. Its answer is sent when there are messages, or when its time is over."""
         header = PullMessageRequestHeader.decode(command.ext_fields)
         if self._reads.is_current and not self._reads.may_be_missing(header.consumer_group):
@@ -93,7 +107,7 @@ class Pulls:
         return self._handle_known(connection, command, header)
 
     async def _handle_known(
-        self, connection: Connection, command: Command, header: PullMessageRequestHeader
+        self, connection: RemotingConnection, command: Command, header: PullMessageRequestHeader
     ) -> Command | None:
         """Take a pull when it is known what its group may read, and that it is there if groups are not made by themselves."""
         group = header.consumer_group
@@ -107,10 +121,12 @@ class Pulls:
             return command.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark, ext_fields=_fields({}))
         return self._handle(connection, command, header)
 
-    def _handle(self, connection: Connection, command: Command, header: PullMessageRequestHeader) -> Command | None:
+    def _handle(
+        self, connection: RemotingConnection, command: Command, header: PullMessageRequestHeader
+    ) -> Command | None:
         try:
             expression, kind = self._checked(connection, header)
-        except _Refused as refusal:
+        except _PullRefused as refusal:
             return refusal.answer(command)
         reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if reset is not None:
@@ -130,7 +146,7 @@ class Pulls:
 
     def _pull(
         self,
-        connection: Connection,
+        connection: RemotingConnection,
         command: Command,
         header: PullMessageRequestHeader,
         expression: str | None,
@@ -182,21 +198,23 @@ class Pulls:
             timeout_s=wait_ms / 1_000 + _PATIENCE_S,
         )
 
-    def _checked(self, connection: Connection, header: PullMessageRequestHeader) -> tuple[str | None, str]:
-        """Expression and type of the filter. Raises _Refused, in RocketMQ's order (remoting 4.2)."""
+    def _checked(self, connection: RemotingConnection, header: PullMessageRequestHeader) -> tuple[str | None, str]:
+        """Expression and type of the filter. Raises _PullRefused, in RocketMQ's order (remoting 4.2)."""
         if len(header.consumer_group) > MAX_NAME_CHARACTERS:
             remark = f"a group's name has at most {MAX_NAME_CHARACTERS} characters, not {len(header.consumer_group)}"
-            raise _Refused(ResponseCode.INVALID_PARAMETER, remark)
+            raise _PullRefused(ResponseCode.INVALID_PARAMETER, remark)
         if not self._reads.may_consume(header.consumer_group):
             remark = f"subscription group no permission, {header.consumer_group}"
-            raise _Refused(ResponseCode.NO_PERMISSION, remark, 2)
+            raise _PullRefused(ResponseCode.NO_PERMISSION, remark, 2)
         topic = self._topics.get(header.topic)
         if topic is None:
-            raise _Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please! {FAQ}")
+            raise _PullRefused(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please! {FAQ}"
+            )
         if not topic.perm & _READABLE:
-            raise _Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden", 3)
+            raise _PullRefused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden", 3)
         if not 0 <= header.queue_id < topic.read_queues:
-            raise _Refused(
+            raise _PullRefused(
                 ResponseCode.INVALID_PARAMETER,
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] topicConfig.readQueueNums:"
                 f"[{topic.read_queues}] consumer:[{connection.peer[0]}:{connection.peer[1]}]",
@@ -206,18 +224,18 @@ class Pulls:
             return _expression(header.subscription, kind), kind
         group = self._clients.registry.groups.get(header.consumer_group)
         if group is None:
-            raise _Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{FAQ}")
+            raise _PullRefused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{FAQ}")
         if group.message_model == BROADCASTING and not self._clients.may_broadcast(header.consumer_group):
             remark = f"the consumer group[{header.consumer_group}] can not consume by broadcast way"
-            raise _Refused(ResponseCode.NO_PERMISSION, remark, 4)
+            raise _PullRefused(ResponseCode.NO_PERMISSION, remark, 4)
         if not self._reads.may_read(header.consumer_group, header.topic):
             remark = f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]"
-            raise _Refused(ResponseCode.NO_PERMISSION, remark, 5)
+            raise _PullRefused(ResponseCode.NO_PERMISSION, remark, 5)
         subscription = group.subscriptions.get(header.topic)
         if subscription is None:
-            raise _Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{FAQ}")
+            raise _PullRefused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{FAQ}")
         if subscription.sub_version < header.sub_version:
-            raise _Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+            raise _PullRefused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         kind = subscription.expression_type or "TAG"
         return _expression(subscription.sub_string, kind), kind
 
@@ -225,7 +243,7 @@ class Pulls:
 
     def _read(
         self,
-        connection: Connection,
+        connection: RemotingConnection,
         command: Command,
         header: PullMessageRequestHeader,
         kind: str,
@@ -250,18 +268,23 @@ class Pulls:
         return control.get(_GROUP_READS), control.get(_TOPICS_VERSION)
 
     def _judge(
-        self, connection: Connection, command: Command, header: PullMessageRequestHeader, kind: str, found: Answer
+        self,
+        connection: RemotingConnection,
+        command: Command,
+        header: PullMessageRequestHeader,
+        kind: str,
+        found: Answer,
     ) -> None:
         try:
             self._checked(connection, header)
-        except _Refused as refusal:
+        except _PullRefused as refusal:
             connection.send(refusal.answer(command))
         else:
             self._answer(connection, command, header, kind, found)
 
     def _answer(
         self,
-        connection: Connection,
+        connection: RemotingConnection,
         command: Command,
         header: PullMessageRequestHeader,
         kind: str,

@@ -14,14 +14,13 @@ from commitmq.format.record import decode_record
 from commitmq.format.units import UNIT_STRUCT
 from commitmq.security.native_rights import SUB_GET
 from commitmq.semantics.pop import RetryNames, retry_flag
-from commitmq.semantics.stored_topics import topics_of
-from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import refusal_of
-from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq.semantics.retry import topics_of
+from commitmq_plugins.rocketmq.broker.clients import ClientManager
+from commitmq_plugins.rocketmq.broker.node import NodeClient, refusal_of
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
-from commitmq_plugins.rocketmq.broker.popping import Popped, PopRefused, Pops
+from commitmq_plugins.rocketmq.broker.popping import PopMessageProcessor, Popped, PopRefused
 from commitmq_plugins.rocketmq.broker.rights import Access
-from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.broker.topics import TopicConfigManager
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, without_none
 from commitmq_plugins.rocketmq.remoting.frame import Command
@@ -34,7 +33,7 @@ from commitmq_plugins.rocketmq.remoting.headers import (
     QueryMessageResponseHeader,
     ViewMessageRequestHeader,
 )
-from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+from commitmq_plugins.rocketmq.remoting.server import Handler, RemotingConnection
 
 _LOOK_S: Final = 1.0
 _LOOK_IN_ORDER_S: Final = 0.25
@@ -52,23 +51,25 @@ _MOST_LOOKED_BYTES: Final = 256 * 1024
 Queue = tuple[str, int]
 
 
-class Looks:
+class PeekMessageProcessor:
     """PEEK_MESSAGE and NOTIFICATION: whether there are messages to pop, without taking them (remoting 5.6).
 
-    Where the group goes on is what the node has committed, which lies a moment behind the pops.
+    Where the group continues is what the node has committed, which lies a moment behind the pops.
     """
 
-    def __init__(self, node: Node, topics: Topics, offsets: Offsets, pops: Pops) -> None:
+    def __init__(
+        self, node: NodeClient, topics: TopicConfigManager, offsets: Offsets, pops: PopMessageProcessor
+    ) -> None:
         self._node, self._topics, self._offsets, self._pops = node, topics, offsets, pops
         self._broker = node.config.network.broker_name
-        self._waiting: Counter[Connection] = Counter()
+        self._waiting: Counter[RemotingConnection] = Counter()
         self._names = RetryNames.of(node.config.pop)
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.PEEK_MESSAGE: self.peek,
             RequestCode.NOTIFICATION: self.notify,
         }
 
-    async def peek(self, connection: Connection, command: Command) -> Command:
+    async def peek(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 200052."""
         header = PeekMessageRequestHeader.decode(command.ext_fields)
         fields = {"popTime": str(time.time_ns() // 1_000_000), "invisibleTime": "0", "reviveQid": "0", "restNum": "0"}
@@ -117,7 +118,7 @@ class Looks:
             rest += max(0, end - begin - count)
         return parts, frames, rest
 
-    async def notify(self, connection: Connection, command: Command) -> Command:
+    async def notify(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 200054: whether a pop would find messages; waits for them."""
         header = NotificationRequestHeader.decode(command.ext_fields)
         until = time.monotonic() + self._pops.wait_ms(header.poll_time, header.born_time) / 1_000
@@ -178,7 +179,7 @@ class Looks:
         answer, _ = await self._node.mover("pop", "blocked", **fields)
         return list(answer["blocked"])
 
-    def _queues(self, connection: Connection, name: str, queue: int, retries: tuple[str, ...]) -> list[Queue]:
+    def _queues(self, connection: RemotingConnection, name: str, queue: int, retries: tuple[str, ...]) -> list[Queue]:
         """The queues of a request, those of the group's retry topics last. Raises PopRefused."""
         topic = self._pops.check_queue(name, queue, connection.name)
         numbers = list(range(topic.read_queues)) if queue < 0 else [queue]
@@ -200,10 +201,10 @@ _NO_BYTES: Final = 1 << 30
 _KINDS: Final = {"K": "key", "U": "unique", "T": "tag"}
 
 
-class Queries:
-    """See the module."""
+class QueryMessageProcessor:
+    """The look-ups of single messages."""
 
-    def __init__(self, node: Node, topics: Topics, clients: Clients, access: Access) -> None:
+    def __init__(self, node: NodeClient, topics: TopicConfigManager, clients: ClientManager, access: Access) -> None:
         self._node, self._topics, self._clients, self._access = node, topics, clients, access
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.QUERY_MESSAGE: self.query,
@@ -211,7 +212,7 @@ class Queries:
             RequestCode.QUERY_CONSUME_QUEUE: self.units,
         }
 
-    async def query(self, connection: Connection, command: Command) -> Command:
+    async def query(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 12."""
         header = QueryMessageRequestHeader.decode(command.ext_fields)
         kind, most = _KINDS.get(header.index_type or "K", "key"), min(header.max_num, _KEY_MESSAGES)
@@ -255,7 +256,7 @@ class Queries:
             fields = {**fields, "next": answer["next"]}
         return b"".join(reversed(pages)), first
 
-    async def view(self, connection: Connection, command: Command) -> Command:
+    async def view(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 33."""
         header = ViewMessageRequestHeader.decode(command.ext_fields)
         try:
@@ -274,7 +275,7 @@ class Queries:
                 return refused
         return command.answer(body=data)
 
-    async def units(self, connection: Connection, command: Command) -> Command:
+    async def units(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 321: units of a ConsumeQueue."""
         header = QueryConsumeQueueRequestHeader.decode(command.ext_fields)
         name, queue = header.topic, header.queue_id

@@ -21,7 +21,7 @@ Link = TypeVar("Link")
 
 
 @dataclass(slots=True)
-class Member:
+class ClientChannelInfo:
     """One client of a group, or of a producer group."""
 
     client_id: str
@@ -35,7 +35,7 @@ class ConsumerGroup(Generic[Link]):
     """The members of a group, and what the newest heartbeat said of it."""
 
     name: str
-    members: dict[Link, Member] = field(default_factory=dict)
+    members: dict[Link, ClientChannelInfo] = field(default_factory=dict)
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = CLUSTERING
@@ -48,7 +48,7 @@ class ConsumerGroup(Generic[Link]):
 
 
 @dataclass(slots=True)
-class Changes(Generic[Link]):
+class RegistryChanges(Generic[Link]):
     """What one call changed: groups whose members or topics are others now, and groups without members."""
 
     groups: set[str] = field(default_factory=set)
@@ -62,13 +62,13 @@ class Changes(Generic[Link]):
 
 
 class Registry(Generic[Link]):
-    """See the module. ``groups`` and ``producers`` may be read."""
+    """The connected clients, with their producer and consumer groups. ``groups`` and ``producers`` may be read."""
 
     def __init__(self, same_user: Callable[[Link, Link], bool] = lambda one, other: True) -> None:
         """``same_user``: whether two connections are those of one user, who may take a client id from itself."""
         self._same_user = same_user
         self.groups: dict[str, ConsumerGroup[Link]] = {}
-        self.producers: dict[str, dict[Link, Member]] = {}
+        self.producers: dict[str, dict[Link, ClientChannelInfo]] = {}
         self._consumes: dict[Link, set[str]] = {}
         self._produces: dict[Link, set[str]] = {}
         self._clients: dict[str, Link] = {}
@@ -82,18 +82,18 @@ class Registry(Generic[Link]):
 
     def heartbeat(
         self, link: Link, data: HeartbeatData, language: LanguageCode, version: int, now_ms: int
-    ) -> Changes[Link]:
+    ) -> RegistryChanges[Link]:
         """Take a heartbeat. It names all groups of the client that live."""
-        changes: Changes[Link] = Changes()
+        changes: RegistryChanges[Link] = RegistryChanges()
         self._rename(link, data.client_id, changes)
         for consumer in data.consumers:
-            self._consumer(link, data, consumer, Member(data.client_id, language, version, now_ms), changes)
+            self._consumer(link, data, consumer, ClientChannelInfo(data.client_id, language, version, now_ms), changes)
         for group in data.producer_groups:
             members = self.producers.get(group)
             if members is None:
                 members = self.producers[group] = {}
                 changes.producers.add(group)
-            members[link] = Member(data.client_id, language, version, now_ms)
+            members[link] = ClientChannelInfo(data.client_id, language, version, now_ms)
             self._produces.setdefault(link, set()).add(group)
         if data.producer_groups:
             holder = self._clients.setdefault(data.client_id, link)
@@ -103,7 +103,7 @@ class Registry(Generic[Link]):
                 changes.kept.append((data.client_id, holder))
         return changes
 
-    def _rename(self, link: Link, client_id: str, changes: Changes[Link]) -> None:
+    def _rename(self, link: Link, client_id: str, changes: RegistryChanges[Link]) -> None:
         """A client with another id than before is another member: under its old id it leaves all groups."""
         for name in self._consumes.get(link, ()):
             member = self.groups[name].members[link]
@@ -119,7 +119,12 @@ class Registry(Generic[Link]):
                 member.client_id = client_id
 
     def _consumer(
-        self, link: Link, data: HeartbeatData, consumer: ConsumerData, member: Member, changes: Changes[Link]
+        self,
+        link: Link,
+        data: HeartbeatData,
+        consumer: ConsumerData,
+        member: ClientChannelInfo,
+        changes: RegistryChanges[Link],
     ) -> None:
         name = consumer.group_name
         group = self.groups.get(name)
@@ -149,18 +154,18 @@ class Registry(Generic[Link]):
             del group.subscriptions[topic]
         return changed
 
-    def unregister(self, link: Link, producer_group: str | None, consumer_group: str | None) -> Changes[Link]:
+    def unregister(self, link: Link, producer_group: str | None, consumer_group: str | None) -> RegistryChanges[Link]:
         """The client of ``link`` leaves these groups."""
-        changes: Changes[Link] = Changes()
+        changes: RegistryChanges[Link] = RegistryChanges()
         if producer_group:
             self._leave_producers(link, producer_group, changes)
         if consumer_group:
             self._leave(link, consumer_group, changes)
         return changes
 
-    def closed(self, link: Link) -> Changes[Link]:
+    def closed(self, link: Link) -> RegistryChanges[Link]:
         """The connection ended."""
-        changes: Changes[Link] = Changes()
+        changes: RegistryChanges[Link] = RegistryChanges()
         for group in list(self._produces.get(link, ())):
             self._leave_producers(link, group, changes)
         for group in list(self._consumes.get(link, ())):
@@ -175,7 +180,7 @@ class Registry(Generic[Link]):
                 heard[link] = max(heard.get(link, 0), member.heard_ms)
         return {link for link, at in heard.items() if at < before_ms}
 
-    def _leave_producers(self, link: Link, group: str, changes: Changes[Link]) -> None:
+    def _leave_producers(self, link: Link, group: str, changes: RegistryChanges[Link]) -> None:
         members = self.producers.get(group, {})
         member = members.pop(link, None)
         if member is None:
@@ -187,7 +192,7 @@ class Registry(Generic[Link]):
             del self._clients[member.client_id]
         self._forget(self._produces, link, group)
 
-    def _leave(self, link: Link, name: str, changes: Changes[Link]) -> None:
+    def _leave(self, link: Link, name: str, changes: RegistryChanges[Link]) -> None:
         group = self.groups.get(name)
         member = None if group is None else group.members.pop(link, None)
         if group is None or member is None:
@@ -216,7 +221,7 @@ class Registry(Generic[Link]):
         """Connections with a group."""
         return self._consumes.keys() | self._produces.keys()
 
-    def groups_of(self, link: Link) -> tuple[list[ConsumerGroup[Link]], list[str], Member | None]:
+    def groups_of(self, link: Link) -> tuple[list[ConsumerGroup[Link]], list[str], ClientChannelInfo | None]:
         """The groups in which a client consumes, those in which it produces, and what its newest heartbeat said of itself."""
         consumes = [self.groups[name] for name in self._consumes.get(link, ())]
         produces = list(self._produces.get(link, ()))

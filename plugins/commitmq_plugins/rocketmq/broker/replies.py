@@ -21,13 +21,12 @@ from commitmq.format.record import Record, decode_record
 from commitmq.log import Log
 from commitmq.semantics.reply import PUSH_REPLY_TIME, REPLY_TYPE, pushed, queue_of_requester, reply_topic
 from commitmq.store.metadata.topic_config import is_send_forbidden
-from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import SEND_FIELDS, Refusal, refusal_of
-from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.clients import ClientManager
+from commitmq_plugins.rocketmq.broker.node import SEND_FIELDS, NodeClient, SendRefusal, refusal_of
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
 from commitmq_plugins.rocketmq.broker.popping import records_of
-from commitmq_plugins.rocketmq.broker.sending import Sends
-from commitmq_plugins.rocketmq.broker.topics import DEFAULT_TOPIC, Topics
+from commitmq_plugins.rocketmq.broker.sending import SendMessageProcessor
+from commitmq_plugins.rocketmq.broker.topics import DEFAULT_TOPIC, TopicConfigManager
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import Command, RemotingError, request
 from commitmq_plugins.rocketmq.remoting.headers import (
@@ -35,7 +34,7 @@ from commitmq_plugins.rocketmq.remoting.headers import (
     SendMessageRequestHeader,
     decode_send,
 )
-from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+from commitmq_plugins.rocketmq.remoting.server import Handler, RemotingConnection
 
 _MOST_TTL_S: Final = 300.0
 _USUAL_TTL_S: Final = 3.0
@@ -51,12 +50,18 @@ class StoredReplies:
     from there.
 
     The reply topic is read only while a request of one of this server's clients may still get its reply, by the
-    request's own time to live. Replies that came through this server have the mark of their push, and are passed over.
+    request's own time to live. Replies that came through this server have the mark of their push, and are skipped.
     A death of the server loses the pushes of that moment: the requester's time ends, and the reply stays stored.
     """
 
     def __init__(
-        self, node: Node, topics: Topics, clients: Clients, offsets: Offsets, loop: asyncio.AbstractEventLoop, log: Log
+        self,
+        node: NodeClient,
+        topics: TopicConfigManager,
+        clients: ClientManager,
+        offsets: Offsets,
+        loop: asyncio.AbstractEventLoop,
+        log: Log,
     ) -> None:
         self._node, self._topics, self._clients, self._offsets = node, topics, clients, offsets
         self._loop, self._log = loop, log
@@ -67,7 +72,7 @@ class StoredReplies:
         self._watching: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def expect(self, connection: Connection, properties: dict[str, str]) -> None:
+    def expect(self, connection: RemotingConnection, properties: dict[str, str]) -> None:
         """A client sends a message with these properties; the property REPLY_TO_CLIENT is among them."""
         to = properties[Property.REPLY_TO_CLIENT]
         if properties.get(Property.MESSAGE_TYPE) == REPLY_TYPE:  # it goes the other way
@@ -129,7 +134,7 @@ class StoredReplies:
         try:
             record = decode_record(data)
         except CorruptRecordError as error:
-            self._log.warning("a damaged reply is passed over", error=str(error))
+            self._log.warning("a damaged reply is skipped", error=str(error))
             return
         to = record.properties.get(Property.REPLY_TO_CLIENT)
         is_ours = to is not None and PUSH_REPLY_TIME not in record.properties and queue_of_requester(to) is None
@@ -172,10 +177,18 @@ class StoredReplies:
 _Push = tuple[int, str | None]
 
 
-class Replies:
-    """See the module. ``store`` is RocketMQ's ``storeReplyMessageEnable``, of replies that are pushed."""
+class ReplyMessageProcessor:
+    """The replies to requests. ``store`` is RocketMQ's ``storeReplyMessageEnable``, of replies that are pushed."""
 
-    def __init__(self, node: Node, topics: Topics, clients: Clients, sends: Sends, *, store: bool) -> None:
+    def __init__(
+        self,
+        node: NodeClient,
+        topics: TopicConfigManager,
+        clients: ClientManager,
+        sends: SendMessageProcessor,
+        *,
+        store: bool,
+    ) -> None:
         self._node, self._topics, self._clients, self._sends, self._store = node, topics, clients, sends, store
         network = node.config.network
         self._topic = reply_topic(network.cluster_name)
@@ -185,7 +198,7 @@ class Replies:
             RequestCode.SEND_REPLY_MESSAGE_V2: self.reply,
         }
 
-    async def reply(self, connection: Connection, command: Command) -> Command:
+    async def reply(self, connection: RemotingConnection, command: Command) -> Command:
         """Requests 324 and 325."""
         header = decode_send(command.ext_fields)
         body = bytes(command.body)
@@ -193,7 +206,7 @@ class Replies:
         to = properties.get(Property.REPLY_TO_CLIENT)
         try:
             if is_send_forbidden(header.topic) or header.topic.startswith(RETRY_PREFIX):
-                raise Refusal(ResponseCode.NO_PERMISSION, f"Sending message to topic[{header.topic}] is forbidden.")
+                raise SendRefusal(ResponseCode.NO_PERMISSION, f"Sending message to topic[{header.topic}] is forbidden.")
             if header.topic == self._topic and self._topics.get(self._topic) is None:
                 await self._node.ask("coordinator", "topic.reply")
             topic = self._topics.must_get(header.topic)
@@ -209,7 +222,7 @@ class Replies:
                 fields = {**SEND_FIELDS, "msgId": "0", "queueId": str(header.queue_id), "queueOffset": "0"}
                 return command.answer(*pushed, ext_fields=fields)
             answer = await self._sends.stored(connection, command, header, topic, body)
-        except Refusal as refusal:
+        except SendRefusal as refusal:
             return command.answer(refusal.code, refusal.remark, ext_fields=dict(SEND_FIELDS))
         except ProtocolError as error:
             return command.answer(*refusal_of(error), ext_fields=dict(SEND_FIELDS))
@@ -221,21 +234,21 @@ class Replies:
 
     @staticmethod
     def _set(header: SendMessageRequestHeader, properties: dict[str, str]) -> None:
-        """Raises Refusal."""
+        """Raises SendRefusal."""
         try:
             header.properties = encode_properties(properties).decode()
         except InvalidMessageError as error:
-            raise Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+            raise SendRefusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
 
     async def _push(
         self,
-        connection: Connection,
+        connection: RemotingConnection,
         header: SendMessageRequestHeader,
         properties: dict[str, str],
         to: str | None,
         body: bytes,
     ) -> _Push:
-        """Code and remark. Raises Refusal."""
+        """Code and remark. Raises SendRefusal."""
         if to is None:
             return ResponseCode.SYSTEM_ERROR, "reply message properties[REPLY_TO_CLIENT] is null"
         link = self._clients.requesters.link_of(properties)
@@ -245,7 +258,7 @@ class Replies:
         try:
             properties |= pushed(properties, now_ms, SEND_FIELDS)
         except InvalidMessageError as error:
-            raise Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+            raise SendRefusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         self._set(header, properties)
         pushing = ReplyMessageRequestHeader(
             producer_group=header.producer_group,

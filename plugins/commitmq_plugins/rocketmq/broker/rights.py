@@ -41,10 +41,10 @@ from commitmq.security.native_rights import (
     read_need,
     topic_need,
 )
-from commitmq.security.policy import Resource, ResourceType
-from commitmq.security.user import ACCESS_KEY, is_signed
-from commitmq.semantics.rates import Rates
+from commitmq.security.policy import ACCESS_KEY, Resource, ResourceType, is_signed
+from commitmq.semantics.rates import RateLimiter
 from commitmq.semantics.reply import reply_topic
+from commitmq_plugins.rocketmq import RocketMQSettings
 from commitmq_plugins.rocketmq.remoting.bodies import (
     HeartbeatData,
     LockBatchRequestBody,
@@ -52,11 +52,9 @@ from commitmq_plugins.rocketmq.remoting.bodies import (
     decode_batch_acks,
 )
 from commitmq_plugins.rocketmq.remoting.codes import V4_9_3, RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.connection import place_of
 from commitmq_plugins.rocketmq.remoting.fastjson import MAX_NAME_CHARACTERS, as_list, as_object, as_text, load_object
 from commitmq_plugins.rocketmq.remoting.frame import Command, RemotingError
-from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
-from commitmq_plugins.rocketmq.settings import RocketMQSettings
+from commitmq_plugins.rocketmq.remoting.server import Handler, RemotingConnection, place_of
 
 Needs: TypeAlias = Callable[[Command, str], Iterator[Need]]
 
@@ -335,7 +333,7 @@ def name_of(code: int) -> str:
     return _NAMES.get(code) or str(code)
 
 
-def actor_of(connection: Connection, command: Command) -> Actor:
+def actor_of(connection: RemotingConnection, command: Command) -> Actor:
     """Who sends a request: the user that has signed it."""
     return Actor(command.ext_fields.get(ACCESS_KEY, ""), PROTOCOL, connection.peer[0])
 
@@ -350,12 +348,12 @@ class Auditing:
     def __init__(self, audit: AuditLog, cluster: str) -> None:
         self._audit, self._cluster = audit, cluster
 
-    def refused(self, connection: Connection, command: Command, reason: str, resource: str = "") -> None:
+    def refused(self, connection: RemotingConnection, command: Command, reason: str, resource: str = "") -> None:
         """Write that a request was refused."""
         actor = actor_of(connection, command)
         self._audit.refused(actor, name_of(command.code), resource, reason, command.opaque)
 
-    def used(self, connection: Connection, command: Command, user: str, resource: Resource) -> None:
+    def used(self, connection: RemotingConnection, command: Command, user: str, resource: Resource) -> None:
         """Write the first use of a resource by a user in an hour."""
         operation = name_of(command.code)
         if self._audit.is_first(user, operation, resource.name) and command.code not in CHANGES:
@@ -364,7 +362,7 @@ class Auditing:
     def of_change(self, handler: Handler) -> Handler:
         """``handler`` of a request in CHANGES, which goes to the audit log first."""
 
-        def handle(connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
+        def handle(connection: RemotingConnection, command: Command) -> Command | Awaitable[Command | None] | None:
             event = self._event(connection, command)
             self._audit.change(event)
             try:
@@ -390,7 +388,7 @@ class Auditing:
             self._audit.failed(event, answer.remark or f"code {answer.code}")
         return answer
 
-    def _event(self, connection: Connection, command: Command) -> Event:
+    def _event(self, connection: RemotingConnection, command: Command) -> Event:
         try:
             needs = needs_of(command, self._cluster) or []
         except RemotingError:
@@ -422,22 +420,22 @@ class Allowances:
         self._most_topics = settings.max_topics_per_connection
         self._most_memberships = settings.max_memberships_per_connection
         self._most_of_place = settings.max_memberships_per_address
-        self._memberships: dict[Connection, int] = {}
+        self._memberships: dict[RemotingConnection, int] = {}
         self._of_place: Counter[str] = Counter()
         self._per_s = settings.max_new_names_per_second
-        self._rates = Rates("address", self._per_s, 0, _MOST_ADDRESSES, burst_s=_BURST_S)
-        self._groups: WeakKeyDictionary[Connection, set[str]] = WeakKeyDictionary()
-        self._topics: WeakKeyDictionary[Connection, set[str]] = WeakKeyDictionary()
+        self._rates = RateLimiter("address", self._per_s, 0, _MOST_ADDRESSES, burst_s=_BURST_S)
+        self._groups: WeakKeyDictionary[RemotingConnection, set[str]] = WeakKeyDictionary()
+        self._topics: WeakKeyDictionary[RemotingConnection, set[str]] = WeakKeyDictionary()
 
-    def groups(self, connection: Connection, new: Iterable[str]) -> None:
+    def groups(self, connection: RemotingConnection, new: Iterable[str]) -> None:
         """Charge for groups that the node does not know. Raises ProtocolError; nothing is charged then."""
         self._charge(self._groups, connection, set(new), self._most_groups, "groups", "max_groups_per_connection")
 
-    def topic(self, connection: Connection, new: str) -> None:
+    def topic(self, connection: RemotingConnection, new: str) -> None:
         """Charge for a topic that the node does not know. Raises ProtocolError."""
         self._charge(self._topics, connection, {new}, self._most_topics, "topics", "max_topics_per_connection")
 
-    def memberships(self, connection: Connection, groups: int) -> None:
+    def memberships(self, connection: RemotingConnection, groups: int) -> None:
         """A connection will be in so many groups, of consumers and of producers, until it has :meth:`left`.
 
         Raises ProtocolError.
@@ -456,7 +454,7 @@ class Allowances:
         self._memberships[connection] = groups
         self._of_place[place] = of_place
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: RemotingConnection) -> None:
         """The connection has ended."""
         place, known = place_of(connection.peer[0]), self._memberships.pop(connection, 0)
         self._of_place[place] -= known
@@ -465,8 +463,8 @@ class Allowances:
 
     def _charge(
         self,
-        table: WeakKeyDictionary[Connection, set[str]],
-        connection: Connection,
+        table: WeakKeyDictionary[RemotingConnection, set[str]],
+        connection: RemotingConnection,
         new: set[str],
         most: int,
         what: str,
@@ -510,9 +508,9 @@ class UserLimits:
 
     def __init__(self, quotas: UserQuotas) -> None:
         self.quotas = quotas
-        self._connections: dict[str, WeakSet[Connection]] = {}
+        self._connections: dict[str, WeakSet[RemotingConnection]] = {}
 
-    def refusal(self, connection: Connection, user: str) -> str:
+    def refusal(self, connection: RemotingConnection, user: str) -> str:
         """Why a request that ``user`` has signed is refused; empty when it is not. A connection too many ends afterwards."""
         quota = self.quotas.of(user)
         known = self._connections.get(user)
@@ -559,7 +557,7 @@ class Access:
         self._live, self._cluster, self._log, self._auditing, self._limits = live, cluster, log, auditing, limits
         self._second = self._told = self._untold = 0
 
-    def refusal(self, connection: Connection, command: Command) -> Command | None:
+    def refusal(self, connection: RemotingConnection, command: Command) -> Command | None:
         """The answer to a request that must not be handled. Raises BodyError."""
         table = self._live.table()
         if table.is_open:
@@ -600,18 +598,18 @@ class Access:
             return command.answer(ResponseCode.SYSTEM_BUSY, why)
         return None
 
-    def asks(self, connection: Connection) -> bool:
+    def asks(self, connection: RemotingConnection) -> bool:
         """Whether rights count for the user of ``connection``: there are users, and it is no super user that is enabled."""
         table = self._live.table()
         user = table.users.get(connection.user)
         return not table.is_open and (user is None or not (user.is_super and user.is_enabled))
 
-    def may(self, connection: Connection, topic: str, actions: Actions) -> bool:
+    def may(self, connection: RemotingConnection, topic: str, actions: Actions) -> bool:
         """Whether the user of ``connection`` may do one of ``actions`` on ``topic``."""
         return self._denied(connection, (topic,), actions) is None
 
     def lacks(
-        self, connection: Connection, command: Command, topics: Iterable[str], actions: Actions
+        self, connection: RemotingConnection, command: Command, topics: Iterable[str], actions: Actions
     ) -> Command | None:
         """The answer to ``command`` when its user may do none of ``actions`` on one of ``topics``; None when it may.
 
@@ -620,7 +618,9 @@ class Access:
         denied = self._denied(connection, topics, actions)
         return None if denied is None else self._refuse(connection, command, connection.user, *denied)
 
-    def _denied(self, connection: Connection, topics: Iterable[str], actions: Actions) -> tuple[str, str] | None:
+    def _denied(
+        self, connection: RemotingConnection, topics: Iterable[str], actions: Actions
+    ) -> tuple[str, str] | None:
         """The reason and the resource."""
         if not self.asks(connection):
             return None
@@ -632,7 +632,9 @@ class Access:
                 return f"{decision.reason}; from {address}", str(resource)
         return None
 
-    def _refuse(self, connection: Connection, command: Command, name: str, reason: str, resource: str = "") -> Command:
+    def _refuse(
+        self, connection: RemotingConnection, command: Command, name: str, reason: str, resource: str = ""
+    ) -> Command:
         if self._auditing is not None:
             self._auditing.refused(connection, command, reason, resource)
         second = time.monotonic_ns() // 1_000_000_000

@@ -28,17 +28,23 @@ from commitmq.format.constants import Host, Property, SysFlag
 from commitmq.format.java import hash_map_order
 from commitmq.format.message_id import offset_message_id, pack_host
 from commitmq.format.properties import BROKER_BUCKETS
-from commitmq.semantics.recall import RecallHandle
-from commitmq.store.log.record_form import RecordForm
-from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RunCheck
+from commitmq.semantics.timer import RecallHandle
+from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RecordForm, RunCheck
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE, TopicConfig
-from commitmq_plugins.rocketmq.broker.codes import Refusal, response_code
 from commitmq_plugins.rocketmq.broker.counting import Counting
-from commitmq_plugins.rocketmq.broker.node import Answer, Done, LineLostError, LocalLine, Node
+from commitmq_plugins.rocketmq.broker.node import (
+    Answer,
+    Done,
+    LineLostError,
+    LocalLine,
+    NodeClient,
+    SendRefusal,
+    response_code,
+)
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import AnswerForm, Command
 from commitmq_plugins.rocketmq.remoting.headers import SendMessageRequestHeader
-from commitmq_plugins.rocketmq.remoting.server import Connection
+from commitmq_plugins.rocketmq.remoting.server import RemotingConnection
 
 _TIMEOUT_S: Final = 15.0
 
@@ -46,14 +52,15 @@ _TIMEOUT_S: Final = 15.0
 class AppendLanes:
     """The two ways of a run to the writer: its local socket for a lone message, ZeroMQ for everything else.
 
-    A sender that waits for each answer is lone: nothing else is under way, and last time it was so too. Its message is sent at
-    once and by the quick way. With several senders a turn's messages are collected, which makes fewer and larger runs.
+    A sender that waits for each answer is lone: nothing else is under way, and last time it was so too. Its message is
+    sent at once and by the quick way. With several senders a turn's messages are collected, which makes fewer and
+    larger runs.
 
-    Runs reach the writer in the order in which they are handed over: while one is on the local socket, others wait for its
-    answer, and while any is with ZeroMQ, none takes the local socket.
+    Runs reach the writer in the order in which they are passed on: while one is on the local socket, others wait for
+    its answer, and while any is with ZeroMQ, none takes the local socket.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeClient) -> None:
         self._node = node
         self._local: LocalLine = node.local_line()
         self._under_way = self._most = 0
@@ -62,15 +69,15 @@ class AppendLanes:
 
     @property
     def is_lone(self) -> bool:
-        """Whether the next message is to be handed over at once."""
+        """Whether the next message is to be passed on at once."""
         return self._was_lone and not self._under_way
 
     def on_behalf_of(self, op: str, user: str) -> dict[str, Any]:
-        """What a run of a client of ``user`` carries, see :meth:`Node.on_behalf_of`."""
+        """What a run of a client of ``user`` carries, see :meth:`NodeClient.on_behalf_of`."""
         return self._node.on_behalf_of(op, user)
 
     def hand_over(self, role: str, op: str, fields: dict[str, Any], run: Any, messages: int, done: Done) -> None:
-        """Send a run with so many clients' messages to ``role``, the process of the topic; ``done`` gets its answer.
+        """Send a run with this many clients' messages to ``role``, the process of the topic; ``done`` gets its answer.
 
         ``op`` is append, or batch for a batch that is one record.
         """
@@ -119,7 +126,7 @@ DROPPED: Final = ("POP_CK", Property.CRC32)
 _NOT_PLAIN: Final = frozenset({*SPECIAL_PROPERTIES, *WAITED, *DROPPED, Property.REPLY_TO_CLIENT})
 
 
-class Completed(NamedTuple):
+class CompletedProperties(NamedTuple):
     """``encoded``: as the record has them. ``waits``: the sender does not forbid to wait for the flush."""
 
     encoded: bytes
@@ -127,7 +134,7 @@ class Completed(NamedTuple):
     waits: bool
 
 
-class _Form(NamedTuple):
+class _PropertiesForm(NamedTuple):
     """``pick`` takes the values of ``template`` from the list of names and values; places in that list."""
 
     template: str
@@ -147,9 +154,9 @@ class PlainProperties:
 
     def __init__(self, marks: Mapping[str, str]) -> None:
         self._marks = dict(marks)
-        self._forms: dict[tuple[str, ...], _Form | None] = {}
+        self._forms: dict[tuple[str, ...], _PropertiesForm | None] = {}
 
-    def completed(self, text: str) -> Completed | None:
+    def completed(self, text: str) -> CompletedProperties | None:
         """The properties ``text`` of a send with those that are added. None for a message that is not plain: it waits
         or waited somewhere, its sender waits for a reply, it has no unique key, or its properties are not as clients write
         them.
@@ -165,9 +172,9 @@ class PlainProperties:
         if form is None:
             return None
         encoded = (form.template % form.pick(flat)).encode("utf-8", "replace")
-        return Completed(encoded, flat[form.unique], form.wait < 0 or flat[form.wait] != "false")
+        return CompletedProperties(encoded, flat[form.unique], form.wait < 0 or flat[form.wait] != "false")
 
-    def _new_form(self, names: tuple[str, ...]) -> _Form | None:
+    def _new_form(self, names: tuple[str, ...]) -> _PropertiesForm | None:
         if sum(map(len, names)) > _MAX_NAMES_LENGTH:
             return None
         form = self._form(names)
@@ -176,7 +183,7 @@ class PlainProperties:
         self._forms[names] = form
         return form
 
-    def _form(self, names: tuple[str, ...]) -> _Form | None:
+    def _form(self, names: tuple[str, ...]) -> _PropertiesForm | None:
         known = set(names)
         if (
             len(known) != len(names)
@@ -193,10 +200,10 @@ class PlainProperties:
             else:
                 template += f"{name}\x01{self._marks[name].replace('%', '%%')}\x02"
         wait = 2 * names.index(_WAIT) + 1 if _WAIT in known else -1
-        return _Form(template, itemgetter(*places), 2 * names.index(Property.UNIQUE_KEY) + 1, wait)
+        return _PropertiesForm(template, itemgetter(*places), 2 * names.index(Property.UNIQUE_KEY) + 1, wait)
 
 
-class Places:
+class RecordOffsets:
     """The physical offset of each record of a run, from the parts of an answer."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
@@ -262,7 +269,7 @@ class RunKey:
         self.client, self.user = client, user
 
 
-class Target(NamedTuple):
+class SendTarget(NamedTuple):
     """``flushed`` and ``memory``: the run of a message whose sender waits for the flush, and of one that does not.
 
     ``version``: of the topics, when it was made. ``rates``: who had rates then, of CLIENTS and USERS.
@@ -279,16 +286,16 @@ class Target(NamedTuple):
     rates: int
 
 
-class Known(NamedTuple):
+class CheckedSend(NamedTuple):
     """A send whose fields were checked before."""
 
-    target: Target
+    target: SendTarget
     born_ms: int
     properties: str
 
 
 class SendTargets:
-    """All targets. Raises :class:`Refusal` for a send that no queue takes."""
+    """All targets. Raises :class:`SendRefusal` for a send that no queue takes."""
 
     def __init__(self, check: RunCheck, *, is_sync: bool, rates: Callable[[], int]) -> None:
         """``is_sync``: the node flushes before it answers, unless a message does not wait. ``rates``: who has rates now, a sum
@@ -297,7 +304,7 @@ class SendTargets:
         self._check, self._is_sync, self._rates = check, is_sync, rates
         self._keys: dict[tuple[str, str, int, str, bool, str, str], RunKey] = {}
 
-    def known(self, connection: Connection, command: Command, version: int) -> Known | None:
+    def known(self, connection: RemotingConnection, command: Command, version: int) -> CheckedSend | None:
         """The target of a send like an earlier one of the connection; None for another send."""
         fields = command.ext_fields
         try:
@@ -309,9 +316,9 @@ class SendTargets:
         is_as_then = target.version == version and target.rates == self._rates()
         if not is_as_then or not 0 <= born_ms <= _MAX_LONG or Property.PRIORITY in text:
             return None
-        return Known(target, born_ms, text)
+        return CheckedSend(target, born_ms, text)
 
-    def remember(self, connection: Connection, command: Command, target: Target) -> None:
+    def remember(self, connection: RemotingConnection, command: Command, target: SendTarget) -> None:
         """The connection's next sends with these fields have this target."""
         if len(connection.memo) >= _MAX_KNOWN:
             connection.memo.clear()
@@ -328,12 +335,13 @@ class SendTargets:
         return (command.code, fields.get("l"), fields.get("m"), *_CONSTANT(fields))
 
     def find(
-        self, connection: Connection, code: int, header: SendMessageRequestHeader, topic: TopicConfig, queue: int, version: int
-    ) -> Target:  # fmt: skip
-        """The target of a send to ``queue`` of ``topic``. Raises Refusal."""
+        self, connection: RemotingConnection, code: int, header: SendMessageRequestHeader, topic: TopicConfig, queue: int,
+        version: int,
+    ) -> SendTarget:  # fmt: skip
+        """The target of a send to ``queue`` of ``topic``. Raises SendRefusal."""
         batch = is_batch(code, header)
         if batch and header.sys_flag & _TRANSACTION:
-            raise Refusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction")
+            raise SendRefusal(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction")
         born_host = _born_host(*connection.peer)
         try:
             form = RecordForm(
@@ -346,13 +354,13 @@ class SendTargets:
                 reconsume_times=max(0, header.reconsume_times or 0),
             )
         except MessageIllegalError as error:
-            raise Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+            raise SendRefusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         role = "memory" if topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY else "writer"
         v6 = len(born_host) == 20
         rates = self._rates()
         sender = connection.name if rates & CLIENTS else "", connection.user if rates & USERS else ""
         memory = self._key(role, header.topic, queue, "memory", v6, *sender)
-        return Target(
+        return SendTarget(
             header.topic,
             queue,
             self._key(role, header.topic, queue, "flushed", v6, *sender) if self._is_sync else memory,
@@ -386,7 +394,7 @@ def _born_host(ip: str, port: int) -> bytes:
 _RETRY: Final = "%RETRY%"
 
 
-class Waiting:
+class PendingRequest:
     """A request whose messages are in a run. ``sizes``: bytes of its record, or of each of its records.
 
     ``answer`` takes the answer instead of the connection. ``is_inner_batch``: the messages are one record, with one unique id
@@ -398,7 +406,7 @@ class Waiting:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: RemotingConnection,
         command: Command,
         unique: str | None,
         sizes: int | list[int],
@@ -411,12 +419,12 @@ class Waiting:
         self.is_inner_batch, self.counted = is_inner_batch, counted
 
 
-Collected = tuple[list[Any], list[Waiting]]
+Collected = tuple[list[Any], list[PendingRequest]]
 """Records, or all records of a batch as one buffer; one for each request."""
 
 
 class Runs:
-    """See the module."""
+    """The runs that are collected in a turn of the loop."""
 
     def __init__(
         self, config: NodeConfig, lanes: AppendLanes, loop: asyncio.AbstractEventLoop, counting: Counting,
@@ -431,7 +439,7 @@ class Runs:
         self._id_prefix = offset_message_id(config.network.store_host, config.network.store_port, 0)[:-16]
         self._form = AnswerForm(fields, ("msgId", "queueId", "queueOffset", "transactionId"))
 
-    def add(self, key: RunKey, data: Any, waiting: Waiting) -> None:
+    def add(self, key: RunKey, data: Any, waiting: PendingRequest) -> None:
         """Store the record or the records ``data`` with all others of this turn for the same queue."""
         run = self._runs.get(key)
         if run is None:
@@ -446,12 +454,12 @@ class Runs:
             self._is_scheduled = True
             self._loop.call_soon(self._end_turn)
 
-    def add_alone(self, key: RunKey, data: Any, waiting: Waiting) -> None:
+    def add_alone(self, key: RunKey, data: Any, waiting: PendingRequest) -> None:
         """Store a record as a run of its own, after those before it: it may get another place."""
         self.flush()
         self._append(key, [data], [waiting])
 
-    def send_batch(self, key: RunKey, fields: dict[str, Any], body: Any, waiting: Waiting) -> None:
+    def send_batch(self, key: RunKey, fields: dict[str, Any], body: Any, waiting: PendingRequest) -> None:
         """Store a batch as one record."""
         if key.user:
             fields |= self._lanes.on_behalf_of("batch", key.user)
@@ -473,11 +481,11 @@ class Runs:
             else:
                 self._append_each(key, data, requests)
 
-    def _append_each(self, key: RunKey, data: list[Any], requests: list[Waiting]) -> None:
+    def _append_each(self, key: RunKey, data: list[Any], requests: list[PendingRequest]) -> None:
         for one, request in zip(data, requests, strict=True):
             self._append(key, [one], [request])
 
-    def _append(self, key: RunKey, data: list[Any], requests: list[Waiting]) -> None:
+    def _append(self, key: RunKey, data: list[Any], requests: list[PendingRequest]) -> None:
         count = 0
         for request in requests:
             sizes = request.sizes
@@ -506,7 +514,7 @@ class Runs:
         self,
         key: RunKey,
         data: list[Any],
-        requests: list[Waiting],
+        requests: list[PendingRequest],
         count: int,
         found: Answer | LineLostError,
         began_s: float,
@@ -542,8 +550,8 @@ class Runs:
         else:
             self._answer_with_all(key, answer, requests, code)
 
-    def _answer_plainly(self, queue: int, answer: dict[str, Any], requests: list[Waiting]) -> None:
-        places, offset = Places(answer), int(answer.get("queue_offset", 0))
+    def _answer_plainly(self, queue: int, answer: dict[str, Any], requests: list[PendingRequest]) -> None:
+        places, offset = RecordOffsets(answer), int(answer.get("queue_offset", 0))
         for one in requests:
             sizes = one.sizes
             if isinstance(sizes, int):
@@ -559,10 +567,10 @@ class Runs:
             offset += count
 
     def _answer_with_all(
-        self, key: RunKey, answer: dict[str, Any], requests: list[Waiting], code: ResponseCode
+        self, key: RunKey, answer: dict[str, Any], requests: list[PendingRequest], code: ResponseCode
     ) -> None:
         """Answers to messages that wait somewhere, or were not flushed in time."""
-        places, offset = Places(answer), int(answer.get("queue_offset", 0))
+        places, offset = RecordOffsets(answer), int(answer.get("queue_offset", 0))
         for one in requests:
             sizes = [one.sizes] if isinstance(one.sizes, int) else one.sizes
             said = self._answer(one, code, self._ids(places, sizes), key.queue, offset)
@@ -572,11 +580,11 @@ class Runs:
             offset += len(sizes)
             self._reply(one, said)
 
-    def _ids(self, places: Places, sizes: list[int]) -> str:
+    def _ids(self, places: RecordOffsets, sizes: list[int]) -> str:
         prefix = self._id_prefix
         return ",".join([f"{prefix}{place:016X}" for place in places.next_of(sizes)])
 
-    def _answer(self, one: Waiting, code: ResponseCode, ids: str, queue: int, offset: int) -> Command:
+    def _answer(self, one: PendingRequest, code: ResponseCode, ids: str, queue: int, offset: int) -> Command:
         fields = {**self._fields, "msgId": ids, "queueId": str(queue), "queueOffset": str(offset)}
         if one.unique is not None:
             fields["transactionId"] = one.unique
@@ -584,11 +592,11 @@ class Runs:
                 fields["batchUniqId"] = one.unique
         return one.command.answer(code, ext_fields=fields)
 
-    def _refuse(self, one: Waiting, code: int, remark: str) -> None:
+    def _refuse(self, one: PendingRequest, code: int, remark: str) -> None:
         self._reply(one, one.command.answer(code, remark, ext_fields=dict(self._fields)))
 
     @staticmethod
-    def _reply(one: Waiting, answer: Command) -> None:
+    def _reply(one: PendingRequest, answer: Command) -> None:
         if one.answer is not None:
             if not one.answer.done():
                 one.answer.set_result(answer)

@@ -2,9 +2,8 @@
 
 All messages that were read from the sockets in one turn of the loop, and belong to the same queue, go to the writer as one
 run. A message that waits somewhere first (a delay, a timer, a half message) is a run of its own, because it may have a
-place of its own.
-
-The record that a request names by its place in the log.
+place of its own. A priority is a queue (remoting 5.2): a pop of a topic of the type PRIORITY looks into the highest queue
+first; a message with a priority may be in any topic.
 """
 
 from __future__ import annotations
@@ -13,29 +12,33 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.format.constants import Host, Property
-from commitmq.format.message_id import pack_host
+from commitmq.format.message_id import UniqueIds, pack_host
 from commitmq.format.properties import decode_properties, encode_properties
 from commitmq.format.record import Record, decode_record
-from commitmq.format.unique_ids import UniqueIds
 from commitmq.security.native_rights import SUB
 from commitmq.semantics.delay import MAX_LEVEL
-from commitmq.semantics.priority import counts, priority_of, queue_of
-from commitmq.semantics.recall import RECALL_BODY, RecallHandle
-from commitmq.semantics.retry import TO_DEAD_LETTERS, is_last_try
-from commitmq.semantics.stored_topics import topics_of
+from commitmq.semantics.retry import TO_DEAD_LETTERS, is_last_try, topics_of
+from commitmq.semantics.timer import RECALL_BODY, RecallHandle
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, MessageIllegalError, RunCheck
 from commitmq.store.metadata.topic_config import TopicConfig
-from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import FAQ, SEND_FIELDS, Refusal, check_name, refusal_of, topic_text
+from commitmq_plugins.rocketmq.broker.assignment import QueueLocks
+from commitmq_plugins.rocketmq.broker.clients import ClientManager
 from commitmq_plugins.rocketmq.broker.counting import Counting, counted_topics
-from commitmq_plugins.rocketmq.broker.locks import QueueLocks
-from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.node import (
+    FAQ,
+    SEND_FIELDS,
+    NodeClient,
+    SendRefusal,
+    check_name,
+    refusal_of,
+    topic_text,
+)
 from commitmq_plugins.rocketmq.broker.rights import Access, Allowances
 from commitmq_plugins.rocketmq.broker.runs import (
     CLIENTS,
@@ -43,17 +46,17 @@ from commitmq_plugins.rocketmq.broker.runs import (
     USERS,
     WAITED,
     AppendLanes,
-    Completed,
+    CompletedProperties,
+    PendingRequest,
     PlainProperties,
     RunKey,
     Runs,
+    SendTarget,
     SendTargets,
-    Target,
-    Waiting,
     count_of,
     is_batch,
 )
-from commitmq_plugins.rocketmq.broker.topics import Topics
+from commitmq_plugins.rocketmq.broker.topics import TopicConfigManager
 from commitmq_plugins.rocketmq.remoting.codes import V3_4_9, RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.fastjson import MAX_NAME_CHARACTERS
 from commitmq_plugins.rocketmq.remoting.frame import Command
@@ -63,10 +66,40 @@ from commitmq_plugins.rocketmq.remoting.headers import (
     SendMessageRequestHeader,
     decode_send,
 )
-from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+from commitmq_plugins.rocketmq.remoting.server import Handler, RemotingConnection
+
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,10}")
+_MOST: Final = (1 << 31) - 1
+_OTHER_KINDS: Final = (
+    Property.DELAY,
+    Property.TIMER_DELIVER_MS,
+    Property.TIMER_DELAY_SECONDS,
+    Property.TIMER_DELAY_MS,
+    Property.SHARDING_KEY,
+)
 
 
-async def stored_record(node: Node, physical_offset: int) -> Record | None:
+def priority_of(properties: Mapping[str, str]) -> int:
+    """The priority that a message names, from 0; -1 for one that names none, or no number."""
+    text = properties.get(Property.PRIORITY, "")
+    priority = int(text) if _INTEGER.fullmatch(text) else -1
+    return priority if 0 <= priority <= _MOST else -1
+
+
+def counts(properties: Mapping[str, str]) -> bool:
+    """Whether a priority counts: not for a message that is delayed, ordered or part of a transaction. There a broker takes the
+    property away.
+    """
+    is_half = properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true"
+    return not is_half and not any(name in properties for name in _OTHER_KINDS)
+
+
+def queue_of(priority: int, write_queues: int) -> int:
+    """The priority itself, or the last of ``write_queues``."""
+    return max(0, min(priority, write_queues - 1))
+
+
+async def stored_record(node: NodeClient, physical_offset: int) -> Record | None:
     """The record at ``physical_offset``, or None. Raises ProtocolError when it cannot be read now."""
     try:
         _, frames = await node.exchange(node.line("reader-0"), "view", {"physical_offset": physical_offset})
@@ -90,7 +123,13 @@ class Retries:
     """
 
     def __init__(
-        self, node: Node, topics: Topics, clients: Clients, locks: QueueLocks, counting: Counting, access: Access
+        self,
+        node: NodeClient,
+        topics: TopicConfigManager,
+        clients: ClientManager,
+        locks: QueueLocks,
+        counting: Counting,
+        access: Access,
     ) -> None:
         self._node, self._topics, self._clients, self._locks, self._counting = node, topics, clients, locks, counting
         self._access = access
@@ -119,7 +158,9 @@ class Retries:
             known = self._settings[group][1]
         return known
 
-    async def place(self, connection: Connection, header: SendMessageRequestHeader, version: int) -> TopicConfig:
+    async def place(
+        self, connection: RemotingConnection, header: SendMessageRequestHeader, version: int
+    ) -> TopicConfig:
         """The topic for a consumer's own send to its retry topic; changes ``header`` for a dead letter.
 
         Raises ProtocolError.
@@ -137,7 +178,7 @@ class Retries:
             header.properties = f"{header.properties or ''}\x02DELAY\x01-1\x02"
         return self._topics.must_get(header.topic)
 
-    async def send_back(self, connection: Connection, command: Command) -> Command:
+    async def send_back(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 36: a consumer could not handle a message.
 
         As in RocketMQ a level above the last is the last, each one below 0 ends the tries, and so does a limit below 0.
@@ -201,18 +242,18 @@ _REGION: Final = {"MSG_REGION": "DefaultRegion"}
 _ILLEGAL: Final = ResponseCode.ILLEGAL_OPERATION
 
 
-class Recalls:
+class RecallMessageProcessor:
     """RECALL_MESSAGE: a message that waits for its time shall not come (remoting 3.8).
 
     ``enable`` is RocketMQ's ``recallMessageEnable``.
     """
 
-    def __init__(self, node: Node, topics: Topics, *, enable: bool) -> None:
+    def __init__(self, node: NodeClient, topics: TopicConfigManager, *, enable: bool) -> None:
         self._node, self._topics, self._enable = node, topics, enable
         self._most_ms = node.config.timer.max_delay_ms
         self.handlers: dict[RequestCode, Handler] = {RequestCode.RECALL_MESSAGE: self.recall}
 
-    async def recall(self, connection: Connection, command: Command) -> Command:
+    async def recall(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 370."""
         header = RecallMessageRequestHeader.decode(command.ext_fields)
         code, remark, unique = await self._recall(header)
@@ -255,13 +296,13 @@ _SPECIAL: Final = frozenset(SPECIAL_PROPERTIES)
 _PRIORITY: Final = re.compile(f"(?:^|(?<=\x02)){Property.PRIORITY}\x01[^\x02]*(?:\x02|$)")
 
 
-class Sends:
-    """See the module."""
+class SendMessageProcessor:
+    """The send requests."""
 
     def __init__(
         self,
-        node: Node,
-        topics: Topics,
+        node: NodeClient,
+        topics: TopicConfigManager,
         retries: Retries,
         allowances: Allowances,
         loop: asyncio.AbstractEventLoop,
@@ -283,7 +324,7 @@ class Sends:
             rates=lambda: _rates(node),
         )
         self._runs = Runs(config, AppendLanes(node), loop, counting, SEND_FIELDS)
-        self.expects_reply: Callable[[Connection, dict[str, str]], None] = lambda connection, properties: None
+        self.expects_reply: Callable[[RemotingConnection, dict[str, str]], None] = lambda connection, properties: None
         """Is called with connection and properties of each request whose sender waits for a reply."""
         self.handlers: dict[RequestCode, Handler] = {
             RequestCode.SEND_MESSAGE: self.handle,
@@ -293,7 +334,7 @@ class Sends:
 
     # ------------------------------------------------------------ requests
 
-    def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
+    def handle(self, connection: RemotingConnection, command: Command) -> Command | Awaitable[Command | None] | None:
         """Take one send. Its answer is sent when the messages are stored."""
         self._topics.sync()
         known = self._targets.known(connection, command, self._topics.version)
@@ -301,11 +342,13 @@ class Sends:
             return self._handle_new(connection, command)
         try:
             self._put(connection, command, *known)
-        except Refusal as refusal:
+        except SendRefusal as refusal:
             return command.answer(refusal.code, refusal.remark, ext_fields=dict(SEND_FIELDS))
         return None
 
-    def _handle_new(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
+    def _handle_new(
+        self, connection: RemotingConnection, command: Command
+    ) -> Command | Awaitable[Command | None] | None:
         """A send that is not like an earlier one."""
         header = decode_send(command.ext_fields)
         topic = self._topics.get(header.topic)
@@ -313,36 +356,42 @@ class Sends:
             return self._handle_slowly(connection, command, header, topic)
         try:
             self._take(connection, command, header, topic, is_usual=True)
-        except Refusal as refusal:
+        except SendRefusal as refusal:
             return command.answer(refusal.code, refusal.remark, ext_fields=dict(SEND_FIELDS))
         return None
 
     async def _handle_slowly(
-        self, connection: Connection, command: Command, header: SendMessageRequestHeader, topic: TopicConfig | None
+        self,
+        connection: RemotingConnection,
+        command: Command,
+        header: SendMessageRequestHeader,
+        topic: TopicConfig | None,
     ) -> Command | None:
         """A send to a topic that has to be made first, or to a retry topic."""
         try:
             if header.topic.startswith(_RETRY):
                 if is_batch(command.code, header):
-                    raise Refusal(
+                    raise SendRefusal(
                         ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
                     )
                 topic = await self._retries.place(connection, header, command.version)
             elif topic is None:
                 topic = await self._created(connection, header)
             self._take(connection, command, header, topic)
-        except Refusal as refusal:
+        except SendRefusal as refusal:
             return command.answer(refusal.code, refusal.remark, ext_fields=dict(SEND_FIELDS))
         except ProtocolError as error:
             return command.answer(*refusal_of(error), ext_fields=dict(SEND_FIELDS))
         return None
 
-    async def _created(self, connection: Connection, header: SendMessageRequestHeader) -> TopicConfig:
-        """The topic of a send, made if its template lets sends make topics. Raises Refusal, ProtocolError."""
+    async def _created(self, connection: RemotingConnection, header: SendMessageRequestHeader) -> TopicConfig:
+        """The topic of a send, made if its template lets sends make topics. Raises SendRefusal, ProtocolError."""
         check_name(header.topic)
         template = self._topics.template(header.default_topic)
         if template is None:
-            raise Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!{FAQ}")
+            raise SendRefusal(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!{FAQ}"
+            )
         self._allowances.topic(connection, header.topic)
         most, perm = template
         is_own = header.topic in self._topics.own_names
@@ -351,13 +400,13 @@ class Sends:
 
     async def stored(
         self,
-        connection: Connection,
+        connection: RemotingConnection,
         command: Command,
         header: SendMessageRequestHeader,
         topic: TopicConfig,
         body: bytes,
     ) -> Command:
-        """Store one message; its answer. Raises Refusal."""
+        """Store one message; its answer. Raises SendRefusal."""
         answer: asyncio.Future[Command] = self._loop.create_future()
         one = replace(command, body=body, code=int(RequestCode.SEND_MESSAGE))
         self._take(connection, one, header, topic, answer)
@@ -367,7 +416,7 @@ class Sends:
 
     def _take(
         self,
-        connection: Connection,
+        connection: RemotingConnection,
         command: Command,
         header: SendMessageRequestHeader,
         topic: TopicConfig,
@@ -376,13 +425,13 @@ class Sends:
         is_usual: bool = False,
     ) -> None:
         """Store the messages of a request whose fields are decoded. ``is_usual``: the next ones with these fields may go the
-        same way, without a look at them. Raises Refusal.
+        same way, without a look at them. Raises SendRefusal.
         """
         queue = header.queue_id
         if queue >= max(topic.write_queues, topic.read_queues):
             peer = f"{connection.peer[0]}:{connection.peer[1]}"
             remark = f"request queueId[{queue}] is illegal, {topic_text(topic)} Producer: {peer}"
-            raise Refusal(ResponseCode.INVALID_PARAMETER, remark)
+            raise SendRefusal(ResponseCode.INVALID_PARAMETER, remark)
         if is_any := queue < 0:
             queue = random.randrange(max(1, topic.write_queues))
         text = header.properties or ""
@@ -395,14 +444,14 @@ class Sends:
 
     def _put(
         self,
-        connection: Connection,
+        connection: RemotingConnection,
         command: Command,
-        target: Target,
+        target: SendTarget,
         born_ms: int,
         text: str,
         answer: asyncio.Future[Command] | None = None,
     ) -> None:
-        """Put the messages of a request into a run. Raises Refusal."""
+        """Put the messages of a request into a run. Raises SendRefusal."""
         if target.is_batch:
             self._put_batch(connection, command, target, born_ms, text, answer)
             return
@@ -415,15 +464,17 @@ class Sends:
         except MessageIllegalError as error:
             raise self._illegal(error) from error
         key = target.flushed if done.waits else target.memory
-        waiting = Waiting(connection, command, done.unique, len(record), answer, counted=counted)
+        waiting = PendingRequest(connection, command, done.unique, len(record), answer, counted=counted)
         if counted:
             self._runs.add_alone(key, record, waiting)
         else:
             self._runs.add(key, record, waiting)
 
-    def _completed(self, connection: Connection, text: str, topic: str) -> tuple[Completed, tuple[str, ...]]:
+    def _completed(
+        self, connection: RemotingConnection, text: str, topic: str
+    ) -> tuple[CompletedProperties, tuple[str, ...]]:
         """The properties of any single message with what a broker adds (spec 5.4). If it waits somewhere first: the topics in
-        whose statistics it counts. Raises Refusal.
+        whose statistics it counts. Raises SendRefusal.
         """
         properties = _decoded(text, topic)
         if Property.REPLY_TO_CLIENT in properties:
@@ -438,11 +489,11 @@ class Sends:
         try:
             encoded = encode_properties(properties)
         except InvalidMessageError as error:
-            raise Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        return Completed(encoded, properties[Property.UNIQUE_KEY], waits), counted
+            raise SendRefusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        return CompletedProperties(encoded, properties[Property.UNIQUE_KEY], waits), counted
 
-    def _illegal(self, error: MessageIllegalError) -> Refusal:
-        return Refusal(
+    def _illegal(self, error: MessageIllegalError) -> SendRefusal:
+        return SendRefusal(
             ResponseCode.MESSAGE_ILLEGAL,
             "the message is illegal, maybe msg body or properties length not matched. msg body length limit "
             f"{self._check.max_message_bytes}B, msg properties length limit 32KB. {error}",
@@ -450,14 +501,14 @@ class Sends:
 
     def _put_batch(
         self,
-        connection: Connection,
+        connection: RemotingConnection,
         command: Command,
-        target: Target,
+        target: SendTarget,
         born_ms: int,
         text: str,
         answer: asyncio.Future[Command] | None,
     ) -> None:
-        """A batch: one run of a record for each message, or one record. Raises Refusal."""
+        """A batch: one run of a record for each message, or one record. Raises SendRefusal."""
         properties = _decoded(text, target.topic)
         key = target.memory if properties.get("WAIT") == "false" else target.flushed
         unique = properties.get(Property.UNIQUE_KEY)
@@ -467,11 +518,11 @@ class Sends:
         try:
             run, sizes = target.form.batch(command.body, born_ms)
         except MessageIllegalError as error:
-            raise Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        self._runs.add(key, run, Waiting(connection, command, unique, sizes, answer))
+            raise SendRefusal(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        self._runs.add(key, run, PendingRequest(connection, command, unique, sizes, answer))
 
     def _send_inner_batch(
-        self, connection: Connection, command: Command, key: RunKey, properties: dict[str, str], born_ms: int
+        self, connection: RemotingConnection, command: Command, key: RunKey, properties: dict[str, str], born_ms: int
     ) -> None:
         """A batch that stays one record, for a topic of BatchCQ."""
         fields = {
@@ -483,11 +534,11 @@ class Sends:
             "ack": key.ack,
             "client": connection.name,
         }
-        waiting = Waiting(connection, command, properties.get(Property.UNIQUE_KEY), 0, is_inner_batch=True)
+        waiting = PendingRequest(connection, command, properties.get(Property.UNIQUE_KEY), 0, is_inner_batch=True)
         self._runs.send_batch(key, fields, command.body, waiting)
 
 
-def _rates(node: Node) -> int:
+def _rates(node: NodeClient) -> int:
     """Whether clients and users have rates: messages of several of them are several runs then."""
     flow = node.config.flow
     clients = CLIENTS if flow.client_send_messages_per_s or flow.client_send_bytes_per_s else 0

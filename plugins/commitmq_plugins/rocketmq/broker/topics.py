@@ -9,7 +9,7 @@ from commitmq.control import Word
 from commitmq.errors import ProtocolError
 from commitmq.store.metadata.topic_config import DEFAULT_PERM, PERM_INHERIT, TopicConfig
 from commitmq.store.metadata.topic_files import TopicReader, apply
-from commitmq_plugins.rocketmq.broker.node import Node
+from commitmq_plugins.rocketmq.broker.node import NodeClient
 
 DEFAULT_TOPIC: Final = "TBW102"
 """RocketMQ's template of new topics. Name servers have it as long as sends may create topics."""
@@ -19,10 +19,10 @@ _TEMPLATE_QUEUES: Final = 8
 _TOPICS_VERSION: Final = int(Word.TOPICS_VERSION)  # a plain int for speed: each request looks
 
 
-class Topics:
+class TopicConfigManager:
     """The topic table. :meth:`sync` reads what changed, which costs a look at a word when nothing did."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeClient) -> None:
         """Raises StoreError when the files cannot be read."""
         self._node = node
         self._reader = TopicReader(node.layout)
@@ -106,7 +106,7 @@ class Topics:
         """A topic that the coordinator has. Raises ProtocolError TOPIC_NOT_EXIST when it is gone again."""
         found = self.get(name)
         if found is None:
-            raise ProtocolError("TOPIC_NOT_EXIST", f"topic {name} was deleted meanwhile")
+            raise ProtocolError("TOPIC_NOT_EXIST", f"topic {name} was deleted in the meantime")
         return found
 
     async def retry_topics(self, group: str, *, dead: bool = False, user: str = "", tells: bool = True) -> bool:

@@ -20,10 +20,9 @@ from commitmq.format.record import decode_record
 from commitmq.log import Log
 from commitmq.security.native_rights import PUB
 from commitmq.semantics.transaction import HALF_TOPIC
-from commitmq_plugins.rocketmq.broker.clients import Clients
-from commitmq_plugins.rocketmq.broker.codes import response_code
+from commitmq_plugins.rocketmq.broker.clients import ClientManager
 from commitmq_plugins.rocketmq.broker.counting import Counting
-from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, Node
+from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, NodeClient, response_code
 from commitmq_plugins.rocketmq.broker.rights import Access
 from commitmq_plugins.rocketmq.broker.sending import stored_record
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
@@ -32,7 +31,7 @@ from commitmq_plugins.rocketmq.remoting.headers import (
     CheckTransactionStateRequestHeader,
     EndTransactionRequestHeader,
 )
-from commitmq_plugins.rocketmq.remoting.server import Connection, Handler
+from commitmq_plugins.rocketmq.remoting.server import Handler, RemotingConnection
 
 _PERIOD_S: Final = 5.0
 _LOOK_S: Final = 0.5
@@ -41,13 +40,13 @@ _END_TIMEOUT_S: Final = 10.0
 _DECISIONS: Final = {8: "commit", 12: "rollback"}
 
 
-class Transactions:
-    """See the module."""
+class EndTransactionProcessor:
+    """The ends and checks of transactions."""
 
     def __init__(
         self,
-        node: Node,
-        clients: Clients,
+        node: NodeClient,
+        clients: ClientManager,
         loop: asyncio.AbstractEventLoop,
         log: Log,
         counting: Counting,
@@ -66,7 +65,7 @@ class Transactions:
     def close(self) -> None:
         self._registering.cancel()
 
-    async def end(self, connection: Connection, command: Command) -> Command:
+    async def end(self, connection: RemotingConnection, command: Command) -> Command:
         """Request 37. UNKNOWN leaves the transaction open: a check will ask again.
 
         Rights belong to the topic that the request names, so the transaction must be of it. Older clients name none.
@@ -102,7 +101,7 @@ class Transactions:
             self._counting.stored(named, 1, 0)
         return command.answer()
 
-    async def _lacks(self, connection: Connection, command: Command, physical_offset: int) -> Command | None:
+    async def _lacks(self, connection: RemotingConnection, command: Command, physical_offset: int) -> Command | None:
         """The answer when the user may not end the transaction of the half message there; None also where there is none."""
         half = await stored_record(self._node, physical_offset)
         topic = None if half is None else half.properties.get(Property.REAL_TOPIC)

@@ -1,37 +1,27 @@
-"""The bodies of requests and answers, as fastjson writes them.
+"""The bodies of requests and answers, as fastjson writes them: topics, routes, registrations, heartbeats, connections, locks,
+POP, offsets and rates.
 
-DataVersion: says whether a table changed.
-
-HeartbeatData: a client's groups and subscriptions (spec 15.6, 2.3).
-
-Connections of groups: the answers to 38, 203, 204 and 328.
-
-Locks of ordered queues: the bodies of 41 and 42 (remoting 6.4).
-
-Bodies of POP consumption: batches of acks, assignments of queues, modes (remoting 5.5, 5.9).
-
-Routes: which brokers have a topic, and where they are.
-
-Offsets of queues and rates: the answers to 202, 208, 222, 315 and 317.
-
-TopicConfig and the table of all of them.
-
-RegisterBrokerBody: what a broker tells its name servers, plain or compressed (spec 14).
+Large ones are read in :data:`Steps`, between which an event loop can serve others: a generator that yields after each
+fraction of a millisecond, and returns what the work gives.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import struct
+import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import orjson
 
 from commitmq_plugins.rocketmq.remoting.codes import V5_0_0, LanguageCode
 from commitmq_plugins.rocketmq.remoting.fastjson import (
-    MessageQueue,
+    RemotingMessageQueue,
     as_bool,
     as_int,
     as_list,
@@ -46,22 +36,94 @@ from commitmq_plugins.rocketmq.remoting.fastjson import (
     without_none,
 )
 from commitmq_plugins.rocketmq.remoting.frame import BodyError
-from commitmq_plugins.rocketmq.remoting.steps import Steps, finish, in_steps
+from commitmq_plugins.rocketmq.remoting.headers import java_name
+
+_Found = TypeVar("_Found")
+_Item = TypeVar("_Item")
+Steps = Generator[None, None, _Found]
+
+_ITEMS: Final = 64
+_SLICE_S: Final = 0.003
+"""How long an event loop's turn may do steps: others wait so long."""
+
+
+def in_steps(items: Iterable[_Item]) -> Generator[_Item | None]:
+    """``items``, and None where a step ends. No item may be None."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if not number % _ITEMS:
+            yield None
+
+
+def finish(steps: Steps[_Found]) -> _Found:
+    """Do all the steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            found: _Found = done.value
+            return found
+
+
+def begin(steps: Steps[_Found]) -> tuple[_Found] | None:
+    """Do the steps of one turn; what the work gives, if that was all."""
+    end = time.perf_counter() + _SLICE_S
+    try:
+        while time.perf_counter() < end:
+            next(steps)
+    except StopIteration as done:
+        return (done.value,)
+    return None
+
+
+async def beside_others(steps: Steps[_Found]) -> _Found:
+    """Do the steps in turns of the event loop. What they make stays: Python's collector, which would look at all of it again
+    and again for a tenth of a second while it grows, never does.
+    """
+    with _uncollected():
+        while (found := begin(steps)) is None:
+            await asyncio.sleep(0)
+    return found[0]
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    if not gc.isenabled():
+        yield
+        return
+    gc.collect(1)
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+class Body:
+    """A dataclass whose fields are the members of a JSON object, under their names in Java's spelling."""
+
+    __slots__ = ()
+    _names: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls._names = tuple(sorted((java_name(name), name) for name in cls.__annotations__))
+
+    def to_json(self) -> dict[str, Any]:
+        """The members, in the order of their names."""
+        return {member: getattr(self, name) for member, name in self._names}
 
 
 @dataclass(frozen=True, slots=True)
-class DataVersion:
+class RemotingDataVersion(Body):
     """``timestamp`` in ms is the time of the last change, ``counter`` the number of changes."""
 
     timestamp: int = 0
     counter: int = 0
     state_version: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
-
     @classmethod
-    def from_json(cls, value: Any) -> DataVersion:
+    def from_json(cls, value: Any) -> RemotingDataVersion:
         if value is None:
             return cls()
         members = as_object(value, "a data version")
@@ -77,7 +139,7 @@ MAX_TAGS: Final = 1_024
 
 
 @dataclass(slots=True)
-class SubscriptionData:
+class SubscriptionData(Body):
     """One topic of a group. ``sub_version`` grows with each change; ``code_set`` are the hashes of the tags."""
 
     topic: str
@@ -87,17 +149,6 @@ class SubscriptionData:
     sub_version: int = 0
     expression_type: str = "TAG"
     class_filter_mode: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "classFilterMode": self.class_filter_mode,
-            "codeSet": self.code_set,
-            "expressionType": self.expression_type,
-            "subString": self.sub_string,
-            "subVersion": self.sub_version,
-            "tagsSet": self.tags_set,
-            "topic": self.topic,
-        }
 
     @classmethod
     def from_json(cls, value: Any) -> SubscriptionData:
@@ -149,7 +200,7 @@ class ConsumerData:
 
 @dataclass(slots=True)
 class HeartbeatData:
-    """The body of 34. With ``without_sub`` the subscriptions are left out and must not replace known ones."""
+    """The body of 34. With ``without_sub`` the subscriptions are omitted and must not replace known ones."""
 
     client_id: str
     producer_groups: list[str] = field(default_factory=list)
@@ -270,7 +321,7 @@ class LockBatchRequestBody:
 
     consumer_group: str
     client_id: str
-    queues: list[MessageQueue] = field(default_factory=list)
+    queues: list[RemotingMessageQueue] = field(default_factory=list)
     only_this_broker: bool = False
 
     @classmethod
@@ -280,12 +331,12 @@ class LockBatchRequestBody:
         return cls(
             as_name(members.get("consumerGroup"), "consumerGroup"),
             as_name(members.get("clientId"), "clientId"),
-            [MessageQueue.from_json(one) for one in as_list(members.get("mqSet"), "mqSet")],
+            [RemotingMessageQueue.from_json(one) for one in as_list(members.get("mqSet"), "mqSet")],
             as_bool(members.get("onlyThisBroker"), "onlyThisBroker"),
         )
 
 
-def lock_answer(queues: Iterable[MessageQueue]) -> bytes:
+def lock_answer(queues: Iterable[RemotingMessageQueue]) -> bytes:
     """The body of the answer to 41: the queues that the client has locked."""
     return dumps({"lockOKMQSet": [queue.to_json() for queue in queues]})
 
@@ -353,7 +404,7 @@ class QueryAssignmentRequestBody:
         )
 
 
-def assignments(queues: Iterable[tuple[MessageQueue, str]]) -> bytes:
+def assignments(queues: Iterable[tuple[RemotingMessageQueue, str]]) -> bytes:
     """The answer to 400: queues with the mode, POP or PULL, in which they are read."""
     return dumps(
         {"messageQueueAssignments": [{"messageQueue": queue.to_json(), "mode": mode} for queue, mode in queues]}
@@ -361,7 +412,7 @@ def assignments(queues: Iterable[tuple[MessageQueue, str]]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class SetMessageRequestModeRequestBody:
+class SetMessageRequestModeRequestBody(Body):
     """The body of 401."""
 
     topic: str
@@ -380,17 +431,9 @@ class SetMessageRequestModeRequestBody:
             as_int(members.get("popShareQueueNum", 0), "popShareQueueNum"),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "consumerGroup": self.consumer_group,
-            "mode": self.mode,
-            "popShareQueueNum": self.pop_share_queue_num,
-            "topic": self.topic,
-        }
-
 
 @dataclass(slots=True)
-class QueueData:
+class QueueData(Body):
     """The queues of one topic on one broker. ``perm``: 4 readable, 2 writable."""
 
     broker_name: str
@@ -398,15 +441,6 @@ class QueueData:
     write_queue_nums: int
     perm: int
     topic_sys_flag: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "brokerName": self.broker_name,
-            "perm": self.perm,
-            "readQueueNums": self.read_queue_nums,
-            "topicSysFlag": self.topic_sys_flag,
-            "writeQueueNums": self.write_queue_nums,
-        }
 
     @classmethod
     def from_json(cls, value: Any) -> QueueData:
@@ -526,29 +560,22 @@ def kv_table(table: dict[str, str]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicOffset:
+class TopicOffset(Body):
     """One queue of a topic: offsets, and the time of its newest message in ms (0 without one)."""
 
     min_offset: int
     max_offset: int
     last_update_timestamp: int
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "lastUpdateTimestamp": self.last_update_timestamp,
-            "maxOffset": self.max_offset,
-            "minOffset": self.min_offset,
-        }
 
-
-def topic_stats_table(offsets: Mapping[MessageQueue, TopicOffset], put_tps: float = 0.0) -> bytes:
+def topic_stats_table(offsets: Mapping[RemotingMessageQueue, TopicOffset], put_tps: float = 0.0) -> bytes:
     """The answer to 202."""
     table = queue_map({queue: one.to_json() for queue, one in offsets.items()})
     return dumps({"offsetTable": table, "topicPutTps": put_tps})
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetWrapper:
+class OffsetWrapper(Body):
     """The progress of a group in one queue; ``last_timestamp`` is the time of the last consumed message in ms."""
 
     broker_offset: int
@@ -556,20 +583,12 @@ class OffsetWrapper:
     pull_offset: int
     last_timestamp: int
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "brokerOffset": self.broker_offset,
-            "consumerOffset": self.consumer_offset,
-            "lastTimestamp": self.last_timestamp,
-            "pullOffset": self.pull_offset,
-        }
-
 
 @dataclass(slots=True)
 class ConsumeStats:
     """The answer to 208."""
 
-    offset_table: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
+    offset_table: dict[RemotingMessageQueue, OffsetWrapper] = field(default_factory=dict)
     consume_tps: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -580,26 +599,18 @@ class ConsumeStats:
         return dumps(self.to_json())
 
 
-def reset_offset_body(offsets: Mapping[MessageQueue, int]) -> bytes:
+def reset_offset_body(offsets: Mapping[RemotingMessageQueue, int]) -> bytes:
     """The answer to 222 and the body of 220."""
     return dumps({"offsetTable": queue_map(offsets)})
 
 
-def consumer_status_body(table: Mapping[str, Mapping[MessageQueue, int]]) -> bytes:
-    """The answer to 223: offsets of each client."""
-    return dumps({"consumerTable": {client: queue_map(offsets) for client, offsets in table.items()}})
-
-
 @dataclass(frozen=True, slots=True)
-class StatsItem:
+class StatsItem(Body):
     """A count within a window: ``tps`` its rate, ``avgpt`` its mean value."""
 
     sum: int = 0
     tps: float = 0.0
     avgpt: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return {"avgpt": self.avgpt, "sum": self.sum, "tps": self.tps}
 
 
 def broker_stats_data(minute: StatsItem, hour: StatsItem, day: StatsItem) -> bytes:
@@ -612,7 +623,7 @@ PERM_WRITE: Final = 2
 
 
 @dataclass(slots=True)
-class TopicConfig:
+class RemotingTopicConfig(Body):
     """A topic as topics.json has it. ``perm``: 4 readable, 2 writable, 1 inherited."""
 
     topic_name: str
@@ -624,20 +635,8 @@ class TopicConfig:
     order: bool = False
     attributes: dict[str, str] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "attributes": self.attributes,
-            "order": self.order,
-            "perm": self.perm,
-            "readQueueNums": self.read_queue_nums,
-            "topicFilterType": self.topic_filter_type,
-            "topicName": self.topic_name,
-            "topicSysFlag": self.topic_sys_flag,
-            "writeQueueNums": self.write_queue_nums,
-        }
-
     @classmethod
-    def from_json(cls, value: Any) -> TopicConfig:
+    def from_json(cls, value: Any) -> RemotingTopicConfig:
         members = as_object(value, "a topic")
         attributes = as_map(members.get("attributes"), "attributes", lambda one: as_text(one, "an attribute"))
         return cls(
@@ -666,8 +665,8 @@ class TopicConfig:
         )
 
     @classmethod
-    def from_text(cls, text: str) -> TopicConfig:
-        """From the short form. Attributes that cannot be read are left out, as RocketMQ does. Raises BodyError."""
+    def from_text(cls, text: str) -> RemotingTopicConfig:
+        """From the short form. Attributes that cannot be read are omitted, as RocketMQ does. Raises BodyError."""
         parts = text.split(" ", 5)
         if len(parts) < 5:
             raise BodyError(f"a topic has {len(parts)} parts, it needs 5: {text!r:.200}")
@@ -685,8 +684,8 @@ class TopicConfig:
 class TopicConfigSerializeWrapper:
     """All topics of a broker with their version; the answer to 21 and a part of 103."""
 
-    topic_config_table: dict[str, TopicConfig] = field(default_factory=dict)
-    data_version: DataVersion = field(default_factory=DataVersion)
+    topic_config_table: dict[str, RemotingTopicConfig] = field(default_factory=dict)
+    data_version: RemotingDataVersion = field(default_factory=RemotingDataVersion)
     mapping_info: dict[str, Any] = field(default_factory=dict)
     """topicQueueMappingInfoMap of static topics, unread."""
 
@@ -707,15 +706,15 @@ class TopicConfigSerializeWrapper:
     def reading(cls, value: Any) -> Steps[TopicConfigSerializeWrapper]:
         """:meth:`from_json` in steps."""
         members = as_object(value, "the topics")
-        table: dict[str, TopicConfig] = {}
+        table: dict[str, RemotingTopicConfig] = {}
         for item in in_steps(as_map(members.get("topicConfigTable"), "topicConfigTable", lambda one: one).items()):
             if item is None:
                 yield
             else:
-                table[item[0]] = TopicConfig.from_json(item[1])
+                table[item[0]] = RemotingTopicConfig.from_json(item[1])
         return cls(
             table,
-            DataVersion.from_json(members.get("dataVersion")),
+            RemotingDataVersion.from_json(members.get("dataVersion")),
             as_map(members.get("topicQueueMappingInfoMap"), "topicQueueMappingInfoMap", lambda one: one),
         )
 
@@ -793,13 +792,13 @@ class _Inflated:
         self._data, self._at = data, 0
 
     def body(self, version: int) -> Steps[RegisterBrokerBody]:
-        data_version = DataVersion.from_json(loads(self._part("the data version")))
+        data_version = RemotingDataVersion.from_json(loads(self._part("the data version")))
         table = {}
         for number in in_steps(self._count()):
             if number is None:
                 yield
                 continue
-            config = TopicConfig.from_text(self._part("a topic").decode("utf-8", "replace"))
+            config = RemotingTopicConfig.from_text(self._part("a topic").decode("utf-8", "replace"))
             table[config.topic_name] = config
         filter_servers = _texts(loads(self._part("the filter servers")))
         mappings: dict[str, Any] = {}

@@ -8,11 +8,9 @@ from typing import Final
 VERSION: Final = 493
 """The version of this server's answers: V5_4_0. Clients refuse SQL92 pulls from a broker below V4_1_0 (remoting 1.1)."""
 
-V3_0_11: Final = 37
 V3_4_9: Final = 121
 V4_1_0: Final = 233
 V4_9_3: Final = 399
-V4_9_4: Final = 401
 V5_0_0: Final = 413
 
 FLAG_RESPONSE: Final = 1

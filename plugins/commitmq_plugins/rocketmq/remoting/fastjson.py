@@ -33,7 +33,7 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class MessageQueue:
+class RemotingMessageQueue:
     """One queue of a broker. Queues sort by topic, broker and number, as RocketMQ's do."""
 
     topic: str
@@ -44,7 +44,7 @@ class MessageQueue:
         return {"brokerName": self.broker_name, "queueId": self.queue_id, "topic": self.topic}
 
     @classmethod
-    def from_json(cls, value: Any) -> MessageQueue:
+    def from_json(cls, value: Any) -> RemotingMessageQueue:
         """Raises BodyError."""
         members = as_object(value, "a queue")
         topic, broker_name = members.get("topic"), members.get("brokerName")
@@ -57,7 +57,7 @@ class MessageQueue:
 def dumps(value: Any) -> bytes:
     """``value`` as a body: dicts (keys may be integers), lists, texts, numbers, booleans and :func:`queue_map`.
 
-    Members that are None must have been left out (:func:`without_none`). Raises BodyError for what is no JSON.
+    Members that are None must have been omitted (:func:`without_none`). Raises BodyError for what is no JSON.
     """
     try:
         return orjson.dumps(value, option=_OPTIONS)
@@ -70,14 +70,14 @@ def without_none(members: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in members.items() if value is not None}
 
 
-def queue_map(values: Mapping[MessageQueue, Any]) -> orjson.Fragment:
+def queue_map(values: Mapping[RemotingMessageQueue, Any]) -> orjson.Fragment:
     """A map with queues as keys, for :func:`dumps`."""
     pairs = [dumps(queue.to_json()) + b":" + dumps(value) for queue, value in values.items()]
     return orjson.Fragment(b"{" + b",".join(pairs) + b"}")
 
 
 def loads(data: bytes | bytearray | memoryview) -> Any:
-    """The value of a body. Keys are texts, in maps of queues :class:`MessageQueue`. Raises BodyError."""
+    """The value of a body. Keys are texts, in maps of queues :class:`RemotingMessageQueue`. Raises BodyError."""
     plain = bytes(data)
     _check_size(plain)
     try:
@@ -253,11 +253,11 @@ class _Lenient:
         self._at += 1
         return members
 
-    def _key(self, next_one: str, depth: int) -> str | MessageQueue:
+    def _key(self, next_one: str, depth: int) -> str | RemotingMessageQueue:
         if next_one in ('"', "'"):
             return self._string(next_one)
         if next_one == "{":
-            return MessageQueue.from_json(self._value(depth + 1))
+            return RemotingMessageQueue.from_json(self._value(depth + 1))
         found = _NUMBER.match(self._text, self._at) or _NAME.match(self._text, self._at)
         if found is None:
             self._fail("a key is missing")

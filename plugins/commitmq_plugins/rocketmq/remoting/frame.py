@@ -5,7 +5,7 @@
 
 One request or answer of the protocol.
 
-What can be wrong with a frame or with a field of one. ``closes`` says whether the connection can go on.
+What can be wrong with a frame or with a field of one. ``closes`` says whether the connection can continue.
 
 The JSON form of a frame's header (spec 15.2), lenient in what RocketMQ's decoder is lenient in.
 
@@ -122,7 +122,7 @@ class FrameError(RemotingError):
 
 
 class FieldError(RemotingError):
-    """A header field is missing or has a value of another type. The request fails, the connection goes on.
+    """A header field is missing or has a value of another type. The request fails, the connection continues.
 
     ``field`` is its name on the wire, ``value`` its text, None for a field that is missing.
     """
@@ -133,7 +133,7 @@ class FieldError(RemotingError):
 
 
 class BodyError(RemotingError):
-    """A body that cannot be read. The request fails, the connection goes on."""
+    """A body that cannot be read. The request fails, the connection continues."""
 
 
 class PeerGoneError(RemotingError):
@@ -203,11 +203,6 @@ def decode_json(data: bytes | memoryview) -> Command:
         code, opaque = _integer("code", code), _integer("opaque", opaque)
         flag, version = _integer("flag", flag), _integer("version", version)
     return Command(code, opaque, flag, spoken, version, remark, fields, b"", SERIALIZE_JSON)
-
-
-def encode_answer(opaque: int, code: int, remark: str | None, ext_fields: dict[str, str]) -> bytes:
-    """The header of an answer."""
-    return encode_json(Command(code, opaque, FLAG_RESPONSE, remark=remark, ext_fields=ext_fields))
 
 
 def _integer(name: str, value: Any) -> int:
@@ -448,7 +443,7 @@ class FrameParser:
         return command
 
     def _needed_of_few(self, view: memoryview) -> int:
-        """How many bytes are needed to go on, where a frame has fewer than 8 yet. Raises FrameError."""
+        """How many bytes are needed to continue, where a frame has fewer than 8 yet. Raises FrameError."""
         if len(view) < 4:
             return 4
         self._check_length(int.from_bytes(view[:4], "big", signed=True))

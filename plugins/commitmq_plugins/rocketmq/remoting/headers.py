@@ -1,9 +1,8 @@
 """The headers of requests and answers, by their fields.
 
-Typed headers: a dataclass whose fields are converted from and to the texts of ``extFields``.
+Typed headers: dataclasses whose fields are converted from and to the texts of ``extFields``.
 
-    @header
-    class SearchOffsetRequestHeader(Header):
+        class SearchOffsetRequestHeader(Header):
         topic: str                          # required
         queue_id: Int                       # 32 bits
         timestamp: Long                     # 64 bits
@@ -13,48 +12,43 @@ A field's name on the wire is its name in Java's spelling (``queueId``); ``WIRE`
 a number that fits its type, or FieldError names field and value; a boolean is true for "true" in any case and false for
 everything else (remoting 1.1). Unknown fields are ignored, those that every request may carry (ns, nsd, bname, oway, lo)
 among them. Absent optional fields have their defaults; those that are None are not written.
-
-Headers of requests about consumer groups, producer groups and their clients.
-
-Headers of requests to a name server, and of a broker's to it.
-
-Headers of POP consumption.
-
-Headers of pulls, look-ups and offsets.
-
-Headers of requests about users and their rules.
-
-Headers of sends, send-backs, transactions' ends, replies and recalls.
-
-Headers of requests about topics, brokers and statistics.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, Any, ClassVar, Self, TypeVar, dataclass_transform, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, dataclass_transform, get_type_hints
 
 from commitmq_plugins.rocketmq.remoting.frame import FieldError
 
 Int = Annotated[int, 32]
 Long = Annotated[int, 64]
 
-_Kind = TypeVar("_Kind", bound="type[Header]")
 _Reader = Callable[[str], Any]
 _REQUIRED: Any = object()
 _LONGEST = 500
 
 
+@dataclass_transform()
 class Header:
-    """Base of all headers. Made by :func:`header`."""
+    """Base of all headers. It makes each a dataclass, with the conversions of its fields."""
 
     WIRE: ClassVar[Mapping[str, str]] = {}
     """Names on the wire that are not the field's own name in Java's spelling."""
 
-    __slots__ = ()
     _plan: ClassVar[tuple[tuple[str, _Reader, Any], ...]] = ()
     _names: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        made: Any = dataclass(cls)
+        hints = get_type_hints(made, include_extras=True)
+        plan, names = [], []
+        for one in fields(made):
+            wire = cls.WIRE.get(one.name) or java_name(one.name)
+            plan.append((wire, _reader(hints[one.name]), _REQUIRED if one.default is MISSING else one.default))
+            names.append((wire, one.name))
+        cls._plan, cls._names = tuple(plan), tuple(names)
 
     @classmethod
     def decode(cls, ext_fields: Mapping[str, str]) -> Self:
@@ -93,24 +87,8 @@ class Header:
         return texts
 
 
-@dataclass_transform()
-def header(kind: _Kind) -> _Kind:
-    """Make ``kind`` a header: a dataclass with slots and the conversions of its fields."""
-    made: Any = dataclass(slots=True)(kind)
-    hints = get_type_hints(made, include_extras=True)
-    plan, names = [], []
-    for one in fields(made):
-        wire = made.WIRE.get(one.name) or _java_name(one.name)
-        if one.default_factory is not MISSING:
-            raise TypeError(f"{kind.__name__}.{one.name}: a header's field has no default factory")
-        default = _REQUIRED if one.default is MISSING else one.default
-        plan.append((wire, _reader(hints[one.name]), default))
-        names.append((wire, one.name))
-    made._plan, made._names = tuple(plan), tuple(names)
-    return made  # type: ignore[no-any-return]
-
-
-def _java_name(name: str) -> str:
+def java_name(name: str) -> str:
+    """``name`` in Java's spelling."""
     first, *others = name.split("_")
     return first + "".join(other.capitalize() for other in others)
 
@@ -148,7 +126,6 @@ def _long(text: str) -> int:
     return value
 
 
-@header
 class UnregisterClientRequestHeader(Header):
     """Request 35: a client leaves one group."""
 
@@ -159,28 +136,24 @@ class UnregisterClientRequestHeader(Header):
     WIRE: ClassVar[Mapping[str, str]] = {"client_id": "clientID"}
 
 
-@header
 class ConsumerGroupRequestHeader(Header):
     """Requests 38, 40 and 203."""
 
     consumer_group: str
 
 
-@header
 class ProducerGroupRequestHeader(Header):
     """Request 204."""
 
     producer_group: str
 
 
-@header
 class GroupRequestHeader(Header):
     """Requests 343 and 352."""
 
     group: str
 
 
-@header
 class GroupTopicRequestHeader(Header):
     """Requests 303 and 345."""
 
@@ -188,23 +161,6 @@ class GroupTopicRequestHeader(Header):
     topic: str
 
 
-@header
-class GetAllSubscriptionGroupRequestHeader(Header):
-    """Request 201. Without any field everything is wanted."""
-
-    group_seq: Int | None = None
-    data_version: str | None = None
-    max_group_num: Int | None = None
-
-
-@header
-class GetAllSubscriptionGroupResponseHeader(Header):
-    """The answer to 201."""
-
-    total_group_num: Int
-
-
-@header
 class DeleteSubscriptionGroupRequestHeader(Header):
     """Request 207."""
 
@@ -212,38 +168,29 @@ class DeleteSubscriptionGroupRequestHeader(Header):
     clean_offset: bool = False
 
 
-@header
-class UpdateGroupForbiddenRequestHeader(Header):
+class UpdateGroupForbiddenRequestHeader(GroupTopicRequestHeader):
     """Request 353."""
 
-    group: str
-    topic: str
     readable: bool | None = None
 
 
-@header
-class GetConsumeStatsRequestHeader(Header):
+class GetConsumeStatsRequestHeader(ConsumerGroupRequestHeader):
     """Request 208. ``topic_list`` has semicolons between topics."""
 
-    consumer_group: str
     topic: str | None = None
     topic_list: str | None = None
 
 
-@header
-class GetConsumerRunningInfoRequestHeader(Header):
+class GetConsumerRunningInfoRequestHeader(ConsumerGroupRequestHeader):
     """Request 307, to a broker and from it to the client."""
 
-    consumer_group: str
     client_id: str
     jstack_enable: bool = False
 
 
-@header
-class ConsumeMessageDirectlyResultRequestHeader(Header):
+class ConsumeMessageDirectlyResultRequestHeader(ConsumerGroupRequestHeader):
     """Request 309, to a broker and from it to the client."""
 
-    consumer_group: str
     client_id: str | None = None
     msg_id: str | None = None
     broker_name: str | None = None
@@ -252,7 +199,6 @@ class ConsumeMessageDirectlyResultRequestHeader(Header):
     group_sys_flag: Int | None = None
 
 
-@header
 class PutKVConfigRequestHeader(Header):
     """Request 100. A missing namespace or key has an answer of its own."""
 
@@ -261,29 +207,24 @@ class PutKVConfigRequestHeader(Header):
     value: str | None = None
 
 
-@header
-class KVConfigRequestHeader(Header):
-    """Requests 101 and 102."""
-
-    namespace: str
-    key: str
-
-
-@header
-class GetKVConfigResponseHeader(Header):
-    """The answer to 101."""
-
-    value: str | None = None
-
-
-@header
 class NamespaceRequestHeader(Header):
     """Request 219."""
 
     namespace: str
 
 
-@header
+class KVConfigRequestHeader(NamespaceRequestHeader):
+    """Requests 101 and 102."""
+
+    key: str
+
+
+class GetKVConfigResponseHeader(Header):
+    """The answer to 101."""
+
+    value: str | None = None
+
+
 class BrokerRequestHeader(Header):
     """Requests 104 and 322: one member of a broker's group. ``broker_id`` 0 is the master."""
 
@@ -293,17 +234,12 @@ class BrokerRequestHeader(Header):
     broker_id: Long
 
 
-@header
-class RegisterBrokerRequestHeader(Header):
+class RegisterBrokerRequestHeader(BrokerRequestHeader):
     """Request 103. A broker below 5.0 does not send ``enable_acting_master`` at all.
 
     ``whole_topic_table`` is this node's own: the topics are all that the broker has. Other name servers ignore it.
     """
 
-    broker_name: str
-    broker_addr: str
-    cluster_name: str
-    broker_id: Long
     ha_server_addr: str | None = None
     heartbeat_timeout_millis: Long | None = None
     enable_acting_master: bool | None = None
@@ -312,7 +248,6 @@ class RegisterBrokerRequestHeader(Header):
     whole_topic_table: bool | None = None
 
 
-@header
 class RegisterBrokerResponseHeader(Header):
     """The answer to 103: for a slave, where its master is."""
 
@@ -320,35 +255,30 @@ class RegisterBrokerResponseHeader(Header):
     master_addr: str | None = None
 
 
-@header
 class QueryDataVersionResponseHeader(Header):
     """The answer to 322."""
 
     changed: bool
 
 
-@header
 class BrokerNameRequestHeader(Header):
     """Requests 205 and 327."""
 
     broker_name: str
 
 
-@header
 class WipeWritePermOfBrokerResponseHeader(Header):
     """The answer to 205."""
 
     wipe_topic_count: Int
 
 
-@header
 class AddWritePermOfBrokerResponseHeader(Header):
     """The answer to 327."""
 
     add_topic_count: Int
 
 
-@header
 class DeleteTopicFromNamesrvRequestHeader(Header):
     """Request 216."""
 
@@ -356,14 +286,12 @@ class DeleteTopicFromNamesrvRequestHeader(Header):
     cluster_name: str | None = None
 
 
-@header
 class GetTopicsByClusterRequestHeader(Header):
     """Request 224."""
 
     cluster: str
 
 
-@header
 class GetBrokerMemberGroupRequestHeader(Header):
     """Request 901."""
 
@@ -371,7 +299,6 @@ class GetBrokerMemberGroupRequestHeader(Header):
     broker_name: str
 
 
-@header
 class BrokerHeartbeatRequestHeader(Header):
     """Request 904."""
 
@@ -382,13 +309,17 @@ class BrokerHeartbeatRequestHeader(Header):
     heartbeat_timeout_mills: Long | None = None
 
 
-@header
-class PopMessageRequestHeader(Header):
-    """Request 200050. Times in ms; ``queue_id`` -1 means any; ``init_mode``: 0 from the minimum, 1 from the maximum."""
+class GroupQueueRequestHeader(Header):
+    """Request 200055, and what others begin with: a queue in which a group reads."""
 
     consumer_group: str
     topic: str
     queue_id: Int
+
+
+class PopMessageRequestHeader(GroupQueueRequestHeader):
+    """Request 200050. Times in ms; ``queue_id`` -1 means any; ``init_mode``: 0 from the minimum, 1 from the maximum."""
+
     max_msg_nums: Int
     invisible_time: Long
     poll_time: Long
@@ -400,43 +331,19 @@ class PopMessageRequestHeader(Header):
     attempt_id: str | None = None
 
 
-@header
-class PopMessageResponseHeader(Header):
-    """The answer to 200050 and 200052, with all its fields for each code (remoting 5.3)."""
-
-    pop_time: Long
-    invisible_time: Long
-    revive_qid: Int
-    rest_num: Long
-    start_offset_info: str | None = None
-    msg_offset_info: str | None = None
-    order_count_info: str | None = None
-
-
-@header
-class AckMessageRequestHeader(Header):
+class AckMessageRequestHeader(GroupQueueRequestHeader):
     """Request 200051. ``extra_info`` is the receipt handle, ``offset`` the queue offset."""
 
-    consumer_group: str
-    topic: str
-    queue_id: Int
     extra_info: str
     offset: Long
 
 
-@header
-class ChangeInvisibleTimeRequestHeader(Header):
+class ChangeInvisibleTimeRequestHeader(AckMessageRequestHeader):
     """Request 200053. ``invisible_time`` in ms from now."""
 
-    consumer_group: str
-    topic: str
-    queue_id: Int
-    extra_info: str
-    offset: Long
     invisible_time: Long
 
 
-@header
 class ChangeInvisibleTimeResponseHeader(Header):
     """The answer to 200053."""
 
@@ -445,30 +352,29 @@ class ChangeInvisibleTimeResponseHeader(Header):
     revive_qid: Int
 
 
-@header
-class PeekMessageRequestHeader(Header):
-    """Request 200052."""
+class QueueRequestHeader(Header):
+    """Requests 31 and 32, and what others begin with: one queue."""
 
     topic: str
     queue_id: Int
+
+
+class PeekMessageRequestHeader(QueueRequestHeader):
+    """Request 200052."""
+
     max_msg_nums: Int
     consumer_group: str
 
 
-@header
-class NotificationRequestHeader(Header):
+class NotificationRequestHeader(GroupQueueRequestHeader):
     """Request 200054."""
 
-    consumer_group: str
-    topic: str
-    queue_id: Int
     poll_time: Long
     born_time: Long
     order: bool = False
     attempt_id: str | None = None
 
 
-@header
 class NotificationResponseHeader(Header):
     """The answer to 200054."""
 
@@ -476,29 +382,9 @@ class NotificationResponseHeader(Header):
     polling_full: bool = False
 
 
-@header
-class PollingInfoRequestHeader(Header):
-    """Request 200055."""
-
-    consumer_group: str
-    topic: str
-    queue_id: Int
-
-
-@header
-class PollingInfoResponseHeader(Header):
-    """The answer to 200055."""
-
-    polling_num: Int
-
-
-@header
-class PullMessageRequestHeader(Header):
+class PullMessageRequestHeader(GroupQueueRequestHeader):
     """Requests 11 and 361."""
 
-    consumer_group: str
-    topic: str
-    queue_id: Int
     queue_offset: Long
     max_msg_nums: Int
     sys_flag: Int
@@ -512,21 +398,6 @@ class PullMessageRequestHeader(Header):
     proxy_froward_client_id: str | None = None
 
 
-@header
-class PullMessageResponseHeader(Header):
-    """The answer to a pull; needed for each code that is not a refusal (remoting 1.1)."""
-
-    suggest_which_broker_id: Long
-    next_begin_offset: Long
-    min_offset: Long
-    max_offset: Long
-    offset_delta: Long | None = None
-    topic_sys_flag: Int | None = None
-    group_sys_flag: Int | None = None
-    forbidden_type: Int | None = None
-
-
-@header
 class QueryMessageRequestHeader(Header):
     """Request 12. ``index_type``: K keys, U unique key, T tag."""
 
@@ -539,7 +410,6 @@ class QueryMessageRequestHeader(Header):
     last_key: str | None = None
 
 
-@header
 class QueryMessageResponseHeader(Header):
     """The answer to 12."""
 
@@ -547,7 +417,6 @@ class QueryMessageResponseHeader(Header):
     index_last_update_phyoffset: Long
 
 
-@header
 class ViewMessageRequestHeader(Header):
     """Request 33. ``offset`` is physical."""
 
@@ -555,28 +424,20 @@ class ViewMessageRequestHeader(Header):
     topic: str | None = None
 
 
-@header
-class QueryConsumeQueueRequestHeader(Header):
+class QueryConsumeQueueRequestHeader(QueueRequestHeader):
     """Request 321."""
 
-    topic: str
-    queue_id: Int
     index: Long
     count: Int
     consumer_group: str | None = None
 
 
-@header
-class QueryConsumerOffsetRequestHeader(Header):
+class QueryConsumerOffsetRequestHeader(GroupQueueRequestHeader):
     """Request 14."""
 
-    consumer_group: str
-    topic: str
-    queue_id: Int
     set_zero_if_not_found: bool | None = None
 
 
-@header
 class UpdateConsumerOffsetRequestHeader(Header):
     """Request 15. A missing queue or offset has an answer of its own."""
 
@@ -586,12 +447,9 @@ class UpdateConsumerOffsetRequestHeader(Header):
     commit_offset: Long | None = None
 
 
-@header
-class SearchOffsetRequestHeader(Header):
+class SearchOffsetRequestHeader(QueueRequestHeader):
     """Request 29. ``boundary_type`` is LOWER or UPPER."""
 
-    topic: str
-    queue_id: Int
     timestamp: Long
     boundary_type: str | None = None
 
@@ -600,38 +458,12 @@ class SearchOffsetRequestHeader(Header):
         return self.boundary_type is not None and self.boundary_type.upper() == "UPPER"
 
 
-@header
-class GetMaxOffsetRequestHeader(Header):
+class GetMaxOffsetRequestHeader(QueueRequestHeader):
     """Request 30. ``committed`` is ignored, as RocketMQ does (remoting 9)."""
 
-    topic: str
-    queue_id: Int
     committed: bool = True
 
 
-@header
-class QueueRequestHeader(Header):
-    """Requests 31 and 32: one queue."""
-
-    topic: str
-    queue_id: Int
-
-
-@header
-class OffsetResponseHeader(Header):
-    """The answer to 14, 29, 30 and 31."""
-
-    offset: Long
-
-
-@header
-class GetEarliestMsgStoretimeResponseHeader(Header):
-    """The answer to 32; -1 if there is no message."""
-
-    timestamp: Long
-
-
-@header
 class ResetOffsetRequestHeader(Header):
     """Requests 222 and 220. ``queue_id`` -1 means all queues."""
 
@@ -643,7 +475,6 @@ class ResetOffsetRequestHeader(Header):
     offset: Long | None = None
 
 
-@header
 class GetConsumerStatusRequestHeader(Header):
     """Requests 223 and 221."""
 
@@ -652,7 +483,6 @@ class GetConsumerStatusRequestHeader(Header):
     client_addr: str | None = None
 
 
-@header
 class CloneGroupOffsetRequestHeader(Header):
     """Request 314."""
 
@@ -662,21 +492,18 @@ class CloneGroupOffsetRequestHeader(Header):
     offline: bool = False
 
 
-@header
 class UserRequestHeader(Header):
     """Requests 3001 to 3004."""
 
     username: str | None = None
 
 
-@header
 class ListUsersRequestHeader(Header):
     """Request 3005."""
 
     filter: str | None = None
 
 
-@header
 class AclRequestHeader(Header):
     """Requests 3006 to 3009."""
 
@@ -685,7 +512,6 @@ class AclRequestHeader(Header):
     resource: str | None = None
 
 
-@header
 class ListAclsRequestHeader(Header):
     """Request 3010."""
 
@@ -693,7 +519,6 @@ class ListAclsRequestHeader(Header):
     resource_filter: str | None = None
 
 
-@header
 class SendMessageRequestHeader(Header):
     """Requests 10 and 324, and the fields of all other sends."""
 
@@ -715,7 +540,6 @@ class SendMessageRequestHeader(Header):
     WIRE: ClassVar[Mapping[str, str]] = {"broker_name": "bname"}
 
 
-@header
 class SendMessageRequestHeaderV2(SendMessageRequestHeader):
     """Requests 310, 320 and 325: the same fields under one-letter names."""
 
@@ -743,19 +567,6 @@ def decode_send(ext_fields: Mapping[str, str]) -> SendMessageRequestHeader:
     return kind.decode(ext_fields)
 
 
-@header
-class SendMessageResponseHeader(Header):
-    """The answer to a send. ``msg_id`` is the offset message id, of a batch all of them with commas between."""
-
-    msg_id: str
-    queue_id: Int
-    queue_offset: Long
-    transaction_id: str | None = None
-    batch_uniq_id: str | None = None
-    recall_handle: str | None = None
-
-
-@header
 class ConsumerSendMsgBackRequestHeader(Header):
     """Request 36. ``offset`` is the record's physical offset."""
 
@@ -768,7 +579,6 @@ class ConsumerSendMsgBackRequestHeader(Header):
     max_reconsume_times: Int | None = None
 
 
-@header
 class EndTransactionRequestHeader(Header):
     """Request 37. ``commit_or_rollback``: 0 unknown, 8 commit, 12 roll back."""
 
@@ -782,7 +592,6 @@ class EndTransactionRequestHeader(Header):
     topic: str | None = None
 
 
-@header
 class CheckTransactionStateRequestHeader(Header):
     """Request 39, to a producer. ``topic`` is the topic of half messages."""
 
@@ -797,7 +606,6 @@ class CheckTransactionStateRequestHeader(Header):
     WIRE: ClassVar[Mapping[str, str]] = {"broker_name": "bname"}
 
 
-@header
 class ReplyMessageRequestHeader(Header):
     """Request 326, to the producer that waits for a reply. Hosts are texts ``ip:port``."""
 
@@ -817,7 +625,6 @@ class ReplyMessageRequestHeader(Header):
     unit_mode: bool = False
 
 
-@header
 class RecallMessageRequestHeader(Header):
     """Request 370."""
 
@@ -826,14 +633,6 @@ class RecallMessageRequestHeader(Header):
     producer_group: str | None = None
 
 
-@header
-class RecallMessageResponseHeader(Header):
-    """The answer to 370: the unique key of the cancelled message."""
-
-    msg_id: str
-
-
-@header
 class TopicRequestHeader(Header):
     """Requests 105, 202, 215, 217, 300 and 351: one topic."""
 
@@ -841,7 +640,6 @@ class TopicRequestHeader(Header):
     accept_standard_json_only: bool = False
 
 
-@header
 class CreateTopicRequestHeader(Header):
     """Request 17. ``attributes``: ``+key=value`` and ``-key`` with commas between."""
 
@@ -857,30 +655,6 @@ class CreateTopicRequestHeader(Header):
     force: bool = False
 
 
-@header
-class GetAllTopicConfigRequestHeader(Header):
-    """Request 21. Without any field everything is wanted."""
-
-    topic_seq: Int | None = None
-    data_version: str | None = None
-    max_topic_num: Int | None = None
-
-
-@header
-class GetAllTopicConfigResponseHeader(Header):
-    """The answer to 21."""
-
-    total_topic_num: Int
-
-
-@header
-class GetBrokerConfigResponseHeader(Header):
-    """The answer to 26: the text of the configuration's data version."""
-
-    version: str
-
-
-@header
 class ViewBrokerStatsDataRequestHeader(Header):
     """Request 315."""
 
@@ -888,7 +662,6 @@ class ViewBrokerStatsDataRequestHeader(Header):
     stats_key: str
 
 
-@header
 class GetConsumeStatsInBrokerHeader(Header):
     """Request 317."""
 

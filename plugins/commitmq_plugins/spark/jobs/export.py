@@ -36,7 +36,6 @@ from commitmq.errors import ConfigError
 from commitmq.files.disk import sync_folder
 from commitmq.format.constants import LMQ_PREFIX
 from commitmq_plugins.spark.columns import COLUMNS
-from commitmq_plugins.spark.gaps import Gap, coalesced
 from commitmq_plugins.spark.jobs.manifest import (
     FOLDER,
     PART_PREFIX,
@@ -56,7 +55,7 @@ from commitmq_plugins.spark.jobs.positions import (
     schema_of,
     split_sources,
 )
-from commitmq_plugins.spark.options import SourceOptions
+from commitmq_plugins.spark.options import SourceOptions, UnreadableRange, coalesced
 from commitmq_plugins.spark.plan import Partition
 from commitmq_plugins.spark.reading import read_partition
 
@@ -263,7 +262,7 @@ class Exported:
     files: int = 0
     bytes: int = 0
     malformed: int = 0
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[UnreadableRange] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -344,9 +343,8 @@ def export(
 
 
 def exported(spark: SparkSession, root: Path, *, topics: Sequence[str] = (), commits: Sequence[int] = ()) -> DataFrame:
-    """The messages of an export, by its manifest: no file that is unfinished, and no message twice.
-
-    ``topics`` and ``commits``: only these. Raises ExportError when there is no export.
+    """The messages of an export, by its manifest: no file that is unfinished, and no message twice. ``topics`` and
+    ``commits``: only these. Raises ExportError when there is no export.
     """
     root = root.absolute()
     manifest = Manifest(root)
@@ -394,9 +392,8 @@ def _written(
 
 
 def _whole_json(frame: DataFrame) -> DataFrame:
-    """``frame`` with the column ``_whole``: whether nothing follows the first JSON value of a body.
-
-    Spark's from_json takes the first value and silently ignores the rest.
+    """``frame`` with the column ``_whole``: whether nothing follows the first JSON value of a body. Spark's from_json
+    takes the first value and silently ignores the rest.
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -452,7 +449,7 @@ def _commit(
     form: Form,
     rows: Sequence[Row],
     positions: Positions,
-    gaps: Sequence[Gap],
+    gaps: Sequence[UnreadableRange],
     found: News,
     done: Exported,
 ) -> None:
@@ -469,7 +466,7 @@ def _commit(
     done.gaps += gaps
 
 
-def _reported(folder: Path) -> list[Gap]:
+def _reported(folder: Path) -> list[UnreadableRange]:
     """The gaps that tasks have reported. A task that was tried several times may have reported some several times."""
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [Gap(**json.loads(line)) for line in lines]
+    return [UnreadableRange(**json.loads(line)) for line in lines]

@@ -159,7 +159,6 @@ class Manifest:
 
     @property
     def files(self) -> list[DataFile]:
-        """All files, in the order of their commits."""
         return [file for commit in self.commits for file in commit.files]
 
     @property
@@ -229,7 +228,7 @@ class Manifest:
         try:
             publish(self._folder / f"{made.number:020}.json", made.to_json())
         except FileExistsError as error:
-            raise ExportError(f"another export has made commit {made.number} of {self.root} meanwhile") from error
+            raise ExportError(f"another export has made commit {made.number} of {self.root} in the meantime") from error
         if failpoints.ACTIVE:
             failpoints.hit("export.after_commit")
         self.commits.append(made)

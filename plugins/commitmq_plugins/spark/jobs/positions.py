@@ -33,9 +33,8 @@ from commitmq import failpoints
 from commitmq.errors import CommitMQError, ConfigError
 from commitmq.files import atomic_file
 from commitmq_plugins.spark import columns
-from commitmq_plugins.spark.gaps import DataLossError, Gap, coalesced
 from commitmq_plugins.spark.jobs.manifest import Positions, StoreFacts, make_folder
-from commitmq_plugins.spark.options import SourceOptions
+from commitmq_plugins.spark.options import DataLossError, SourceOptions, UnreadableRange, coalesced
 from commitmq_plugins.spark.origins import ANEW, cut_off, open_origins, require_topics, resumed
 from commitmq_plugins.spark.plan import Partition
 from commitmq_plugins.spark.reading import read_partition
@@ -119,10 +118,8 @@ class JobState:
 
 @contextlib.contextmanager
 def opened(path: Path, what: dict[str, Any], plan: Callable[[], dict[str, Any]]) -> Iterator[JobState]:
-    """The state in ``path``; a new one with ``plan()`` if the file does not exist. No other process can have it
-    meanwhile.
-
-    Raises StateError when it belongs to another request than ``what``.
+    """The state in ``path``; a new one with ``plan()`` if the file does not exist. No other process can have it in the
+    meantime. Raises StateError when it belongs to another request than ``what``.
     """
     path = path.absolute()
     make_folder(path.parent)
@@ -153,13 +150,12 @@ _RANGE: Final = "id"
 
 @dataclass(slots=True)
 class News:
-    """Partitions of new messages, in the order of each store's log; ``gaps`` lists the missing ones.
-
-    ``passed``: where queues begin behind a gap, for queues that have one.
+    """Partitions of new messages, in the order of each store's log; ``gaps`` lists the missing ones. ``passed``: where
+    queues begin behind a gap, for queues that have one.
     """
 
     partitions: list[Partition] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[UnreadableRange] = field(default_factory=list)
     passed: Positions = field(default_factory=dict)
     facts: StoreFacts = field(default_factory=StoreFacts)
     names: dict[str, str] = field(default_factory=dict)
@@ -205,11 +201,11 @@ def news(
                 key = (store, one.topic, one.queue_id)
                 was = incarnations.get(one.topic)
                 if was is not None and was != one.incarnation:
-                    # No position of the former topic counts, also not those of queues that the new topic does not have
-                    # (yet).
+                    # No position of the previous topic counts, also not those of queues that the new topic does not
+                    # have (yet).
                     for other, position in positions.items():
                         if other[:2] == key[:2] and other not in found.passed:
-                            found.gaps.append(Gap(*other, max(position - 1, 0), max(position, 1), ANEW))
+                            found.gaps.append(UnreadableRange(*other, max(position - 1, 0), max(position, 1), ANEW))
                             found.passed[other] = 0
                     found.passed[key] = one.first
                     slices.append(one)

@@ -1,6 +1,6 @@
 """``pipeline rebuild``: :mod:`commitmq.offline.rebuild_parallel` with Spark; the files equal those of ``store rebuild``.
 
-Runs the tasks of an offline job on Spark: see :mod:`commitmq.offline.runner`.
+Runs the tasks of an offline job on Spark: see :mod:`commitmq.offline.held_store`.
 
 A task is a plain value, and its work is a function of an installed module, so executors need only the package. A
 CommitMQError (a damaged log, a full disk) would repeat at every try: it comes back as a result and is raised here.
@@ -20,15 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from commitmq import errors
 from commitmq.config import NodeConfig
 from commitmq.errors import CommitMQError, StoreError
+from commitmq.offline.extents import PIECE_BYTES
 from commitmq.offline.findings import Report
-from commitmq.offline.held_store import HeldStore
+from commitmq.offline.held_store import HeldStore, StoreView
 from commitmq.offline.rebuild import KINDS, Rebuilt
-from commitmq.offline.rebuild_check import checked
-from commitmq.offline.rebuild_parallel import rebuild_parallel
-from commitmq.offline.store_view import StoreView
+from commitmq.offline.rebuild_parallel import checked, rebuild_parallel
 from commitmq.offline.verify import verify as work
 from commitmq.store.access import private_files
-from commitmq.store.log.log_split import PIECE_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +48,7 @@ class _Failure:
 
 
 class SparkRunner:
-    """Runs tasks in parallel on ``spark``; a :class:`commitmq.offline.runner.Runner`."""
+    """Runs tasks in parallel on ``spark``; a :class:`commitmq.offline.held_store.Runner`."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext

@@ -38,7 +38,7 @@ _NAMES: Final = ("topic", "queue_id", "tags", "keys", "store_timestamp", "born_t
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StatsGroup:
     """Figures of the messages that share ``of`` (a grouping's columns; an hour is its beginning in ISO 8601, UTC).
 
     Bytes are those of records in the log and of stored bodies. Delays are milliseconds from born to stored (a
@@ -76,10 +76,10 @@ class Stats:
     """The result of :func:`stats`: for each grouping its groups, in the order of their columns."""
 
     sources: list[str]
-    groups: dict[str, list[Group]] = field(default_factory=dict)
+    groups: dict[str, list[StatsGroup]] = field(default_factory=dict)
 
     @property
-    def total(self) -> Group | None:
+    def total(self) -> StatsGroup | None:
         """All messages together; None when there is none."""
         found = self.groups.get("total")
         return found[0] if found else None
@@ -130,9 +130,8 @@ def stats(spark: SparkSession, sources: Sequence[str], *, topics: Sequence[str] 
 
 
 def _hour() -> Column:
-    """The beginning of the hour in which a message was stored, in milliseconds.
-
-    Computed by arithmetic: Spark truncates a timestamp in the session's time zone, and an hour here is one of UTC.
+    """The beginning of the hour in which a message was stored, in milliseconds. Computed by arithmetic: Spark truncates
+    a timestamp in the session's time zone, and an hour here is one of UTC.
     """
     from pyspark.sql import functions as sql
 
@@ -158,11 +157,11 @@ def _figures() -> list[Column]:
     ]
 
 
-def _group(row: Row, names: Sequence[str]) -> Group:
+def _group(row: Row, names: Sequence[str]) -> StatsGroup:
     values = {name: row[name] for name in names}
     if "hour" in values:
         values["hour"] = iso(row["hour"])
-    return Group(
+    return StatsGroup(
         values,
         row["messages"],
         row["log_bytes"],

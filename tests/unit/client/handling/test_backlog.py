@@ -14,16 +14,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from commitmq.client.handling.consume_result import ConsumeResult, RetryLater, Verdict, of_error, of_value
-from commitmq.client.handling.engine import SEND_BACK_PAUSE_S, SUSPEND_S, Engine, Entry, ProcessQueue
-from commitmq.client.handling.send_back import DEAD_LEVEL, NODE_LEVEL, Answer, Request
+from commitmq.client.handling.consume_result import ConsumeResult, HandlerResult, RetryLater, of_error, of_value
+from commitmq.client.handling.engine import SEND_BACK_PAUSE_S, SUSPEND_S, Engine, ProcessQueue, UnfinishedMessage
+from commitmq.client.handling.send_back import DEAD_LEVEL, NODE_LEVEL, SendBackRequest, SendBackResult
 from commitmq.client.handling.settings import Settings
 from commitmq.client.message import Message
 from commitmq.errors import NodeUnavailableError
 
-DONE = Verdict(ConsumeResult.DONE)
-RETRY = Verdict(ConsumeResult.RETRY)
-DEAD = Verdict(ConsumeResult.DEAD)
+DONE = HandlerResult(ConsumeResult.DONE)
+RETRY = HandlerResult(ConsumeResult.RETRY)
+DEAD = HandlerResult(ConsumeResult.DEAD)
 
 
 def message(offset: int, queue: int = 0, body: bytes = b"x") -> Message:
@@ -45,7 +45,7 @@ class Clock:
 class NoSender:
     """The engine's thread is not started here: the test takes its place (:func:`send`)."""
 
-    def exchange(self, requests: list[Request]) -> list[Answer]:
+    def exchange(self, requests: list[SendBackRequest]) -> list[SendBackResult]:
         raise AssertionError("not here")
 
     def close(self) -> None:
@@ -70,25 +70,25 @@ class Playing:
     def _ring(self) -> None:
         self.rung += 1
 
-    def take(self) -> Entry | None:
+    def take(self) -> UnfinishedMessage | None:
         with self.engine.lock:
             return self.engine.take()
 
-    def took(self) -> Entry:
+    def took(self) -> UnfinishedMessage:
         entry = self.take()
         assert entry is not None
         return entry
 
-    def all(self) -> list[Entry]:
+    def all(self) -> list[UnfinishedMessage]:
         return list(iter(self.take, None))
 
-    def send(self, *answers: Answer) -> list[Request]:
+    def send(self, *answers: SendBackResult) -> list[SendBackRequest]:
         """One round of the engine's thread, whose requests get ``answers``."""
-        asked: list[Request] = []
+        asked: list[SendBackRequest] = []
 
-        def exchange(requests: list[Request]) -> list[Answer]:
+        def exchange(requests: list[SendBackRequest]) -> list[SendBackResult]:
             asked.extend(requests)
-            return list(answers) or [Answer()] * len(requests)
+            return list(answers) or [SendBackResult()] * len(requests)
 
         self.engine._sender.exchange = exchange  # type: ignore[method-assign]
         with self.engine.lock:
@@ -98,7 +98,7 @@ class Playing:
         return asked
 
 
-REFUSED = Answer(error=NodeUnavailableError("away"))
+REFUSED = SendBackResult(error=NodeUnavailableError("away"))
 
 
 # ---------------------------------------------------------------- what a handler says
@@ -119,10 +119,10 @@ def test_what_a_handler_returns() -> None:
 
 def test_what_a_handler_raises() -> None:
     error = ValueError("x")
-    assert of_error(error) == Verdict(ConsumeResult.RETRY, None, error)
+    assert of_error(error) == HandlerResult(ConsumeResult.RETRY, None, error)
     with pytest.raises(RetryLater) as caught:
         message(1).retry_later(2.5)
-    assert of_error(caught.value) == Verdict(ConsumeResult.RETRY, 2.5, None)
+    assert of_error(caught.value) == HandlerResult(ConsumeResult.RETRY, 2.5, None)
     with pytest.raises(ValueError, match="delay"):
         RetryLater(-1)
 
@@ -150,10 +150,10 @@ def test_a_failed_message_is_done_when_its_send_back_is_acknowledged() -> None:
     play = Playing(backoff=[1, 2])
     queue = play.engine.open()
     play.engine.add(queue, [message(offset) for offset in range(4)])
-    for entry, verdict in zip(play.all(), (RETRY, DEAD, Verdict(ConsumeResult.RETRY, 9.0), DONE), strict=True):
+    for entry, verdict in zip(play.all(), (RETRY, DEAD, HandlerResult(ConsumeResult.RETRY, 9.0), DONE), strict=True):
         play.engine.judge(entry, verdict)
     assert play.engine.first_unfinished(queue) == 0
-    asked = play.send(Answer(), Answer(True), REFUSED)
+    asked = play.send(SendBackResult(), SendBackResult(True), REFUSED)
     assert [(one.queue_offset, one.delay_level, one.delay_s, one.max_retries) for one in asked] == [
         (0, NODE_LEVEL, 1, 16),
         (1, DEAD_LEVEL, None, None),
@@ -174,7 +174,7 @@ def test_without_a_backoff_the_node_decides() -> None:
     queue = play.engine.open()
     play.engine.add(queue, [message(0)])
     play.engine.judge(play.took(), RETRY)
-    assert play.send() == [Request("t", 0, 0, 1000, NODE_LEVEL, None, 16)], "16 is the group's own number here"
+    assert play.send() == [SendBackRequest("t", 0, 0, 1000, NODE_LEVEL, None, 16)], "16 is the group's own number here"
 
 
 def test_a_backoff_function_that_fails_is_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -306,7 +306,7 @@ class Model(RuleBasedStateMachine):
         self.queues: dict[int, ProcessQueue] = {}
         self.fetched: dict[int, int] = {}  # queue -> the next offset to fetch
         self.committed: Counter[int] = Counter()
-        self.running: list[tuple[int, Entry]] = []
+        self.running: list[tuple[int, UnfinishedMessage]] = []
         self.ended: set[tuple[int, int]] = set()  # queue and offset of what was handled, or sent back, once
         self.tried: set[tuple[int, int]] = set()
         self.history: dict[ProcessQueue, list[int]] = {}
@@ -366,8 +366,8 @@ class Model(RuleBasedStateMachine):
         self.running.append((queue, entry))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), verdict=st.sampled_from([DONE, DONE, RETRY, DEAD, Verdict(ConsumeResult.RETRY, 0.1)]))
-    def end_handler(self, data: st.DataObject, verdict: Verdict) -> None:
+    @rule(data=st.data(), verdict=st.sampled_from([DONE, DONE, RETRY, DEAD, HandlerResult(ConsumeResult.RETRY, 0.1)]))
+    def end_handler(self, data: st.DataObject, verdict: HandlerResult) -> None:
         queue, entry = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.play.engine.judge(entry, verdict)
         if verdict is DONE:
@@ -378,7 +378,8 @@ class Model(RuleBasedStateMachine):
         back = [entry for entry, _ in self.play.engine._back if not entry.queue.is_dropped]
         if back:
             answers = [
-                REFUSED if failing else Answer() for _, failing in zip(back, itertools.cycle(fails), strict=False)
+                REFUSED if failing else SendBackResult()
+                for _, failing in zip(back, itertools.cycle(fails), strict=False)
             ]
             asked = self.play.send(*answers)
             assert len(asked) == len(back)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from commitmq.client.handling.chain import chained
 from commitmq.client.handling.consume_result import LONGEST_S, check_backoff, delay_of
-from commitmq.client.handling.settings import Settings
+from commitmq.client.handling.settings import Settings, chained
 from commitmq.client.message import Message
 
 

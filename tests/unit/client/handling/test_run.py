@@ -14,21 +14,29 @@ from typing import Any
 import pytest
 
 from commitmq.client.handling.engine import Engine
-from commitmq.client.handling.run import Run, Source
-from commitmq.client.handling.send_back import Answer, Request
+from commitmq.client.handling.pools import ThreadPool
+from commitmq.client.handling.run import HandlerRun, HandlerSource
+from commitmq.client.handling.send_back import SendBackRequest, SendBackResult
 from commitmq.client.handling.settings import Settings
-from commitmq.client.handling.threads import ThreadPool
 from commitmq.client.message import Message
-from commitmq.client.receiving.assignment import Assignment, Begin, Chunk, Portion, QueueState, Taken, new_state
+from commitmq.client.receiving.assignment import (
+    Assignment,
+    BatchPortion,
+    Chunk,
+    FetchLimit,
+    QueueState,
+    StartOffset,
+    TakenBatch,
+    new_state,
+)
 from commitmq.client.receiving.batch import MessageBatch
-from commitmq.client.receiving.part import Part, parts_of_records
-from commitmq.client.receiving.room import Room
+from commitmq.client.receiving.part import RecordBatch, parts_of_records
 from commitmq.errors import CorruptRecordError
 from commitmq.format.record import Record, encode_record
 from nodes import eventually
 
 
-def part_of(topic: str, queue: int, offsets: range, **properties: str) -> Part:
+def part_of(topic: str, queue: int, offsets: range, **properties: str) -> RecordBatch:
     records = [
         Record(topic, queue, offset, 1000 * offset, body=b"%d" % offset, properties=properties) for offset in offsets
     ]
@@ -40,11 +48,11 @@ class Taking:
     """A sender that takes everything back, and remembers it."""
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[SendBackRequest] = []
 
-    def exchange(self, requests: list[Request]) -> list[Answer]:
+    def exchange(self, requests: list[SendBackRequest]) -> list[SendBackResult]:
         self.requests += requests
-        return [Answer()] * len(requests)
+        return [SendBackResult()] * len(requests)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -60,28 +68,28 @@ class Fed:
         self.errors: list[tuple[Message | None, BaseException]] = []
         self.pool = ThreadPool(self.engine, handler, lambda *error: self.errors.append(error), name="test")
         self.closing = False
-        self.feed: deque[tuple[QueueState, Part, int] | Exception] = deque()
-        self.run = Run(
+        self.feed: deque[tuple[QueueState, RecordBatch, int] | Exception] = deque()
+        self.run = HandlerRun(
             self.engine,
             self.pool,
-            Source(self.assignment, self._fetch, lambda timeout_s: time.sleep(0.01), lambda: self.closing),
+            HandlerSource(self.assignment, self._fetch, lambda timeout_s: time.sleep(0.01), lambda: self.closing),
         )
         self._thread = threading.Thread(target=self._loop)
-        self.rooms: list[Room | None] = []
+        self.rooms: list[FetchLimit | None] = []
 
-    def _fetch(self, deadline: float) -> Taken:
+    def _fetch(self, deadline: float) -> TakenBatch:
         self.assignment.confirm()
         self.run.keep_house()
         if not self.feed:
             time.sleep(0.005)
-            return Taken(MessageBatch(), [])
+            return TakenBatch(MessageBatch(), [])
         found = self.feed.popleft()
         if isinstance(found, Exception):
             raise found
         state, part, following = found
         self.rooms.append(state.room)
         state.chunks.append(Chunk([part], len(part), following))
-        taken = self.assignment.making = Taken(MessageBatch([part]), [Portion(state, state.chunks[0])])
+        taken = self.assignment.making = TakenBatch(MessageBatch([part]), [BatchPortion(state, state.chunks[0])])
         return taken
 
     def _loop(self) -> None:
@@ -89,7 +97,7 @@ class Fed:
         self.run.stop()
 
     def own(self, topic: str, queue: int, offset: int = 0) -> QueueState:
-        state = new_state((topic, queue), Begin(offset, offset), offset)
+        state = new_state((topic, queue), StartOffset(offset, offset), offset)
         self.assignment.add([state])
         return state
 
@@ -151,7 +159,7 @@ def test_a_failed_message_is_sent_back_from_where_it_is_stored() -> None:
         state = fed.own("%RETRY%g", 0)
         fed.feed.append((state, part_of("%RETRY%g", 0, range(7, 8), RETRY_TOPIC="orders"), 8))
         eventually(lambda: fed.offset(state) == 8, "it is done when it is sent back")
-    assert fed.sender.requests == [Request("%RETRY%g", 0, 7, 7000, delay_s=3.0, max_retries=16)]
+    assert fed.sender.requests == [SendBackRequest("%RETRY%g", 0, 7, 7000, delay_s=3.0, max_retries=16)]
     assert [(message.topic, str(error)) for message, error in fed.errors if message] == [("orders", "orders")]
 
 
@@ -205,14 +213,14 @@ def test_the_limits_are_told_to_the_fetch() -> None:
     go_on = threading.Event()
     with Fed(lambda message: go_on.wait(30) or None, max_unfinished=3, max_unfinished_bytes=100) as fed:
         state = fed.own("t", 0)
-        eventually(lambda: state.room == Room(3, 100), "an empty queue")
+        eventually(lambda: state.room == FetchLimit(3, 100), "an empty queue")
         fed.feed.append((state, part_of("t", 0, range(2)), 2))
-        eventually(lambda: state.room == Room(1, 98), "two messages of one byte")
+        eventually(lambda: state.room == FetchLimit(1, 98), "two messages of one byte")
         fed.feed.append((state, part_of("t", 0, range(2, 3)), 3))
-        eventually(lambda: state.room == Room(0, 0), "full")
-        later = new_state(("t", 1), Begin(0, 0), 0)
+        eventually(lambda: state.room == FetchLimit(0, 0), "full")
+        later = new_state(("t", 1), StartOffset(0, 0), 0)
         fed.assignment.add([later])
-        assert later.room == Room(3, 100), "also before the next look"
+        assert later.room == FetchLimit(3, 100), "also before the next look"
         go_on.set()
 
 
@@ -229,10 +237,10 @@ def test_a_damaged_record_is_reported_and_other_errors_end_the_run() -> None:
 def test_room_of_parts() -> None:
     parts = [part_of("t", 0, range(5)), part_of("t", 0, range(5, 9))]
     size = int(parts[0].heads["size"][0])
-    assert Room(100, 1 << 40).messages_of(parts) == 9
-    assert Room(7, 1 << 40).messages_of(parts) == 7
-    assert Room(100, 1).messages_of(parts) == 1, "the one that passes the limit"
-    assert Room(100, size).messages_of(parts) == 1
-    assert Room(100, size + 1).messages_of(parts) == 2
-    assert Room(100, 6 * size).messages_of(parts) == 6
-    assert Room(100, 6 * size + 1).messages_of(parts) == 7
+    assert FetchLimit(100, 1 << 40).messages_of(parts) == 9
+    assert FetchLimit(7, 1 << 40).messages_of(parts) == 7
+    assert FetchLimit(100, 1).messages_of(parts) == 1, "the one that passes the limit"
+    assert FetchLimit(100, size).messages_of(parts) == 1
+    assert FetchLimit(100, size + 1).messages_of(parts) == 2
+    assert FetchLimit(100, 6 * size).messages_of(parts) == 6
+    assert FetchLimit(100, 6 * size + 1).messages_of(parts) == 7

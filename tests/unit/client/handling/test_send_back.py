@@ -13,7 +13,7 @@ import orjson
 import pytest
 import zmq
 
-from commitmq.client.handling.send_back import DEAD_LEVEL, Answer, Request, SendBack, request_of
+from commitmq.client.handling.send_back import DEAD_LEVEL, SendBack, SendBackRequest, SendBackResult, request_of
 from commitmq.client.message import Message
 from commitmq.errors import ProtocolError
 
@@ -65,8 +65,8 @@ def writer() -> Iterator[Writer]:
     made.thread.join(10)
 
 
-def requests(count: int) -> list[Request]:
-    return [Request("t", 0, offset, 1000 * offset) for offset in range(count)]
+def requests(count: int) -> list[SendBackRequest]:
+    return [SendBackRequest("t", 0, offset, 1000 * offset) for offset in range(count)]
 
 
 def test_the_header(writer: Writer) -> None:
@@ -106,7 +106,7 @@ def test_answers_may_come_in_any_order_and_be_refusals(writer: Writer) -> None:
         answers = sender.exchange(requests(3))
     finally:
         sender.close()
-    assert (answers[0], answers[2]) == (Answer(False), Answer(True))
+    assert (answers[0], answers[2]) == (SendBackResult(False), SendBackResult(True))
     assert isinstance(answers[1].error, ProtocolError)
     assert answers[1].error.code == "TOPIC_NOT_EXIST"
 
@@ -118,7 +118,7 @@ def test_a_missing_answer_is_an_error_and_the_next_exchange_works(writer: Writer
         answers = sender.exchange(requests(3))
         assert [one.error is None for one in answers] == [True, False, True]
         writer.reply = lambda header: {}
-        assert sender.exchange(requests(2)) == [Answer(), Answer()]
+        assert sender.exchange(requests(2)) == [SendBackResult(), SendBackResult()]
     finally:
         sender.close()
 

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from commitmq import InvalidMessageError, Message
-from commitmq.client.producing.choice import NodeSet, Pin
+from commitmq.client.producing.choice import Affinity, NodeSet
 from commitmq.client.sending.line import Line
 from commitmq.errors import NodeAddressError, Outcome, SendError
 from commitmq.protocol.node_address import node_address, several_addresses
@@ -19,7 +19,7 @@ from fake_nodes import fake_set, refused
 
 
 def chosen(nodes: NodeSet, times: int = 6, topic: str = "t") -> list[str]:
-    return [nodes.effort(topic, Pin.FREE, "", 1e9).next().address for _ in range(times)]
+    return [nodes.attempts(topic, Affinity.FREE, "", 1e9).next().address for _ in range(times)]
 
 
 def test_in_turn() -> None:
@@ -76,21 +76,21 @@ def test_keys_have_homes_that_do_not_depend_on_the_order_of_the_list() -> None:
 def test_what_pins_a_message() -> None:
     nodes = fake_set()
     keyed = Message(b"x", sharding_key="k")
-    assert nodes.pin_of("t", b"x", {}) == (Pin.FREE, "")
-    assert nodes.pin_of("t", b"x", {"queue": 0}) == (Pin.FIXED, "t\x000")
-    assert nodes.pin_of("t", b"x", {"sharding_key": "k"}) == (Pin.KEY, "k")
-    assert nodes.pin_of("t", b"x", {"key": "k"}) == (Pin.KEY, "k")
-    assert nodes.pin_of("t", keyed, {}) == (Pin.KEY, "k")
-    assert nodes.pin_of("t", b"x", {"keys": "k"}) == (Pin.FREE, "")
+    assert nodes.affinity_of("t", b"x", {}) == (Affinity.FREE, "")
+    assert nodes.affinity_of("t", b"x", {"queue": 0}) == (Affinity.FIXED, "t\x000")
+    assert nodes.affinity_of("t", b"x", {"sharding_key": "k"}) == (Affinity.KEY, "k")
+    assert nodes.affinity_of("t", b"x", {"key": "k"}) == (Affinity.KEY, "k")
+    assert nodes.affinity_of("t", keyed, {}) == (Affinity.KEY, "k")
+    assert nodes.affinity_of("t", b"x", {"keys": "k"}) == (Affinity.FREE, "")
     with pytest.raises(InvalidMessageError, match="either"):
-        nodes.pin_of("t", b"x", {"key": "k", "keys": "k"})
+        nodes.affinity_of("t", b"x", {"key": "k", "keys": "k"})
 
 
 def test_an_idempotent_producer_moves_nothing() -> None:
     nodes = fake_set(is_idempotent=True, may_store_twice=True)
     assert (nodes.retries, nodes.may_store_twice) == (0, False)
     assert not nodes.nodes[0].watches[0].gives_back
-    assert nodes.pin("t", None, "k")[0] is Pin.FIXED
+    assert nodes.affinity("t", None, "k")[0] is Affinity.FIXED
 
 
 class Pending:

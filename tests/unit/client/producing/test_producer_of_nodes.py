@@ -28,9 +28,11 @@ from commitmq import (
     SendError,
     SendResult,
 )
+from commitmq.client.producer import TopicUnknownError
 from commitmq.client.producing import several_nodes
 from commitmq.client.producing.several_nodes import become_several
 from commitmq.client.sending.options import ProducerOptions
+from commitmq.client.sending.outbox import NoRoom
 from commitmq.errors import NodeAddressError
 from fake_nodes import FakeProducer, refused
 
@@ -178,7 +180,7 @@ def test_callbacks_and_flush(make: Callable[..., Any]) -> None:
     producer.send_async("t", b"x", on_delivery=lambda error, result: told.append((error, result.node)))
     producer.flush(60)
     assert told == [(None, "n1")]
-    assert not producer._movers.open
+    assert not producer._failovers.open
 
 
 def test_a_callback_must_not_wait_and_may_send(make: Callable[..., Any]) -> None:
@@ -208,7 +210,7 @@ def test_flush_tells_what_is_pending(make: Callable[..., Any]) -> None:
     producer = make()
     fakes(producer)[0].holds = True
     sent = producer.send_async("t", b"x")
-    with pytest.raises(TimeoutError, match="1 sends"):
+    with pytest.raises(TimeoutError, match="1 messages"):
         producer.flush(0.05)
     assert not wait([sent], timeout=0).done
     assert sent.cancel()
@@ -227,7 +229,7 @@ def test_a_message_between_two_nodes_can_be_withdrawn_and_is_failed_at_the_end(
         fake.script.extend([refused("SYSTEM_BUSY", retry_after_ms=300_000)] * 2)
     first, second = producer.send_async("t", b"a"), producer.send_async("t", b"b")
     deadline = time.monotonic() + 60
-    while len(producer._movers._due) < 2:
+    while len(producer._failovers._due) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert first.cancel()
@@ -305,32 +307,18 @@ def test_a_bad_message_in_a_part_stops_all_parts(make: Callable[..., Any]) -> No
 # ---------------------------------------------------------------- asyncio
 
 
-class FakeAsyncProducer:
-    """As AsyncProducer over a FakeProducer."""
-
-    def __init__(self, address: str, **settings: Any) -> None:
-        self._producer = FakeProducer(address, **settings)
-
-    def send_async(self, *arguments: Any, **fields: Any) -> asyncio.Future[Any]:
-        return asyncio.wrap_future(self._producer.send_async(*arguments, **fields))
-
-    def send_batch_async(self, *arguments: Any, **fields: Any) -> asyncio.Future[Any]:
-        return asyncio.wrap_future(self._producer.send_batch_async(*arguments, **fields))
-
-    async def close(self, timeout_s: float | None = None) -> None:
-        self._producer.close()
+def key_of(producer: Any, address: str) -> str:
+    """A sharding key whose home is the node at ``address``."""
+    return next(key for key in map(str, range(100)) if producer._nodes.home(key).address == address)
 
 
-def test_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    from commitmq.client.producing.aio_several_nodes import become_several as become
-
-    monkeypatch.setattr("commitmq.client.producing.choice.answers", lambda address, timeout_s: False)
+def test_the_twin(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    own = make(2)
+    monkeypatch.setattr("commitmq.client.aio_producer.Producer", lambda *_arguments, **_settings: own)
 
     async def run() -> None:
-        producer: Any = object.__new__(commitmq.AsyncProducer)
-        become(producer, FakeAsyncProducer, ["n0", "n1"], {})
-        producer._nodes._turn = 1
-        nodes = fakes(producer)
+        producer: Any = commitmq.AsyncProducer("n0,n1")
+        nodes = fakes(own)
         nodes[0].script.append(refused("SYSTEM_ERROR"))
         assert (await producer.send("t", b"x")).node == "n1"
         nodes[0].script.append(refused("CONNECTION_LOST", Outcome.UNKNOWN))
@@ -344,9 +332,19 @@ def test_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
             await producer.send("t", b"x", timeout_s=0.3)
         for fake in nodes:
             fake.script.clear()
+        full, asked = nodes[0], nodes[1]
+        full.script.extend([NoRoom(3), NoRoom(3)])
+        sent = producer.send_async("t", b"x", sharding_key=key_of(own, "n0"))
+        await asyncio.sleep(0.05)
+        assert not sent.done(), "it waits for room at its own node"
+        full.tell_room()
+        assert (await sent).node == "n0"
+        asked.script.extend([TopicUnknownError(), TopicUnknownError()])
+        assert (await producer.send("t", b"x", sharding_key=key_of(own, "n1"))).node == "n1"
+        assert asked.looked_up == ["t"]
         keys = [f"k{number}" for number in range(20)]
         result = await producer.send_batch("t", [b"x"] * 20, sharding_keys=keys)
-        assert [one.node for one in result] == [producer._nodes.home(key, only_reachable=True).address for key in keys]
+        assert [one.node for one in result] == [own._nodes.home(key, only_reachable=True).address for key in keys]
         told: list[Any] = []
         producer.send_async("t", b"x", on_delivery=lambda error, result: told.append(error))
         await producer.flush(60)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from commitmq import CorruptRecordError, MessageBatch, SegmentSizeError
-from commitmq.client.receiving.part import cut_parts, parts_of_records, parts_of_units
-from commitmq.client.receiving.segments import SegmentMaps
+from commitmq.client.receiving.part import SegmentMaps, cut_parts, parts_of_records, parts_of_units
 from commitmq.format.compression import decompress
-from commitmq.format.record import Host, Record, encode_record
+from commitmq.format.constants import Host
+from commitmq.format.record import Record, encode_record
 from golden_stores import GoldenStore
 
 SEGMENT_BYTES = 131072

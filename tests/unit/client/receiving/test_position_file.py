@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from commitmq.client.receiving import position_file
-from commitmq.client.receiving.position_file import PositionFile, Positions, check_member, parsed, written
+from commitmq.client.receiving.position_file import PositionFile, SavedOffsets, check_member, parsed, written
 from commitmq.errors import DiskFullError, StoreError
 
 ROCKETMQ = """{
@@ -36,7 +36,7 @@ def test_a_file_of_rocketmq_is_read() -> None:
 
 @pytest.mark.parametrize("offsets", [{}, {("t", 0): 5}, {("t", 0): 5, ("u", 10): 1 << 62}])
 def test_what_was_written_is_read(offsets: dict[tuple[str, int], int]) -> None:
-    made = Positions(offsets, {"t": 7})
+    made = SavedOffsets(offsets, {"t": 7})
     text = written(made, "b")
     assert parsed(text, Path("x")) == made
     assert '"offsetTable":{' in text
@@ -75,7 +75,7 @@ def test_a_replace_that_fails_keeps_the_old_positions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     file = PositionFile(tmp_path, "m", "g")
-    old, new = Positions({("t", 0): 1}), Positions({("t", 0): 2})
+    old, new = SavedOffsets({("t", 0): 1}), SavedOffsets({("t", 0): 2})
     file.store(old, "b")
 
     def full(*_: object) -> None:

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from commitmq.client.receiving.part import Part, parts_of_records
+from commitmq.client.receiving.part import RecordBatch, parts_of_records
 from commitmq.client.receiving.record_check import check_bytes, check_places
 from commitmq.errors import CorruptRecordError
 from commitmq.format.constants import Host
@@ -31,7 +31,7 @@ def one(number: int = 0, *, crc: bool = True, topic: str = "T", **fields: object
     return encode_record(Record(topic, physical_offset=1_000 * number, **values), properties_crc=crc)  # type: ignore[arg-type]
 
 
-def parts(*records: bytes, topic: str = "T") -> list[Part]:
+def parts(*records: bytes, topic: str = "T") -> list[RecordBatch]:
     return parts_of_records(topic, 3, [memoryview(b"".join(records))])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commitmq import InvalidMessageError, Message
-from commitmq.client.sending.batch_plan import BatchPlan, plan_batch
+from commitmq.client.sending.batch import BatchPlan, plan_batch
 from commitmq.client.sending.run_encoder import MAX_RUN_MESSAGES, RunLayout, encode_user_properties
 from commitmq.format.properties import decode_properties
 

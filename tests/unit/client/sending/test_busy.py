@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 
 from commitmq.client.sending.delivery import MAX_REST_S, BusyRuns, is_busy
-from commitmq.client.sending.run import NEVER_S, MakeError, Run
+from commitmq.client.sending.run import NEVER_S, MakeError, SendRun
 
 BUSY = {"ok": False, "code": "SYSTEM_BUSY", "error": "over a rate", "outcome": "not_stored", "retry_after_ms": 300}
 
 
-class FakeRun(Run):
+class FakeRun(SendRun):
     def __init__(self, log: list[str], name: str, queue: int = 0) -> None:
         super().__init__("t", queue, 1, {}, b"")
         self.log, self.name = log, name
+
+    def stored(self, answer: dict[str, Any]) -> None:
+        self.log.append(f"stored {self.name}")
 
     def give_back(self) -> None:
         self.log.append(f"back {self.name}")

@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 
 from commitmq.client.receiving.batch import MessageBatch
 from commitmq.client.receiving.part import parts_of_records
-from commitmq.client.sending.inner_batch import encode_batch, expand
-from commitmq.client.sending.light_queue import renumber
+from commitmq.client.sending.inner_batch import encode_batch, expand, renumber
 from commitmq.errors import CorruptRecordError, InvalidMessageError
 from commitmq.format.client_batch import BatchElement, decode_client_batch, encode_client_batch
 from commitmq.format.compression import compress, compression_flags
 from commitmq.format.constants import Host
+from commitmq.format.message_id import UniqueIds
 from commitmq.format.properties import encode_properties
 from commitmq.format.record import Record, encode_record
-from commitmq.format.unique_ids import UniqueIds
-from commitmq.store.log.inner_batch import count_messages
 from commitmq.store.log.run_check import FORBIDDEN_PROPERTIES
+from commitmq.workers.writer.put_rules import count_messages
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0\1\2"), min_size=1, max_size=8)
 properties = st.dictionaries(

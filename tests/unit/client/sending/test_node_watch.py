@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from commitmq.client.results import BatchSendError
-from commitmq.client.sending.batch import Batch
-from commitmq.client.sending.batch_plan import plan_batch
+from commitmq.client.sending.batch import Batch, plan_batch
 from commitmq.client.sending.lane import NodeWatch
 from commitmq.client.sending.lone import LoneMessage
 from commitmq.client.sending.pump import Lanes, Pump

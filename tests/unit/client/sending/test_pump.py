@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from commitmq.client.results import BatchSendError
-from commitmq.client.sending.batch import Batch, BatchRun
-from commitmq.client.sending.batch_plan import plan_batch
-from commitmq.client.sending.delivery import LEAST_WINDOW, WINDOW, AtMostOnce, Numbered, Sequences
+from commitmq.client.sending.batch import Batch, BatchRun, plan_batch
+from commitmq.client.sending.delivery import LEAST_WINDOW, WINDOW, AtMostOnce, IdempotentDelivery, Sequences
 from commitmq.client.sending.line import Line
 from commitmq.client.sending.outbox import FULL_RUN_BYTES
 from commitmq.client.sending.pump import Lanes, Pump
@@ -63,10 +62,10 @@ def waiting(core: Pump, body: bytes) -> SendFuture:
     return core.outbox.submit("topic", 0, "memory", body, None, time.monotonic() + 60)
 
 
-@pytest.fixture(params=[AtMostOnce, Numbered])
+@pytest.fixture(params=[AtMostOnce, IdempotentDelivery])
 def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     limits: dict[str, Any] = {"timeout_s": 60.0, "max_pending": 1000, "max_pending_bytes": 1 << 30}
-    delivery = AtMostOnce() if request.param is AtMostOnce else Numbered(Sequences("test", 0))
+    delivery = AtMostOnce() if request.param is AtMostOnce else IdempotentDelivery(Sequences("test", 0))
     lanes = Lanes(None, **limits, delivery=delivery)
     made = lanes.writer
     monkeypatch.setattr(lanes.routes, "is_memory", lambda topic, deadline: False)

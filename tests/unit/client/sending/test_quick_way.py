@@ -14,9 +14,8 @@ import pytest
 import zmq
 
 from commitmq.client.results import BatchResult, BatchSendError
-from commitmq.client.sending.batch import Batch
-from commitmq.client.sending.batch_plan import plan_batch
-from commitmq.client.sending.delivery import AtMostOnce, Numbered, Sequences
+from commitmq.client.sending.batch import Batch, plan_batch
+from commitmq.client.sending.delivery import AtMostOnce, IdempotentDelivery, Sequences
 from commitmq.client.sending.pump import Lanes, Pump
 from commitmq.errors import InvalidMessageError, Outcome
 from commitmq.protocol.channel import ConnectionLost
@@ -109,7 +108,7 @@ def interrupted(header: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(params=[AtMostOnce])
 def pump(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pump]:
-    delivery = AtMostOnce() if request.param is AtMostOnce else Numbered(Sequences("test", 0))
+    delivery = AtMostOnce() if request.param is AtMostOnce else IdempotentDelivery(Sequences("test", 0))
     lanes = Lanes(None, timeout_s=1.0, max_pending=1000, max_pending_bytes=1 << 30, delivery=delivery)
     made = lanes.writer
     monkeypatch.setattr(made.outbox, "_wake", lambda: None)  # no thread comes
@@ -231,7 +230,7 @@ def test_a_batch_waits_while_another_thread_has_the_connection(pump: Pump) -> No
     pump.lane.line.remove(other)
 
 
-@pytest.mark.parametrize("pump", [Numbered], indirect=True)
+@pytest.mark.parametrize("pump", [IdempotentDelivery], indirect=True)
 def test_numbering_is_the_pumps(pump: Pump) -> None:
     channel = connected(pump, stored)
     pump.send_waiting(batch_of(pump, [b"x"] * 3))

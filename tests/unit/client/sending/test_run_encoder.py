@@ -22,9 +22,9 @@ from commitmq.client.sending.run_encoder import (
     encode_run,
     encode_user_properties,
 )
+from commitmq.format.message_id import UniqueIds
 from commitmq.format.producer_mark import mark_prefix
 from commitmq.format.record import Record, decode_record
-from commitmq.format.unique_ids import UniqueIds
 from one_message import OneMessage
 
 IDS = UniqueIds()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 
 from commitmq import HalfMessage, TransactionState
-from commitmq.client.transactions import checks as module
-from commitmq.client.transactions.checks import Checks, Question
+from commitmq.client.transactions import group as module
+from commitmq.client.transactions.group import Question, TransactionChecker
 from nodes import eventually
 
 
@@ -27,7 +27,7 @@ def question(unique_id: str = "id") -> Question:
 
 def test_what_is_decided_needs_no_listener() -> None:
     replies = Replies()
-    checks = Checks(None, replies)
+    checks = TransactionChecker(None, replies)
     checks.begin("id")
     checks.ask(question())
     assert replies.found == [], "the program is at work"
@@ -42,7 +42,7 @@ def test_what_is_decided_needs_no_listener() -> None:
 def test_the_listener_is_asked_about_the_others() -> None:
     replies = Replies()
     outcomes = {"a": TransactionState.COMMIT, "b": TransactionState.ROLLBACK, "c": TransactionState.UNKNOWN}
-    checks = Checks(lambda message: outcomes[message.unique_id], replies)
+    checks = TransactionChecker(lambda message: outcomes[message.unique_id], replies)
     for name in outcomes:
         checks.ask(question(name))
     eventually(lambda: len(replies.found) == 2, "two are answered")
@@ -56,7 +56,7 @@ def test_a_coroutine_function_is_awaited() -> None:
     async def check(message: HalfMessage) -> TransactionState:
         return TransactionState.COMMIT
 
-    checks = Checks(check, replies)
+    checks = TransactionChecker(check, replies)
     checks.ask(question())
     eventually(lambda: replies.found == [("id", TransactionState.COMMIT)], "it is answered")
     checks.close()
@@ -65,7 +65,7 @@ def test_a_coroutine_function_is_awaited() -> None:
 def test_a_listener_that_raises_or_lies_is_asked_again() -> None:
     replies = Replies()
     answers: list[object] = ["maybe", None, 7, TransactionState.COMMIT]
-    checks = Checks(lambda message: answers.pop(0), replies)
+    checks = TransactionChecker(lambda message: answers.pop(0), replies)
     for _ in range(4):
         checks.ask(question())
     eventually(lambda: replies.found == [("id", TransactionState.COMMIT)], "the last answer counts")
@@ -74,7 +74,7 @@ def test_a_listener_that_raises_or_lies_is_asked_again() -> None:
 
 def test_threads_and_waiting_questions_are_bounded() -> None:
     release = threading.Event()
-    checks = Checks(lambda message: release.wait(30) and TransactionState.UNKNOWN, Replies())
+    checks = TransactionChecker(lambda message: release.wait(30) and TransactionState.UNKNOWN, Replies())
     before = threading.active_count()
     for number in range(module._MOST_WAITING + 50):
         checks.ask(question(str(number)))

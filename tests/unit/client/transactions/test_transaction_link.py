@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from commitmq.client.results import SendResult
-from commitmq.client.transactions.group import TransactionGroup
-from commitmq.client.transactions.link import TransactionLink
+from commitmq.client.transactions.group import TransactionGroup, TransactionLink
 from commitmq.client.transactions.transaction import Transaction
 from commitmq.errors import CommitMQError, Outcome, RequestError, SendError
 

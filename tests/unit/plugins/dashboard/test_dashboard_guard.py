@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from commitmq.errors import StoreError
-from commitmq_plugins.dashboard.app import Attempts
+from commitmq_plugins.dashboard import DashboardSettings
 from commitmq_plugins.dashboard.guard import (
     LINK_LIFE_S,
     SESSION_LIFE_S,
@@ -26,7 +26,7 @@ from commitmq_plugins.dashboard.guard import (
     make_link,
     set_cookie,
 )
-from commitmq_plugins.dashboard.settings import DashboardSettings
+from commitmq_plugins.dashboard.process import LoginAttempts
 from commitmq_plugins.http_server import Request
 
 NAMES = DashboardSettings(host="192.0.2.7", names="mq.example; MQ2.example,x").host_names()
@@ -178,7 +178,7 @@ def test_a_link_names_its_user_and_nobody_else(tmp_path: Path) -> None:
 
 
 def test_secrets_are_not_found_by_trying() -> None:
-    attempts = Attempts()
+    attempts = LoginAttempts()
     for number in range(10):
         attempts.check("ann", float(number))
         attempts.note("ann", float(number))

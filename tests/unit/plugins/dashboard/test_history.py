@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 
 from commitmq_plugins.dashboard.api.machine import drawn
-from commitmq_plugins.dashboard.history import DAY_S, History
+from commitmq_plugins.dashboard.api.node import DAY_S, HistoryRings
 
 START_MS = 1_780_000_000_000
 
 
 def test_rates_and_lags() -> None:
-    history = History(60, 10)
+    history = HistoryRings(60, 10)
     for number in range(5):
         history.add(START_MS + number * 60_000, 6_000 * number, {"orders": 120 * number}, {"desk": 5 - number})
     minutes = [START_MS + number * 60_000 for number in range(5)]
@@ -26,7 +26,7 @@ def test_rates_and_lags() -> None:
 
 
 def test_what_is_not_known_is_a_gap() -> None:
-    history = History(60, 10)
+    history = HistoryRings(60, 10)
     ends: list[int | None] = [10, None, 30, 5, 10]
     for number, end in enumerate(ends):
         history.add(START_MS + number * 60_000, 0, {"orders": end}, {} if number == 2 else {"desk": 1})
@@ -35,21 +35,21 @@ def test_what_is_not_known_is_a_gap() -> None:
 
 
 def test_a_day_and_no_more() -> None:
-    history = History(600, 10)
+    history = HistoryRings(600, 10)
     for number in range(500):
         history.add(START_MS + number * 600_000, number, {}, {"desk": number})
     found = history.lag_of_group("desk", DAY_S)
     assert len(found) == DAY_S // 600 + 1
     assert found[-1] == (START_MS + 499 * 600_000, 499.0)
     assert [at for at, _ in found] == sorted(at for at, _ in found)
-    quick = History(1, 10)
+    quick = HistoryRings(1, 10)
     for number in range(2_000):
         quick.add(START_MS + number * 1_000, number, {}, {"desk": number})
     assert len(quick.lag_of_group("desk", DAY_S)) == 1_441, "memory is bounded whatever the step"
 
 
 def test_the_number_of_series_is_bounded() -> None:
-    history = History(60, 3)
+    history = HistoryRings(60, 3)
     many: dict[str, int | None] = {f"g{number}": number for number in range(10)}
     for number in range(3):
         history.add(START_MS + number * 60_000, 0, {}, many)

@@ -17,36 +17,34 @@ import pytest
 from commitmq.log import get_log
 from commitmq.security.access_file import AccessTable
 from commitmq.security.audit import Actor, AuditLimits, AuditLog
-from commitmq.security.policy import Entry, Policies, ResourcePattern, parse_actions
-from commitmq.security.user import Secret, User
-from commitmq_plugins.dashboard.api.routes import ROUTES
+from commitmq.security.policy import Policies, PolicyEntry, ResourcePattern, Secret, User, parse_actions
+from commitmq_plugins.dashboard import pages
+from commitmq_plugins.dashboard.api.routes import ROUTES, Route
 from commitmq_plugins.dashboard.guard import NotAllowedError, Rights
-from commitmq_plugins.dashboard.pages import render
-from commitmq_plugins.dashboard.pages.render import PAGES, Page
 
 HOSTILE = "<script>x()</script>\"' onload=x {{ 7*7 }} {% raw %} \u202e\x00\x1b[31m javascript:x </textarea></title>"
 
 
 def test_figures() -> None:
-    assert [render.size(one) for one in (None, 0, 1023, 1024, 1536, 5 << 40)] == [
+    assert [pages.size(one) for one in (None, 0, 1023, 1024, 1536, 5 << 40)] == [
         "–", "0 B", "1,023 B", "1.0 KiB", "1.5 KiB", "5.0 TiB",
     ]  # fmt: skip
-    assert [render.age(one) for one in (None, 0.0, 2.5, 90, 300, 7_200, 400_000)] == [
+    assert [pages.age(one) for one in (None, 0.0, 2.5, 90, 300, 7_200, 400_000)] == [
         "–", "0 s", "2.5 s", "90 s", "5 min", "2 h", "5 d",
     ]  # fmt: skip
-    assert [render.number(one) for one in (None, 0, 1_234_567)] == ["–", "0", "1,234,567"]
-    assert render.time_of(1_780_315_200_007) == "2026-06-01 12:00:00.007"
-    assert render.time_of(1 << 62) == f"{1 << 62} ms"
-    assert [render.time_of(one) for one in (None, 0, -1)] == ["–"] * 3
-    assert [render.maybe(one) for one in (None, "", 0, "x")] == ["–", "–", 0, "x"]
+    assert [pages.number(one) for one in (None, 0, 1_234_567)] == ["–", "0", "1,234,567"]
+    assert pages.time_of(1_780_315_200_007) == "2026-06-01 12:00:00.007"
+    assert pages.time_of(1 << 62) == f"{1 << 62} ms"
+    assert [pages.time_of(one) for one in (None, 0, -1)] == ["–"] * 3
+    assert [pages.maybe(one) for one in (None, "", 0, "x")] == ["–", "–", 0, "x"]
 
 
 def test_characters_that_hide_are_named() -> None:
-    assert render.visible("a\u202eb\x00c\nd") == "a\\u202eb\\x00c\\nd"
-    assert render.visible("küche 厨房") == "küche 厨房"
-    assert str(render.body("a\n<b>\u202e\r\n")) == "a\n&lt;b&gt;\\u202e\\r\n"
-    assert render.part("%DLQ%a/b?c") == "%25DLQ%25a%2Fb%3Fc"
-    assert render.query({"a": "x&y", "b": "", "c": None}, page=2) == "a=x%26y&page=2"
+    assert pages.visible("a\u202eb\x00c\nd") == "a\\u202eb\\x00c\\nd"
+    assert pages.visible("küche 厨房") == "küche 厨房"
+    assert str(pages.body("a\n<b>\u202e\r\n")) == "a\n&lt;b&gt;\\u202e\\r\n"
+    assert pages.part("%DLQ%a/b?c") == "%25DLQ%25a%2Fb%3Fc"
+    assert pages.query({"a": "x&y", "b": "", "c": None}, page=2) == "a=x%26y&page=2"
 
 
 def everybody(user: str | None = None, *entries: str) -> dict[str, Any]:
@@ -55,11 +53,13 @@ def everybody(user: str | None = None, *entries: str) -> dict[str, Any]:
     if user is not None:
         table.users[user] = User(user, Secret.make())
         parts = [one.split(" ") for one in entries]
-        found = [Entry(ResourcePattern.parse(what), parse_actions(does.split(",")), (), True) for what, does in parts]
+        found = [
+            PolicyEntry(ResourcePattern.parse(what), parse_actions(does.split(",")), (), True) for what, does in parts
+        ]
         table.policies[user] = Policies(tuple(found))
     audit = AuditLog(Path("/nowhere"), "test", get_log("test"), AuditLimits(enable=False))
     rights = Rights(Actor(user or HOSTILE, "dashboard", "127.0.0.1"), user, table, "DefaultCluster", audit)
-    shown = {"visitor": rights, "navigation": render.navigation(rights), "can_log_out": True}
+    shown = {"visitor": rights, "navigation": pages.navigation(rights), "can_log_out": True}
     return {"token": "t", "problems": [], **shown}
 
 
@@ -96,12 +96,11 @@ def elements(html: str) -> Elements:
     return parser
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.method} {page.path}")
-def test_no_value_becomes_markup(page: Page) -> None:
-    [answers] = [one.answers for one in ROUTES if one.work is page.work]
+@pytest.mark.parametrize("page", ROUTES, ids=lambda page: f"{page.method} {page.path}")
+def test_no_value_becomes_markup(page: Route) -> None:
     asked = {one.name: HOSTILE for one in dataclasses.fields(page.asks)}
     common = {**everybody(), "problems": [HOSTILE], "asked": asked}
-    html = render.Renderer().page(page.template, {**common, "data": made(answers)}).decode()
+    html = pages.Renderer().page(page.template, {**common, "data": made(page.answers)}).decode()
     found = elements(html)
     assert not {"script", "img", "iframe", "object", "style", "foreignobject"} & set(found.tags)
     assert ("svg" in found.tags) == (page.template == "history.html")
@@ -115,11 +114,11 @@ def test_no_value_becomes_markup(page: Page) -> None:
     assert ">49<" not in html
 
 
-@pytest.mark.parametrize("page", [one for one in PAGES if one.needs], ids=lambda page: page.path)
-def test_a_form_alone(page: Page) -> None:
+@pytest.mark.parametrize("page", [one for one in ROUTES if one.needs], ids=lambda page: page.path)
+def test_a_form_alone(page: Route) -> None:
     asked = {one.name: "" for one in dataclasses.fields(page.asks)}
     values: dict[str, Any] = {**everybody(), "asked": asked, "data": None}
-    assert "<form" in render.Renderer().page(page.template, values).decode()
+    assert "<form" in pages.Renderer().page(page.template, values).decode()
 
 
 def test_nothing_is_unknown_in_a_sparse_answer() -> None:
@@ -138,17 +137,16 @@ def test_nothing_is_unknown_in_a_sparse_answer() -> None:
             return {}
         return {str: "x", int: 0, float: 0.0, bool: False}[annotation]
 
-    for page in PAGES:
-        [answers] = [one.answers for one in ROUTES if one.work is page.work]
+    for page in ROUTES:
         asked = {one.name: "" for one in dataclasses.fields(page.asks)}
-        values = {**everybody(), "asked": asked, "data": sparse(answers)}
-        html = render.Renderer().page(page.template, values).decode()
+        values = {**everybody(), "asked": asked, "data": sparse(page.answers)}
+        html = pages.Renderer().page(page.template, values).decode()
         assert "None" not in html, page.path
 
 
 def test_a_user_is_shown_what_the_policies_allow() -> None:
     rights: Rights = everybody("shop", "Topic:orders Pub,Sub", "Group:desk Sub")["visitor"]
-    assert [path for path, _ in render.navigation(rights)] == ["/topics", "/search", "/groups", "/dlq", "/clients"]
+    assert [path for path, _ in pages.navigation(rights)] == ["/topics", "/search", "/groups", "/dlq", "/clients"]
     assert rights.sees_topic("orders")
     assert rights.reads_topic("orders")
     assert rights.reads_topic("%RETRY%desk")
@@ -160,8 +158,8 @@ def test_a_user_is_shown_what_the_policies_allow() -> None:
     assert everybody("maker", "Topic:tmp-* Create")["visitor"].may_create
     assert not everybody("maker", "Group:* Create")["visitor"].may_create
     watcher: Rights = everybody("watcher", "Cluster:* Get")["visitor"]
-    assert ("/", "Overview") in render.navigation(watcher)
-    assert ("/users", "Users") not in render.navigation(watcher)
+    assert ("/", "Overview") in pages.navigation(watcher)
+    assert ("/users", "Users") not in pages.navigation(watcher)
     for role, op, fields in (
         ("coordinator", "topic.create", {"topic": "orders"}),
         ("reader-0", "pull", {"topic": "ledger"}),
@@ -176,6 +174,6 @@ def test_a_user_is_shown_what_the_policies_allow() -> None:
 def test_the_login_page_is_text_too() -> None:
     for takes_secret in (True, False):
         values = {**everybody(), "visitor": None, "text": HOSTILE, "takes_secret": takes_secret}
-        found = elements(render.Renderer().page("login.html", values).decode())
+        found = elements(pages.Renderer().page("login.html", values).decode())
         assert ("form" in found.tags) == takes_secret
         assert "script" not in found.tags

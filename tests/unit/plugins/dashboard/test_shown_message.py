@@ -7,7 +7,7 @@ import time
 import pytest
 
 from commitmq import Message
-from commitmq_plugins.dashboard.api.messages import BODY_BYTES, PREVIEW_BYTES, Wanted, place_of, row_of, whole
+from commitmq_plugins.dashboard.api.messages import BODY_BYTES, PREVIEW_BYTES, SearchFilter, place_of, row_of, whole
 from commitmq_plugins.dashboard.api.node import BadValueError
 
 
@@ -56,15 +56,20 @@ def test_long_bodies_are_cut_between_characters() -> None:
 def test_filters() -> None:
     message = Message(b"one espresso", tags="hot", keys=["k1", "k2"], properties={"colour": "red"})
     for wanted in (
-        Wanted(),
-        Wanted(tag="hot"),
-        Wanted(key="k2"),
-        Wanted(text="esp"),
-        Wanted(text="red"),
-        Wanted(text="colour"),
+        SearchFilter(),
+        SearchFilter(tag="hot"),
+        SearchFilter(key="k2"),
+        SearchFilter(text="esp"),
+        SearchFilter(text="red"),
+        SearchFilter(text="colour"),
     ):
         assert wanted.fits(message)
-    for wanted in (Wanted(tag="ho"), Wanted(key="k"), Wanted(text="tea"), Wanted("hot", "k1", "tea")):
+    for wanted in (
+        SearchFilter(tag="ho"),
+        SearchFilter(key="k"),
+        SearchFilter(text="tea"),
+        SearchFilter("hot", "k1", "tea"),
+    ):
         assert not wanted.fits(message)
 
 

@@ -11,9 +11,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from commitmq.config import NodeConfig
-from commitmq.control import ControlBlock, DiskFlag, Word, WorkerState, WorkerWord
-from commitmq.workers.runtime.slots import role_slot
-from commitmq_plugins.metrics.health import Health
+from commitmq.control import ControlBlock, DiskFlag, Word, WorkerState, WorkerWord, role_slot
+from commitmq_plugins.metrics.figures import Health
 
 ROLES = (
     "coordinator",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from commitmq_plugins.metrics.figures import Figures, Gathering, Lags
+from commitmq_plugins.metrics.figures import FigureCollector, Figures, Lags
 
 MOST = 100
 QUEUES = 300
@@ -45,7 +45,7 @@ def gathered(rows: list[list[Any]]) -> tuple[Figures, KnownLags]:
         yield from rows[:most]
 
     lags = KnownLags()
-    looking = object.__new__(Gathering)
+    looking = object.__new__(FigureCollector)
     vars(looking).update(
         line=SimpleNamespace(pages=pages),
         lags=lags,

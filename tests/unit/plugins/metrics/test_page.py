@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitmq.counting.families import Kind
-from commitmq_plugins.metrics.page import Page, label_text
+from commitmq.counting import Kind
+from commitmq_plugins.metrics.exposition import Exposition, label_text
 from exposition import parse, selectors
 
 
-def page_of(topic: str = "orders") -> Page:
-    page = Page(1_000)
+def page_of(topic: str = "orders") -> Exposition:
+    page = Exposition(1_000)
     page.put("sent_total", Kind.COUNTER, 'Sent, "so to say".\nReally.', 3, label_text({"topic": topic}))
     page.put("open", Kind.GAUGE, "Open.", 0.25)
     page.put("sent_total", Kind.COUNTER, "Sent.", 1 << 60, label_text({"topic": "other" + topic}))
@@ -42,7 +42,7 @@ def test_any_text_may_be_a_label(name: str) -> None:
 
 
 def test_an_answer_has_no_more_series_than_allowed() -> None:
-    page = Page(10)
+    page = Exposition(10)
     for number in range(30):
         page.put("open", Kind.GAUGE, "Open.", 1, label_text({"a": str(number)}))
     page.put_histogram("times", "Times.", (1.0,), [1, 1, 1, 0], 1.0)

@@ -12,13 +12,12 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from commitmq import counting
 from commitmq.config import from_mapping
 from commitmq.control import Word
-from commitmq.counting import families
-from commitmq.counting.families import Family, Kind
-from commitmq.counting.table import Described
+from commitmq.counting import Described, Family, Kind
 from commitmq_plugins.metrics import process
-from commitmq_plugins.metrics.figures import Counted, Figures, GroupLag
+from commitmq_plugins.metrics.figures import CountedMetric, Figures, GroupLag
 from commitmq_plugins.metrics.process import EXPORTER, NORMAL, Collector
 from exposition import Metric, parse
 
@@ -30,22 +29,22 @@ DEPLOY = Path(__file__).parents[4] / "deploy"
 RULES, BOARD = DEPLOY / "prometheus" / "commitmq-rules.yml", DEPLOY / "grafana" / "commitmq.json"
 
 
-def counted(family: Family, *rows: tuple[str, ...]) -> Counted:
+def counted(family: Family, *rows: tuple[str, ...]) -> CountedMetric:
     labels = dict.fromkeys(family.labels, "")
     described = Described(family.name, family.kind, family.help, labels, family.bounds, family.scale)
     size = 3 + len(family.bounds) if family.kind is Kind.HISTOGRAM else 1
-    return Counted(described, {row: [1] * size for row in rows})
+    return CountedMetric(described, {row: [1] * size for row in rows})
 
 
 def figures_of(*, topics: int, groups: int) -> Figures:
     words = {word.name.lower(): 0 for word in Word} | {"visible": 0, "dispatched": 0, "dispatched_durable": 0}
     names = [f"topic-{number}" for number in range(topics)]
     found = [
-        counted(families.MESSAGE_SIZE, *((name,) for name in names)),
-        counted(families.MESSAGES_IN, *((name, "client") for name in names)),
-        counted(families.BYTES_IN, *((name, "client") for name in names)),
-        counted(families.FLUSH_DURATION, ("flush",)),
-        counted(families.SENDS_REFUSED, ("14",)),
+        counted(counting.MESSAGE_SIZE, *((name,) for name in names)),
+        counted(counting.MESSAGES_IN, *((name, "client") for name in names)),
+        counted(counting.BYTES_IN, *((name, "client") for name in names)),
+        counted(counting.FLUSH_DURATION, ("flush",)),
+        counted(counting.SENDS_REFUSED, ("14",)),
     ]
     figures = Figures(1_000, {one.described.name: one for one in found}, words)
     figures.topics = {name: {"attributes": {}, "read_queues": 1} for name in names}
@@ -62,7 +61,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Metric]]:
     def make(figures: Figures, kind: str = NORMAL, *, openmetrics: bool = False) -> dict[str, Metric]:
         gathering = MagicMock(errors=0)
         gathering.gather.return_value = figures
-        monkeypatch.setattr(process, "Gathering", lambda context: gathering)
+        monkeypatch.setattr(process, "FigureCollector", lambda context: gathering)
         health = MagicMock()
         health.reasons.return_value = []
         config = from_mapping({"metrics": {"max_series": MAX_SERIES}})

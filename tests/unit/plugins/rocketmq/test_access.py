@@ -15,8 +15,17 @@ import commitmq_plugins.rocketmq.broker as broker
 from commitmq.log import get_log
 from commitmq.security.access_file import AccessFile, AccessTable, LiveAccess
 from commitmq.security.native_rights import PUB
-from commitmq.security.policy import Entry, Policies, Resource, ResourceType
-from commitmq.security.user import ACCESS_KEY, SIGNATURE, Secret, User, sign
+from commitmq.security.policy import (
+    ACCESS_KEY,
+    SIGNATURE,
+    Policies,
+    PolicyEntry,
+    Resource,
+    ResourceType,
+    Secret,
+    User,
+    sign,
+)
 from commitmq_plugins.rocketmq.broker.rights import Access, needs_of
 from commitmq_plugins.rocketmq.remoting.codes import V4_9_3, VERSION, RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps
@@ -157,7 +166,9 @@ def access(folder: Path, *entries: str, **user: bool) -> Access:
         found = []
         for text in entries:
             resource, actions = text.split(" ")
-            found.append(Entry.from_json({"resource": resource, "actions": actions.split("|"), "decision": "Allow"}))
+            found.append(
+                PolicyEntry.from_json({"resource": resource, "actions": actions.split("|"), "decision": "Allow"})
+            )
         table.policies["ann"] = Policies(tuple(found))
 
     file = AccessFile(folder)

@@ -12,14 +12,13 @@ from typing import cast
 import pytest
 
 from commitmq.errors import ProtocolError
-from commitmq_plugins.rocketmq.broker.locks import QueueLocks
+from commitmq_plugins.rocketmq import RocketMQSettings
+from commitmq_plugins.rocketmq.broker.assignment import QueueLocks
 from commitmq_plugins.rocketmq.broker.registry import Registry
 from commitmq_plugins.rocketmq.broker.rights import Allowances
 from commitmq_plugins.rocketmq.remoting.bodies import ConsumerData, HeartbeatData
 from commitmq_plugins.rocketmq.remoting.codes import LanguageCode
-from commitmq_plugins.rocketmq.remoting.connection import place_of
-from commitmq_plugins.rocketmq.remoting.server import Connection
-from commitmq_plugins.rocketmq.settings import RocketMQSettings
+from commitmq_plugins.rocketmq.remoting.server import RemotingConnection, place_of
 
 
 class Anyone:
@@ -29,8 +28,8 @@ class Anyone:
         self.peer = host, 1
 
 
-def someone(host: str = "10.0.0.1") -> Connection:
-    return cast("Connection", Anyone(host))
+def someone(host: str = "10.0.0.1") -> RemotingConnection:
+    return cast("RemotingConnection", Anyone(host))
 
 
 def allowances(**settings: int) -> Allowances:

@@ -15,10 +15,10 @@ import orjson
 import pytest
 
 from commitmq.plugin import failpoints
-from commitmq.protocol.local_packet import GREETING
+from commitmq.protocol.channel import GREETING
 from commitmq_plugins.rocketmq.broker.node import MAX_RUN_BYTES, Answer, LineLostError, LocalLine
 from commitmq_plugins.rocketmq.broker.runs import AppendLanes
-from commitmq_plugins.rocketmq.remoting.connection import Turn
+from commitmq_plugins.rocketmq.remoting.server import FlushBatch
 
 OK: Answer = ({"ok": True}, [])
 
@@ -171,7 +171,7 @@ def with_line(folder: Path, talk: Callable[[LocalLine, Writer, list[Any]], Await
     async def main() -> None:
         loop = asyncio.get_running_loop()
         writer = Writer(folder / "w.sock")
-        line = LocalLine(loop, folder / "w.sock", Turn(loop))
+        line = LocalLine(loop, folder / "w.sock", FlushBatch(loop))
         try:
             async with asyncio.timeout(20):
                 await talk(line, writer, [])

@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 
 from commitmq_plugins.rocketmq.remoting import bodies, fastjson
 from commitmq_plugins.rocketmq.remoting.bodies import (
-    DataVersion,
     HeartbeatData,
     RegisterBrokerBody,
+    RemotingDataVersion,
+    RemotingTopicConfig,
     SubscriptionData,
-    TopicConfig,
     TopicConfigSerializeWrapper,
     crc32,
 )
 from commitmq_plugins.rocketmq.remoting.codes import LanguageCode
-from commitmq_plugins.rocketmq.remoting.fastjson import MessageQueue, dumps, loads, queue_map
+from commitmq_plugins.rocketmq.remoting.fastjson import RemotingMessageQueue, dumps, loads, queue_map
 from commitmq_plugins.rocketmq.remoting.frame import BodyError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
-QUEUES = st.builds(MessageQueue, TEXT, TEXT, st.integers(-1, 1 << 31))
+QUEUES = st.builds(RemotingMessageQueue, TEXT, TEXT, st.integers(-1, 1 << 31))
 ROUTE = (
     b'{"brokerDatas":[{"brokerAddrs":{"0":"10.0.0.1:10911"},"brokerName":"broker-a","cluster":"DefaultCluster",'
     b'"enableActingMaster":false}],"filterServerTable":{},"queueDatas":[{"brokerName":"broker-a","perm":6,'
@@ -62,7 +62,7 @@ def test_cluster_info_byte_for_byte() -> None:
 
 
 def test_maps_with_queues_as_keys_byte_for_byte() -> None:
-    queue = MessageQueue("T", "broker-a", 0)
+    queue = RemotingMessageQueue("T", "broker-a", 0)
     assert bodies.topic_stats_table({queue: bodies.TopicOffset(0, 42, 1763800000000)}) == (
         b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:{"lastUpdateTimestamp":1763800000000,'
         b'"maxOffset":42,"minOffset":0}},"topicPutTps":0.0}'
@@ -76,7 +76,7 @@ def test_maps_with_queues_as_keys_byte_for_byte() -> None:
 
 
 @given(st.dictionaries(QUEUES, st.integers(-(1 << 63), (1 << 63) - 1), max_size=4))
-def test_queues_as_keys_come_back(offsets: dict[MessageQueue, int]) -> None:
+def test_queues_as_keys_come_back(offsets: dict[RemotingMessageQueue, int]) -> None:
     assert loads(bodies.reset_offset_body(offsets)) == {"offsetTable": offsets}
 
 
@@ -210,10 +210,10 @@ def test_a_heartbeat_of_a_wrong_shape_is_refused(members: dict[str, object]) -> 
 
 def registration() -> RegisterBrokerBody:
     table = {
-        "T": TopicConfig("T", 8, 4, 6, attributes={"message.type": "FIFO"}),
-        "%RETRY%g": TopicConfig("%RETRY%g", 1, 1, 6),
+        "T": RemotingTopicConfig("T", 8, 4, 6, attributes={"message.type": "FIFO"}),
+        "%RETRY%g": RemotingTopicConfig("%RETRY%g", 1, 1, 6),
     }
-    return RegisterBrokerBody(TopicConfigSerializeWrapper(table, DataVersion(1763800000000, 3, 1)), [])
+    return RegisterBrokerBody(TopicConfigSerializeWrapper(table, RemotingDataVersion(1763800000000, 3, 1)), [])
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -262,12 +262,12 @@ def test_the_checksum_has_no_sign() -> None:
 
 
 def test_a_topics_short_form_may_have_no_attributes() -> None:
-    assert TopicConfig.from_text("T 8 4 6 SINGLE_TAG") == TopicConfig("T", 8, 4, 6)
-    assert TopicConfig.from_text('T 8 4 6 SINGLE_TAG {"a":"b c"}').attributes == {"a": "b c"}
-    assert TopicConfig.from_text("T 8 4 6 SINGLE_TAG null").attributes == {}
+    assert RemotingTopicConfig.from_text("T 8 4 6 SINGLE_TAG") == RemotingTopicConfig("T", 8, 4, 6)
+    assert RemotingTopicConfig.from_text('T 8 4 6 SINGLE_TAG {"a":"b c"}').attributes == {"a": "b c"}
+    assert RemotingTopicConfig.from_text("T 8 4 6 SINGLE_TAG null").attributes == {}
     for text in ("T 8 4 6", "T x 4 6 SINGLE_TAG", ""):
         with pytest.raises(BodyError):
-            TopicConfig.from_text(text)
+            RemotingTopicConfig.from_text(text)
 
 
 def test_locks_of_the_page() -> None:
@@ -276,7 +276,9 @@ def test_locks_of_the_page() -> None:
         b'"mqSet":[{"brokerName":"broker-a","queueId":0,"topic":"T"}],"onlyThisBroker":false}'
     )
     found = bodies.LockBatchRequestBody.decode(body)
-    assert found == bodies.LockBatchRequestBody("g", "10.0.0.5@4711#812", [MessageQueue("T", "broker-a", 0)], False)
+    assert found == bodies.LockBatchRequestBody(
+        "g", "10.0.0.5@4711#812", [RemotingMessageQueue("T", "broker-a", 0)], False
+    )
     assert bodies.lock_answer(found.queues) == b'{"lockOKMQSet":[{"brokerName":"broker-a","queueId":0,"topic":"T"}]}'
 
 
@@ -305,7 +307,7 @@ def test_acks_have_short_or_long_names() -> None:
 
 
 def test_assignments_of_the_page() -> None:
-    assert bodies.assignments([(MessageQueue("T", "broker-a", -1), "POP")]) == (
+    assert bodies.assignments([(RemotingMessageQueue("T", "broker-a", -1), "POP")]) == (
         b'{"messageQueueAssignments":[{"messageQueue":{"brokerName":"broker-a","queueId":-1,"topic":"T"},"mode":"POP"}]}'
     )
 

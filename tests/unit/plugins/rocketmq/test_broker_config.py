@@ -9,7 +9,7 @@ import pytest
 
 from commitmq.config import NodeConfig
 from commitmq_plugins.rocketmq.broker.admin_server import RuntimeFigures, human_bytes, runtime_table
-from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig, ConfigError, parse_properties
+from commitmq_plugins.rocketmq.broker.broker_config import BrokerConfig, BrokerConfigError, parse_properties
 from commitmq_plugins.rocketmq.broker.counting import PutTimes
 
 
@@ -31,7 +31,7 @@ def test_what_is_changed_is_shown_and_counts() -> None:
 def test_what_cannot_change_is_refused_as_a_whole(wanted: dict[str, str]) -> None:
     config = _config()
     before = config.text()
-    with pytest.raises(ConfigError):
+    with pytest.raises(BrokerConfigError):
         config.change({"longPollingEnable": "false", **wanted})
     assert config.text() == before
     assert config.long_polling

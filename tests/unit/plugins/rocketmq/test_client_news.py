@@ -14,11 +14,11 @@ from commitmq.errors import ProtocolError
 from commitmq.log import get_log
 from commitmq.semantics.rates import MAX_CHARACTERS, MAX_CLIENTS_A_REQUEST, MAX_NAMES
 from commitmq_plugins.rocketmq.broker.clients import ClientNews
-from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, Node
+from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, NodeClient
 from commitmq_plugins.rocketmq.broker.registry import Registry
 from commitmq_plugins.rocketmq.remoting.bodies import HeartbeatData
 from commitmq_plugins.rocketmq.remoting.codes import LanguageCode
-from commitmq_plugins.rocketmq.remoting.server import Connection
+from commitmq_plugins.rocketmq.remoting.server import RemotingConnection
 
 V5_4_0 = 493
 
@@ -57,12 +57,12 @@ class Gateway:
 
     def __init__(self) -> None:
         self.coordinator = Coordinator()
-        self.registry: Registry[Connection] = Registry()
-        self.news = ClientNews(cast(Node, self.coordinator), self.registry, "one", get_log("test"))
-        self.links: dict[int, Connection] = {}
+        self.registry: Registry[RemotingConnection] = Registry()
+        self.news = ClientNews(cast(NodeClient, self.coordinator), self.registry, "one", get_log("test"))
+        self.links: dict[int, RemotingConnection] = {}
 
-    def heartbeat(self, number: int, name: str = "", groups: int = 1) -> Connection:
-        link = self.links.setdefault(number, cast(Connection, Link(f"h:{number}", "shop")))
+    def heartbeat(self, number: int, name: str = "", groups: int = 1) -> RemotingConnection:
+        link = self.links.setdefault(number, cast(RemotingConnection, Link(f"h:{number}", "shop")))
         producers = [f"group {one} of {name}"[:255] for one in range(groups)]
         data = HeartbeatData(name or f"c{number}", producers)
         self.registry.heartbeat(link, data, LanguageCode.JAVA, V5_4_0, 0)

@@ -15,8 +15,8 @@ import pytest
 from commitmq.errors import ProtocolError
 from commitmq.log import get_log
 from commitmq_plugins.rocketmq.broker import clients as module
-from commitmq_plugins.rocketmq.broker.clients import Sessions
-from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, Node
+from commitmq_plugins.rocketmq.broker.clients import GroupSessions
+from commitmq_plugins.rocketmq.broker.node import SERVICE_NOT_AVAILABLE, NodeClient
 
 TOPICS = frozenset({"orders"})
 
@@ -64,12 +64,15 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SOON_S", 0.03)
 
 
-def run(main: Callable[[Sessions, Coordinator, Counter[str]], Awaitable[None]]) -> None:
+def run(main: Callable[[GroupSessions, Coordinator, Counter[str]], Awaitable[None]]) -> None:
     async def limited() -> None:
         told: Counter[str] = Counter()
         coordinator = Coordinator()
-        sessions = Sessions(
-            cast("Node", coordinator), asyncio.get_running_loop(), get_log("test"), lambda group: told.update([group])
+        sessions = GroupSessions(
+            cast("NodeClient", coordinator),
+            asyncio.get_running_loop(),
+            get_log("test"),
+            lambda group: told.update([group]),
         )
         async with asyncio.timeout(30):
             await main(sessions, coordinator, told)
@@ -85,7 +88,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_no_clients_cost_nothing_and_many_are_few_requests() -> None:
-    async def main(sessions: Sessions, coordinator: Coordinator, told: Counter[str]) -> None:
+    async def main(sessions: GroupSessions, coordinator: Coordinator, told: Counter[str]) -> None:
         assert sessions._timer is None
         for number in range(500):
             sessions.subscribe("readers", f"client@{number}", TOPICS)
@@ -100,7 +103,7 @@ def test_no_clients_cost_nothing_and_many_are_few_requests() -> None:
 
 
 def test_a_member_that_the_coordinator_does_not_know_joins_again_with_its_queues() -> None:
-    async def main(sessions: Sessions, coordinator: Coordinator, told: Counter[str]) -> None:
+    async def main(sessions: GroupSessions, coordinator: Coordinator, told: Counter[str]) -> None:
         sessions.subscribe("readers", "one", TOPICS)
         await until(lambda: ("readers", "one") in coordinator.members)
         coordinator.members.clear()
@@ -112,7 +115,7 @@ def test_a_member_that_the_coordinator_does_not_know_joins_again_with_its_queues
 
 
 def test_an_absent_coordinator_ends_no_membership() -> None:
-    async def main(sessions: Sessions, coordinator: Coordinator, told: Counter[str]) -> None:
+    async def main(sessions: GroupSessions, coordinator: Coordinator, told: Counter[str]) -> None:
         sessions.subscribe("readers", "one", TOPICS)
         await until(lambda: ("readers", "one") in coordinator.members)
         coordinator.is_absent = True
@@ -131,7 +134,7 @@ def test_an_absent_coordinator_ends_no_membership() -> None:
 
 
 def test_other_topics_while_it_joins_are_another_join() -> None:
-    async def main(sessions: Sessions, coordinator: Coordinator, told: Counter[str]) -> None:
+    async def main(sessions: GroupSessions, coordinator: Coordinator, told: Counter[str]) -> None:
         more = TOPICS | {"parcels"}
         coordinator.before_join = lambda: sessions.subscribe("readers", "one", more)
         sessions.subscribe("readers", "one", TOPICS)
@@ -143,7 +146,7 @@ def test_other_topics_while_it_joins_are_another_join() -> None:
 
 
 def test_a_client_that_goes_while_it_joins_leaves() -> None:
-    async def main(sessions: Sessions, coordinator: Coordinator, told: Counter[str]) -> None:
+    async def main(sessions: GroupSessions, coordinator: Coordinator, told: Counter[str]) -> None:
         coordinator.before_join = lambda: cast("None", sessions.take_out("readers", "one"))
         sessions.subscribe("readers", "one", TOPICS)
         await until(lambda: coordinator.count("group.leave") == 1)
@@ -153,7 +156,7 @@ def test_a_client_that_goes_while_it_joins_leaves() -> None:
 
 
 def test_clients_are_told_when_their_queues_are_others() -> None:
-    async def main(sessions: Sessions, coordinator: Coordinator, told: Counter[str]) -> None:
+    async def main(sessions: GroupSessions, coordinator: Coordinator, told: Counter[str]) -> None:
         sessions.subscribe("readers", "one", TOPICS)
         await until(lambda: told["readers"] == 1)
         await until(lambda: coordinator.count("group.heartbeats") == 2)

@@ -16,15 +16,13 @@ import pytest
 
 from commitmq.log import get_log
 from commitmq.store.metadata.topic_config import TopicConfig as NodeTopic
-from commitmq_plugins.rocketmq.broker import neighbours as neighbours_module
-from commitmq_plugins.rocketmq.broker import registration as registration_module
-from commitmq_plugins.rocketmq.broker.neighbours import Neighbours
-from commitmq_plugins.rocketmq.broker.registration import Registration
-from commitmq_plugins.rocketmq.namesrv.route_table import BrokerKey
+from commitmq_plugins.rocketmq.broker import name_servers
+from commitmq_plugins.rocketmq.broker.name_servers import Neighbours, RegistrationService
 from commitmq_plugins.rocketmq.remoting.bodies import QueueData
 from commitmq_plugins.rocketmq.remoting.client import RemotingClient
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
 from commitmq_plugins.rocketmq.remoting.frame import request
+from commitmq_plugins.rocketmq.route_table import BrokerKey
 from stub_cluster import NAME, StubCluster, stub_cluster
 
 OWN = "commitmq"
@@ -55,11 +53,13 @@ def node() -> Any:
     return SimpleNamespace(config=SimpleNamespace(network=network, topics=SimpleNamespace(auto_create=True)))
 
 
-def run(folder: Path, talk: Callable[[StubCluster, FakeTopics, Registration], Awaitable[None]]) -> None:
+def run(folder: Path, talk: Callable[[StubCluster, FakeTopics, RegistrationService], Awaitable[None]]) -> None:
     async def play() -> None:
         async with stub_cluster(folder) as cluster:
             topics: Any = FakeTopics("orders", "parcels")
-            registration = Registration(node(), topics, KEY.address, [cluster.names, "127.0.0.1:1"], get_log("test"))
+            registration = RegistrationService(
+                node(), topics, KEY.address, [cluster.names, "127.0.0.1:1"], get_log("test")
+            )
             registration.start()
             try:
                 await until(lambda: cluster.routes.version_of(KEY) is not None)
@@ -78,17 +78,18 @@ async def until(condition: Callable[[], object]) -> None:
 
 def test_a_topic_made_while_a_silent_name_server_hears_of_everything_is_told_too(tmp_path: Path) -> None:
     # It was in no registration before the next period, 30 s later: clients found no route to it.
-    async def talk(cluster: StubCluster, topics: FakeTopics, registration: Registration) -> None:
+    async def talk(cluster: StubCluster, topics: FakeTopics, registration: RegistrationService) -> None:
         server, register = registration.servers[0], registration._register
         under_way, goes_on = asyncio.Event(), asyncio.Event()
 
-        async def slowly(*arguments: Any, **more: Any) -> bool:
-            under_way.set()
-            await goes_on.wait()
-            return await register(*arguments, **more)
+        async def slowly(told: RemotingClient, *arguments: Any, **more: Any) -> bool:
+            if told is server:  # settling waits for the other one, until that is known to be away
+                under_way.set()
+                await goes_on.wait()
+            return await register(told, *arguments, **more)
 
         registration._silent.add(server.address)
-        registration._register = slowly  # type: ignore[method-assign]
+        registration._register = slowly  # type: ignore[method-assign, assignment]
         telling = asyncio.create_task(registration._tell(server, None))
         await under_way.wait()
         topics.put("late")
@@ -107,9 +108,9 @@ def perm(cluster: StubCluster, topic: str) -> int:
 
 
 def test_a_wiped_permission_stays_wiped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration_module, "_PERIOD_S", 0.05)
+    monkeypatch.setattr(name_servers, "_PERIOD_S", 0.05)
 
-    async def talk(cluster: StubCluster, topics: FakeTopics, registration: Registration) -> None:
+    async def talk(cluster: StubCluster, topics: FakeTopics, registration: RegistrationService) -> None:
         assert perm(cluster, "orders") == 6
         assert cluster.routes.set_writable(OWN, writable=False) >= 2
         await asyncio.sleep(0.4)
@@ -119,7 +120,7 @@ def test_a_wiped_permission_stays_wiped(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_new_topic_is_known_before_settle_returns(tmp_path: Path) -> None:
-    async def talk(cluster: StubCluster, topics: FakeTopics, registration: Registration) -> None:
+    async def talk(cluster: StubCluster, topics: FakeTopics, registration: RegistrationService) -> None:
         cluster.routes.set_writable(OWN, writable=False)
         topics.put("new")
         await registration.settle()
@@ -130,7 +131,7 @@ def test_a_new_topic_is_known_before_settle_returns(tmp_path: Path) -> None:
 
 
 def test_a_name_server_that_forgot_the_broker_hears_of_everything(tmp_path: Path) -> None:
-    async def talk(cluster: StubCluster, topics: FakeTopics, registration: Registration) -> None:
+    async def talk(cluster: StubCluster, topics: FakeTopics, registration: RegistrationService) -> None:
         server = registration.servers[0]
         cluster.routes.unregister(KEY, OWN)
         await server.close()  # as when the name server ends
@@ -143,11 +144,11 @@ def test_a_name_server_that_forgot_the_broker_hears_of_everything(tmp_path: Path
 
 
 def test_other_brokers_of_a_topic_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours_module, "_PERIOD_S", 0.02)
-    monkeypatch.setattr(neighbours_module, "_ROUTE_S", 0.02)
-    monkeypatch.setattr(neighbours_module, "_REMEMBER_S", 0.5)
+    monkeypatch.setattr(name_servers, "_ROUTES_PERIOD_S", 0.02)
+    monkeypatch.setattr(name_servers, "_ROUTE_S", 0.02)
+    monkeypatch.setattr(name_servers, "_REMEMBER_S", 0.5)
 
-    async def talk(cluster: StubCluster, topics: FakeTopics, registration: Registration) -> None:
+    async def talk(cluster: StubCluster, topics: FakeTopics, registration: RegistrationService) -> None:
         told: list[set[str]] = []
         path = tmp_path / "own" / "neighbours.json"
         found = Neighbours(registration.servers, OWN, path, get_log("test"))

@@ -18,26 +18,25 @@ from typing import Any
 import pytest
 
 from commitmq.supervision.exit_codes import CliExit
-from commitmq_plugins.rocketmq.doctor import broker
-from commitmq_plugins.rocketmq.doctor.command import Examination, Wanted
-from commitmq_plugins.rocketmq.doctor.peer import (
+from commitmq_plugins.rocketmq import doctor
+from commitmq_plugins.rocketmq.doctor import PREFIX, DoctorOptions, Examination, age_s, new_name
+from commitmq_plugins.rocketmq.peer import (
     AddressError,
-    Finding,
-    State,
-    Terms,
-    judge,
-    parse,
+    CheckResult,
+    CheckState,
+    PeerOptions,
+    judge_address,
+    parse_address,
     parse_all,
     plain,
     version_text,
 )
-from commitmq_plugins.rocketmq.doctor.trial import PREFIX, age_s, new_name
 from commitmq_plugins.rocketmq.remoting.bodies import QueueData
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import Command
 from stub_cluster import NAME, StubCluster, stub_cluster
 
-SOON = Terms(0.3)
+SOON = PeerOptions(0.3)
 Play = Callable[[StubCluster], Awaitable[Any]]
 TRIAL = [
     RequestCode.UPDATE_AND_CREATE_TOPIC,
@@ -62,14 +61,14 @@ def play(folder: Path, talk: Play) -> Any:
     return asyncio.run(run())
 
 
-async def examine(cluster: StubCluster, **wanted: Any) -> list[Finding]:
-    findings: list[Finding] = []
+async def examine(cluster: StubCluster, **wanted: Any) -> list[CheckResult]:
+    findings: list[CheckResult] = []
     wanted = {"name_servers": [("127.0.0.1", cluster.names_port)], "terms": SOON, **wanted}
-    await Examination(Wanted(**wanted), findings.append).run()
+    await Examination(DoctorOptions(**wanted), findings.append).run()
     return findings
 
 
-def of(findings: list[Finding], check: str) -> list[Finding]:
+def of(findings: list[CheckResult], check: str) -> list[CheckResult]:
     return [one for one in findings if one.check == check]
 
 
@@ -79,26 +78,26 @@ def of(findings: list[Finding], check: str) -> list[Finding]:
 @pytest.mark.parametrize(
     ("host", "seen", "state"),
     [
-        ("10.1.2.3", "10.9.9.9", State.OK),
-        ("0.0.0.0", "127.0.0.1", State.FAILED),
-        ("::", "10.1.2.3", State.FAILED),
-        ("127.0.0.1", "127.0.0.1", State.OK),
-        ("127.0.0.1", "::1", State.OK),
-        ("127.0.0.1", "10.1.2.3", State.FAILED),
-        ("::ffff:127.0.0.1", "10.1.2.3", State.FAILED),
-        ("::1", "10.1.2.3", State.FAILED),
-        ("169.254.1.1", "10.1.2.3", State.WARNING),
-        ("172.17.0.2", "10.1.2.3", State.WARNING),
-        ("172.17.0.2", "172.17.0.3", State.OK),
-        ("172.18.0.2", "172.17.0.3", State.WARNING),
-        ("192.168.1.2", "8.8.8.8", State.WARNING),
-        ("8.8.4.4", "8.8.8.8", State.OK),
-        ("fe80::1", "fe80::2%eth0", State.WARNING),
-        ("broker.example", "10.1.2.3", State.WARNING),
+        ("10.1.2.3", "10.9.9.9", CheckState.OK),
+        ("0.0.0.0", "127.0.0.1", CheckState.FAILED),
+        ("::", "10.1.2.3", CheckState.FAILED),
+        ("127.0.0.1", "127.0.0.1", CheckState.OK),
+        ("127.0.0.1", "::1", CheckState.OK),
+        ("127.0.0.1", "10.1.2.3", CheckState.FAILED),
+        ("::ffff:127.0.0.1", "10.1.2.3", CheckState.FAILED),
+        ("::1", "10.1.2.3", CheckState.FAILED),
+        ("169.254.1.1", "10.1.2.3", CheckState.WARNING),
+        ("172.17.0.2", "10.1.2.3", CheckState.WARNING),
+        ("172.17.0.2", "172.17.0.3", CheckState.OK),
+        ("172.18.0.2", "172.17.0.3", CheckState.WARNING),
+        ("192.168.1.2", "8.8.8.8", CheckState.WARNING),
+        ("8.8.4.4", "8.8.8.8", CheckState.OK),
+        ("fe80::1", "fe80::2%eth0", CheckState.WARNING),
+        ("broker.example", "10.1.2.3", CheckState.WARNING),
     ],
 )
-def test_traps_in_addresses(host: str, seen: str, state: State) -> None:
-    found, why = judge(host, seen)
+def test_traps_in_addresses(host: str, seen: str, state: CheckState) -> None:
+    found, why = judge_address(host, seen)
     assert found == state, why
     assert host in why
 
@@ -107,7 +106,7 @@ def test_addresses_are_read() -> None:
     assert parse_all("a:1;b , [::1]:2;") == [("a", 1), ("b", 9876), ("::1", 2)]
     for wrong in ("a", "a:", ":1", "a:0", "a:65536", "a:1x", "a:٣"):
         with pytest.raises(AddressError):
-            parse(wrong)
+            parse_address(wrong)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,7 @@ def test_names_of_trials() -> None:
 def test_everything_works(tmp_path: Path) -> None:
     async def talk(cluster: StubCluster) -> None:
         findings = await examine(cluster, write=True, topics=("TBW102", "nothing"))
-        wrong = [one.line() for one in findings if one.state != State.OK]
+        wrong = [one.line() for one in findings if one.state != CheckState.OK]
         assert wrong == [f"FAILED  route nothing at {cluster.names}: no broker has this topic"]
         assert [one.detail for one in of(findings, "cluster")] == ["1 brokers: stub"]
         assert "8 queues to read" in of(findings, "route")[0].detail
@@ -170,14 +169,14 @@ def test_without_write_nothing_is_changed(tmp_path: Path) -> None:
 
 
 def test_settings_and_clocks_that_harm_are_named(tmp_path: Path) -> None:
-    async def talk(cluster: StubCluster) -> list[Finding]:
+    async def talk(cluster: StubCluster) -> list[CheckResult]:
         cluster.now_ms = lambda: int(time.time() * 1000) + 3_600_000
         cluster.settings |= {"enablePropertyFilter": "false", "timerWheelEnable": "false", "brokerPermission": "4",
                              "brokerName": "other"}  # fmt: skip
         return await examine(cluster, write=True)
 
     findings = play(tmp_path, talk)
-    wrong = {one.check: one.detail for one in findings if one.state != State.OK}
+    wrong = {one.check: one.detail for one in findings if one.state != CheckState.OK}
     assert wrong.keys() == {
         *(
             "SQL filters",
@@ -200,7 +199,7 @@ def test_settings_and_clocks_that_harm_are_named(tmp_path: Path) -> None:
 def test_a_broker_that_has_just_started_is_asked_again(tmp_path: Path) -> None:
     """RocketMQ's broker fails to tell its state until it has taken its first figures, a second after its start."""
 
-    async def talk(cluster: StubCluster) -> list[Finding]:
+    async def talk(cluster: StubCluster) -> list[CheckResult]:
         stated = time.monotonic() + 1.2
 
         def early(command: Command) -> Command:
@@ -212,13 +211,13 @@ def test_a_broker_that_has_just_started_is_asked_again(tmp_path: Path) -> None:
         return await examine(cluster)
 
     (found,) = of(play(tmp_path, talk), "clock")
-    assert found.state == State.OK, found.detail
+    assert found.state == CheckState.OK, found.detail
 
 
 def test_a_broker_that_never_tells_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker, "START_S", 0.5)
+    monkeypatch.setattr(doctor, "START_S", 0.5)
 
-    async def talk(cluster: StubCluster) -> list[Finding]:
+    async def talk(cluster: StubCluster) -> list[CheckResult]:
         cluster.answers[RequestCode.GET_BROKER_RUNTIME_INFO] = lambda command: command.answer(
             ResponseCode.SYSTEM_ERROR, "no figures"
         )
@@ -226,7 +225,7 @@ def test_a_broker_that_never_tells_its_state(tmp_path: Path, monkeypatch: pytest
 
     findings = play(tmp_path, talk)
     (found,) = of(findings, "clock")
-    assert found.state == State.UNKNOWN
+    assert found.state == CheckState.UNKNOWN
     assert "SYSTEM_ERROR: no figures" in found.detail
     assert of(findings, "largest message"), "the rest is examined"
 
@@ -235,7 +234,7 @@ def test_a_broker_that_never_tells_its_state(tmp_path: Path, monkeypatch: pytest
 
 
 def test_addresses_that_lead_nowhere(tmp_path: Path) -> None:
-    async def talk(cluster: StubCluster) -> list[Finding]:
+    async def talk(cluster: StubCluster) -> list[CheckResult]:
         dead = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0)
         port = dead.sockets[0].getsockname()[1]
         cluster.register("ends", f"127.0.0.1:{port}")
@@ -248,7 +247,7 @@ def test_addresses_that_lead_nowhere(tmp_path: Path) -> None:
             dead.close()
 
     findings = play(tmp_path, talk)
-    failed = {(one.check, one.where.split()[0]) for one in findings if one.state == State.FAILED}
+    failed = {(one.check, one.where.split()[0]) for one in findings if one.state == CheckState.FAILED}
     assert failed == {
         ("broker", "ends"),
         ("address", "everywhere"),
@@ -260,7 +259,7 @@ def test_addresses_that_lead_nowhere(tmp_path: Path) -> None:
 
 
 def test_no_more_brokers_than_wanted(tmp_path: Path) -> None:
-    async def talk(cluster: StubCluster) -> list[Finding]:
+    async def talk(cluster: StubCluster) -> list[CheckResult]:
         for number in range(5):
             cluster.register(f"zz{number}", f"127.0.0.1:{number + 1}")
         return await examine(cluster, most=1)
@@ -273,7 +272,7 @@ def test_no_more_brokers_than_wanted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("noise", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b'\0\0\0\x10\0\0\0\x0c{"code":"x"}'])
 def test_what_is_no_name_server(noise: bytes) -> None:
-    async def talk() -> tuple[bool, list[Finding], float]:
+    async def talk() -> tuple[bool, list[CheckResult], float]:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read(100)
             writer.write(noise)
@@ -281,9 +280,9 @@ def test_what_is_no_name_server(noise: bytes) -> None:
             writer.close()
 
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        findings: list[Finding] = []
+        findings: list[CheckResult] = []
         places = [("127.0.0.1", server.sockets[0].getsockname()[1]), ("127.0.0.1", 1)]
-        examination = Examination(Wanted(places, terms=SOON), findings.append)
+        examination = Examination(DoctorOptions(places, terms=SOON), findings.append)
         began = time.monotonic()
         await examination.run()
         server.close()
@@ -291,28 +290,28 @@ def test_what_is_no_name_server(noise: bytes) -> None:
 
     reached, findings, took_s = asyncio.run(talk())
     assert not reached
-    assert [(one.check, one.state) for one in findings] == [("name server", State.FAILED)] * 2
+    assert [(one.check, one.state) for one in findings] == [("name server", CheckState.FAILED)] * 2
     assert took_s < 5, "every wait has an end"
 
 
 def test_a_broker_in_the_place_of_a_name_server_is_named(tmp_path: Path) -> None:
-    async def talk(cluster: StubCluster) -> list[Finding]:
+    async def talk(cluster: StubCluster) -> list[CheckResult]:
         cluster.answers[RequestCode.GET_BROKER_CLUSTER_INFO] = lambda command: command.not_supported()
         return await examine(cluster, name_servers=[("127.0.0.1", cluster.broker_port)])
 
     [finding] = play(tmp_path, talk)
-    assert (finding.check, finding.state) == ("name server", State.FAILED)
+    assert (finding.check, finding.state) == ("name server", CheckState.FAILED)
     assert finding.advice == "this is a broker: name its name server, whose port is usually 9876"
 
 
 def test_name_servers_that_differ(tmp_path: Path) -> None:
-    async def talk(cluster: StubCluster) -> list[Finding]:
+    async def talk(cluster: StubCluster) -> list[CheckResult]:
         async with stub_cluster(tmp_path) as other:
             places = [("127.0.0.1", cluster.names_port), ("127.0.0.1", other.names_port)]
             return await examine(cluster, name_servers=places)
 
     (found,) = of(play(tmp_path, talk), "name servers agree")
-    assert found.state == State.WARNING
+    assert found.state == CheckState.WARNING
     assert found.detail.count(f"{NAME}/0") == 2
 
 
@@ -327,7 +326,7 @@ def nonsense(command: Command) -> Command:
 @pytest.mark.parametrize("answer", [refuse, nonsense, lambda _command: None], ids=["refused", "nonsense", "silent"])
 @pytest.mark.parametrize("code", TRIAL)
 def test_a_trial_that_fails_anywhere_leaves_nothing(code: RequestCode, answer: Any, tmp_path: Path) -> None:
-    async def talk(cluster: StubCluster) -> list[Finding]:
+    async def talk(cluster: StubCluster) -> list[CheckResult]:
         cluster.answers[code] = answer
         findings = await examine(cluster, write=True)
         left_nothing(cluster)
@@ -338,17 +337,17 @@ def test_a_trial_that_fails_anywhere_leaves_nothing(code: RequestCode, answer: A
     findings = play(tmp_path, talk)
     if answer is nonsense and code in (*TRIAL[:2], RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.ACK_MESSAGE):
         return  # a success whose fields nobody needs
-    assert [one.check for one in findings if one.state == State.FAILED] != []
+    assert [one.check for one in findings if one.state == CheckState.FAILED] != []
 
 
 @pytest.mark.parametrize("code", [RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.DELETE_SUBSCRIPTIONGROUP])
 def test_what_cannot_be_deleted_is_named(code: RequestCode, tmp_path: Path) -> None:
-    async def talk(cluster: StubCluster) -> list[Finding]:
+    async def talk(cluster: StubCluster) -> list[CheckResult]:
         cluster.answers[code] = refuse
         return await examine(cluster, write=True)
 
     (found,) = of(play(tmp_path, talk), "delete what the trial made")
-    assert found.state == State.FAILED
+    assert found.state == CheckState.FAILED
     assert "NO_PERMISSION: who are you" in found.detail
     assert PREFIX in found.advice
 
@@ -378,7 +377,7 @@ def test_a_trial_that_is_interrupted_anywhere_leaves_nothing(code: RequestCode, 
 def test_remains_of_killed_doctors_are_found_and_deleted(tmp_path: Path) -> None:
     old, young = f"{PREFIX}{int(time.time()) - 3_600}_a", new_name()
 
-    async def talk(cluster: StubCluster) -> tuple[list[Finding], list[Finding], list[str]]:
+    async def talk(cluster: StubCluster) -> tuple[list[CheckResult], list[CheckResult], list[str]]:
         for topic in (old, young):
             cluster.topics.add(topic)
             cluster.routes.put_topic(topic, [QueueData(NAME, 1, 1, 6)])
@@ -388,7 +387,7 @@ def test_remains_of_killed_doctors_are_found_and_deleted(tmp_path: Path) -> None
 
     seen, deleted, left = play(tmp_path, talk)
     check = "remains of a trial"
-    assert [(one.where, one.state) for one in of(seen, check)] == [(old, State.WARNING)]
+    assert [(one.where, one.state) for one in of(seen, check)] == [(old, CheckState.WARNING)]
     assert [(one.where, one.detail) for one in of(deleted, check)] == [(old, "deleted")]
     assert left == [young], "another doctor may be at work with it"
 

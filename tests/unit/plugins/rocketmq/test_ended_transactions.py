@@ -14,7 +14,7 @@ import pytest
 from commitmq.config import NodeConfig
 from commitmq.errors import ProtocolError
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.broker.transactions import Transactions
+from commitmq_plugins.rocketmq.broker.transactions import EndTransactionProcessor
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
 from commitmq_plugins.rocketmq.remoting.frame import Command, request
 
@@ -35,7 +35,7 @@ def ended(decision: int, refusal: ProtocolError | None = None, **more: str) -> t
         counting: Any = SimpleNamespace(stored=lambda *_: None)
         loop: Any = SimpleNamespace(create_task=lambda coroutine: coroutine.close())
         access: Any = SimpleNamespace(asks=lambda _: False)
-        transactions = Transactions(node, clients, loop, get_log("test"), counting, access)
+        transactions = EndTransactionProcessor(node, clients, loop, get_log("test"), counting, access)
         fields = {"producerGroup": "pg", "tranStateTableOffset": "7", "commitLogOffset": "4096", "msgId": "AB",
                   "commitOrRollback": str(decision), **more}  # fmt: skip
         return await transactions.end(None, request(RequestCode.END_TRANSACTION, fields))  # type: ignore[arg-type]

@@ -18,14 +18,11 @@ from commitmq_plugins.rocketmq.remoting.headers import (
     Int,
     Long,
     PullMessageRequestHeader,
-    PullMessageResponseHeader,
     QueryConsumerOffsetRequestHeader,
     SearchOffsetRequestHeader,
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
-    SendMessageResponseHeader,
     decode_send,
-    header,
 )
 
 CLASSES: list[type[Header]] = sorted(
@@ -59,7 +56,7 @@ def test_each_header_comes_back(kind: type[Header]) -> None:
 
 
 def test_all_classes_are_seen() -> None:
-    assert len(CLASSES) > 55
+    assert len(CLASSES) > 50
 
 
 def test_letters_of_the_page() -> None:
@@ -112,16 +109,6 @@ def test_letters_of_the_page() -> None:
     assert [getattr(same, one.name) for one in fields(same)] == [getattr(found, one.name) for one in fields(found)]
 
 
-def test_answers_have_all_the_fields_that_clients_need() -> None:
-    assert PullMessageResponseHeader(0, 42, 0, 42).encode() == {
-        "suggestWhichBrokerId": "0",
-        "nextBeginOffset": "42",
-        "minOffset": "0",
-        "maxOffset": "42",
-    }
-    assert SendMessageResponseHeader("0A", 2, 41).encode() == {"msgId": "0A", "queueId": "2", "queueOffset": "41"}
-
-
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(FieldError, match="the custom field <queueId> is null") as raised:
         QueryConsumerOffsetRequestHeader.decode({"consumerGroup": "g", "topic": "T"})
@@ -136,7 +123,6 @@ def test_a_wrong_number_is_named_with_its_value(text: str) -> None:
 
 
 def test_types_have_their_ranges() -> None:
-    @header
     class Both(Header):
         small: Int
         great: Long

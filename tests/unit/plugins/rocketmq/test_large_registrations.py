@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.namesrv.requests import KVConfig, NamesrvConfig, NamesrvRequests
-from commitmq_plugins.rocketmq.namesrv.route_table import BrokerKey, RouteLimits, RouteTable
+from commitmq_plugins.rocketmq.namesrv import KVConfig, NamesrvConfig, NamesrvRequests
 from commitmq_plugins.rocketmq.remoting.bodies import (
-    DataVersion,
     RegisterBrokerBody,
-    TopicConfig,
+    RemotingDataVersion,
+    RemotingTopicConfig,
     TopicConfigSerializeWrapper,
     crc32,
 )
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import Command
+from commitmq_plugins.rocketmq.route_table import BrokerKey, RouteLimits, RouteTable
 
 TOPICS = 20_000
 LARGE = [f"topic-{number}" for number in range(TOPICS)]
@@ -41,8 +41,10 @@ def requests(routes: RouteTable, tmp_path: Path) -> NamesrvRequests:
 
 
 def registration(topics: list[str], counter: int = 1, *, compressed: bool = True, **fields: str) -> Command:
-    table = {topic: TopicConfig(topic) for topic in topics}
-    body = RegisterBrokerBody(TopicConfigSerializeWrapper(table, DataVersion(1, counter))).encode(compressed=compressed)
+    table = {topic: RemotingTopicConfig(topic) for topic in topics}
+    body = RegisterBrokerBody(TopicConfigSerializeWrapper(table, RemotingDataVersion(1, counter))).encode(
+        compressed=compressed
+    )
     texts = {
         "brokerName": "large",
         "brokerAddr": "10.0.0.1:10911",

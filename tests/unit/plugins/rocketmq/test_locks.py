@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from commitmq_plugins.rocketmq.broker.locks import LockRequests, QueueLocks
+from commitmq_plugins.rocketmq.broker.assignment import LockRequests, QueueLocks
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, load_object
 from commitmq_plugins.rocketmq.remoting.frame import request

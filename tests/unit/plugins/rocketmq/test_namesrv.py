@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.namesrv.requests import KVConfig, NamesrvConfig, NamesrvRequests
-from commitmq_plugins.rocketmq.namesrv.route_table import RouteCache, RouteLimits, RouteTable
+from commitmq_plugins.rocketmq.namesrv import KVConfig, NamesrvConfig, NamesrvRequests
 from commitmq_plugins.rocketmq.remoting.bodies import (
-    DataVersion,
     RegisterBrokerBody,
-    TopicConfig,
+    RemotingDataVersion,
+    RemotingTopicConfig,
     TopicConfigSerializeWrapper,
     crc32,
 )
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.fastjson import dumps, loads
 from commitmq_plugins.rocketmq.remoting.frame import Command
+from commitmq_plugins.rocketmq.route_table import RouteCache, RouteLimits, RouteTable
 
 CHANNEL = "a connection"
 
@@ -53,7 +53,7 @@ class Namesrv:
 
     def register(
         self,
-        *topics: TopicConfig,
+        *topics: RemotingTopicConfig,
         name: str = "broker-a",
         address: str = "10.0.0.1:10911",
         broker_id: int = 0,
@@ -64,7 +64,7 @@ class Namesrv:
         **fields: Any,
     ) -> Command:
         table = {one.topic_name: one for one in topics}
-        version = DataVersion(1, counter, state_version)
+        version = RemotingDataVersion(1, counter, state_version)
         body = RegisterBrokerBody(TopicConfigSerializeWrapper(table, version)).encode(compressed=compressed)
         wanted: dict[str, Any] = {
             "brokerName": name,
@@ -99,7 +99,7 @@ def namesrv(tmp_path: Path) -> Namesrv:
     return Namesrv(tmp_path)
 
 
-T, U = TopicConfig("T", 8, 4), TopicConfig("U", 1, 1)
+T, U = RemotingTopicConfig("T", 8, 4), RemotingTopicConfig("U", 1, 1)
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -149,11 +149,11 @@ def test_a_slave_learns_its_master(namesrv: Namesrv) -> None:
 
 def test_topics_change_with_the_data_version(namesrv: Namesrv) -> None:
     namesrv.register(T, U)
-    namesrv.register(TopicConfig("T", 16, 16), U)
+    namesrv.register(RemotingTopicConfig("T", 16, 16), U)
     assert namesrv.route("T")["queueDatas"][0]["readQueueNums"] == 8, "the version is the same"
-    namesrv.register(TopicConfig("T", 16, 16), U, counter=2)
+    namesrv.register(RemotingTopicConfig("T", 16, 16), U, counter=2)
     assert namesrv.route("T")["queueDatas"][0]["readQueueNums"] == 16
-    namesrv.register(TopicConfig("V"), counter=3)
+    namesrv.register(RemotingTopicConfig("V"), counter=3)
     assert namesrv.topics() == {"T", "U", "V"}, "an increment takes nothing away"
 
 
@@ -197,7 +197,7 @@ def test_a_slave_that_becomes_master_has_one_id(namesrv: Namesrv) -> None:
 
 def test_a_broker_that_leaves_takes_its_topics_along(namesrv: Namesrv) -> None:
     namesrv.register(T, U)
-    namesrv.register(T, TopicConfig("V"), name="broker-b", address="10.0.0.2:10911")
+    namesrv.register(T, RemotingTopicConfig("V"), name="broker-b", address="10.0.0.2:10911")
     fields: dict[str, Any] = {
         "brokerName": "broker-a",
         "brokerAddr": "10.0.0.1:10911",
@@ -263,7 +263,7 @@ def test_versions_are_compared(namesrv: Namesrv) -> None:
         "clusterName": "C",
         "brokerId": 0,
     }
-    same = dumps(DataVersion(1, 1).to_json())
+    same = dumps(RemotingDataVersion(1, 1).to_json())
     answer = namesrv.ask(RequestCode.QUERY_DATA_VERSION, same, **fields)
     assert (answer.ext_fields, bytes(answer.body)) == ({"changed": "true"}, b"")
     namesrv.register(T, U)
@@ -307,7 +307,7 @@ def test_topics_are_deleted_and_added_by_name(namesrv: Namesrv) -> None:
 
 def test_unit_topics(namesrv: Namesrv) -> None:
     flags = {"none": 0, "unit": 1, "sub": 2, "both": 3}
-    namesrv.register(*(TopicConfig(name, topic_sys_flag=flag) for name, flag in flags.items()))
+    namesrv.register(*(RemotingTopicConfig(name, topic_sys_flag=flag) for name, flag in flags.items()))
 
     def names(code: RequestCode) -> list[str]:
         return sorted(loads(namesrv.ask(code).body)["topicList"])
@@ -389,14 +389,16 @@ def test_limits(tmp_path: Path) -> None:
     namesrv.register(T, U, name="broker-b", address="10.0.0.2:10911")
     answer = namesrv.register(T, U, name="broker-c", address="10.0.0.3:10911")
     assert "2 brokers already" in str(answer.remark)
-    answer = namesrv.register(T, U, TopicConfig("V"), TopicConfig("W"), counter=2)
+    answer = namesrv.register(T, U, RemotingTopicConfig("V"), RemotingTopicConfig("W"), counter=2)
     assert answer.remark == (
         "2 new topics are too many: the name server has 4 of 5 (plugins.rocketmq.max_topic_routes)"
     )
     assert namesrv.topics() == {"T", "U"}
-    assert namesrv.register(T, U, TopicConfig("V"), counter=2).code == 0
+    assert namesrv.register(T, U, RemotingTopicConfig("V"), counter=2).code == 0
     namesrv.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T")
-    assert namesrv.register(U, TopicConfig("W"), TopicConfig("X"), counter=3).code == 0, "deleted ones do not count"
+    assert namesrv.register(U, RemotingTopicConfig("W"), RemotingTopicConfig("X"), counter=3).code == 0, (
+        "deleted ones do not count"
+    )
 
 
 def test_one_address_has_one_name(tmp_path: Path) -> None:
@@ -428,7 +430,7 @@ def test_a_broker_whose_new_topics_are_refused_stays(tmp_path: Path) -> None:
     namesrv.register(T, U, heartbeatTimeoutMillis=1_000)
     for _ in range(5):
         namesrv.now_ms += 900
-        many = [TopicConfig(f"t{number}") for number in range(5)]
+        many = [RemotingTopicConfig(f"t{number}") for number in range(5)]
         assert namesrv.register(T, U, *many, heartbeatTimeoutMillis=1_000).code == ResponseCode.SYSTEM_ERROR
         assert namesrv.routes.expire(namesrv.now_ms) == []
     assert namesrv.topics() == {"T", "U"}
@@ -436,16 +438,18 @@ def test_a_broker_whose_new_topics_are_refused_stays(tmp_path: Path) -> None:
 
 def test_topics_have_the_names_that_they_say(tmp_path: Path) -> None:
     namesrv = Namesrv(tmp_path, RouteLimits(max_bytes=100_000))
-    table = {f"key{number}": TopicConfig("same") for number in range(50)} | {"U": U}
+    table = {f"key{number}": RemotingTopicConfig("same") for number in range(50)} | {"U": U}
     info = {f"key{number}": {"bname": "x" * 1_000} for number in range(50)}
-    wrapper = TopicConfigSerializeWrapper(table, DataVersion(1, 1, 0), info)
+    wrapper = TopicConfigSerializeWrapper(table, RemotingDataVersion(1, 1, 0), info)
     body = RegisterBrokerBody(wrapper).encode()
     for _ in range(5):
         assert namesrv.ask(RequestCode.REGISTER_BROKER, body, compressed=False, **BROKER_A).code == 0
         assert namesrv.topics() == {"same", "U"}
         namesrv.ask(RequestCode.UNREGISTER_BROKER, **BROKER_A)
     assert namesrv.routes._bytes == namesrv.routes._entries == 0
-    wrapper = TopicConfigSerializeWrapper({"short": TopicConfig("x" * 5_000), "U": U}, DataVersion(1, 1, 0))
+    wrapper = TopicConfigSerializeWrapper(
+        {"short": RemotingTopicConfig("x" * 5_000), "U": U}, RemotingDataVersion(1, 1, 0)
+    )
     body = RegisterBrokerBody(wrapper).encode()
     assert namesrv.ask(RequestCode.REGISTER_BROKER, body, compressed=False, **BROKER_A).code != 0
 
@@ -485,12 +489,14 @@ def test_liars_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
         namesrv.now_ms += chosen.randrange(400)
         what = chosen.randrange(10)
         if what < 6:
-            table = {f"k{number}": TopicConfig(f"t{chosen.randrange(12)}") for number in range(chosen.randrange(8))}
+            table = {
+                f"k{number}": RemotingTopicConfig(f"t{chosen.randrange(12)}") for number in range(chosen.randrange(8))
+            }
             info = {
                 name: {"b": "x" * chosen.randrange(2_000)} for name in (*table, "none", "t1") if chosen.random() < 0.3
             }
             info = {table[name].topic_name if name in table and step % 2 else name: one for name, one in info.items()}
-            wrapper = TopicConfigSerializeWrapper(table, DataVersion(1, step // 3, chosen.randrange(3)), info)
+            wrapper = TopicConfigSerializeWrapper(table, RemotingDataVersion(1, step // 3, chosen.randrange(3)), info)
             body = RegisterBrokerBody(wrapper).encode()
             namesrv.ask(
                 RequestCode.REGISTER_BROKER,
@@ -518,11 +524,11 @@ def test_liars_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
 
 def test_names_and_mappings_have_a_limit_in_bytes(tmp_path: Path) -> None:
     namesrv = Namesrv(tmp_path, RouteLimits(max_bytes=4_000))
-    assert "1025 characters" in str(namesrv.register(T, TopicConfig("x" * 1_025)).remark)
+    assert "1025 characters" in str(namesrv.register(T, RemotingTopicConfig("x" * 1_025)).remark)
     assert "1025 characters" in str(namesrv.register(T, U, name="n" * 1_025).remark)
     assert namesrv.topics() == set()
-    assert namesrv.register(T, U, *(TopicConfig(f"t{number}") for number in range(10))).code == 0
-    answer = namesrv.register(T, U, *(TopicConfig(f"t{number}") for number in range(20)), counter=2)
+    assert namesrv.register(T, U, *(RemotingTopicConfig(f"t{number}") for number in range(10))).code == 0
+    answer = namesrv.register(T, U, *(RemotingTopicConfig(f"t{number}") for number in range(20)), counter=2)
     assert "10 new topics" not in str(answer.remark)
     assert "bytes of routes are too many" in str(answer.remark)
     answer = mapped(namesrv, T, {"T": {"bname": "x" * 2_000}}, counter=3)
@@ -564,7 +570,7 @@ def test_encoded_routes_are_kept_as_far_as_there_is_room() -> None:
 
 
 def test_the_end_of_a_broker_looks_at_its_own_topics_only(namesrv: Namesrv) -> None:
-    namesrv.register(*(TopicConfig(f"t{number}") for number in range(500)))
+    namesrv.register(*(RemotingTopicConfig(f"t{number}") for number in range(500)))
     namesrv.register(T, U, name="broker-b", address="10.0.0.2:10911", channel="another")
     topics = namesrv.routes._topics
 
@@ -584,8 +590,8 @@ def test_the_end_of_a_broker_looks_at_its_own_topics_only(namesrv: Namesrv) -> N
 BROKER_A: dict[str, Any] = {"brokerName": "broker-a", "brokerAddr": "10.0.0.1:10911", "clusterName": "C", "brokerId": 0}
 
 
-def mapped(namesrv: Namesrv, topic: TopicConfig, info: dict[str, Any], counter: int = 1) -> Command:
-    table = TopicConfigSerializeWrapper({topic.topic_name: topic, "U": U}, DataVersion(1, counter, 0), info)
+def mapped(namesrv: Namesrv, topic: RemotingTopicConfig, info: dict[str, Any], counter: int = 1) -> Command:
+    table = TopicConfigSerializeWrapper({topic.topic_name: topic, "U": U}, RemotingDataVersion(1, counter, 0), info)
     body = RegisterBrokerBody(table).encode(compressed=False)
     return namesrv.ask(RequestCode.REGISTER_BROKER, body, compressed=False, bodyCrc32=crc32(body), **BROKER_A)
 
@@ -617,7 +623,7 @@ def test_the_mappings_of_a_topic_are_limited_together(namesrv: Namesrv) -> None:
     """A liar's mappings would make the route of a topic of others too long for any client."""
     answers = []
     for number in range(20):
-        table = TopicConfigSerializeWrapper({"T": T, "U": U}, DataVersion(1, 1, 0), {"T": {"x": "y" * 60_000}})
+        table = TopicConfigSerializeWrapper({"T": T, "U": U}, RemotingDataVersion(1, 1, 0), {"T": {"x": "y" * 60_000}})
         place: dict[str, Any] = {
             "brokerName": f"b{number}",
             "brokerAddr": f"10.0.0.{number}:1",

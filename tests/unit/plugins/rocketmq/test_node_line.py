@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from commitmq_plugins.rocketmq.broker.node import LineLostError, NodeLine
-from commitmq_plugins.rocketmq.remoting.connection import Turn
+from commitmq_plugins.rocketmq.remoting.server import FlushBatch
 
 SOON_S = 5.0
 
@@ -31,7 +31,7 @@ def test_a_request_under_way_fails_when_its_process_dies_and_the_line_opens_agai
         loop = asyncio.get_running_loop()
         router = context.socket(zmq.ROUTER)
         port = router.bind_to_random_port("tcp://127.0.0.1")
-        line = NodeLine(loop, context, f"tcp://127.0.0.1:{port}", Turn(loop))
+        line = NodeLine(loop, context, f"tcp://127.0.0.1:{port}", FlushBatch(loop))
         try:
             asked = line.request("first", {}, timeout_s=60.0)
             await taken(router)

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from commitmq_plugins.rocketmq.broker.runs import Places
+from commitmq_plugins.rocketmq.broker.runs import RecordOffsets
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -26,7 +26,7 @@ def test_places_of_all_parts(seed: int) -> None:
         left -= count
         at += 10_000  # the next segment
     answer = {"parts": parts, "physical_offset": 1_000}
-    one_by_one, at_once = Places(answer), Places(answer)
+    one_by_one, at_once = RecordOffsets(answer), RecordOffsets(answer)
     assert [one_by_one.next(size) for size in sizes] == expected
     found: list[int] = []
     while len(found) < 60:
@@ -35,4 +35,4 @@ def test_places_of_all_parts(seed: int) -> None:
 
 
 def test_a_message_alone_lies_where_the_answer_says() -> None:
-    assert Places({"physical_offset": 77}).next(100) == 77
+    assert RecordOffsets({"physical_offset": 77}).next(100) == 77

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 
 from commitmq_plugins.rocketmq.broker.offsets import Offsets
-from commitmq_plugins.rocketmq.broker.popping import Pops
+from commitmq_plugins.rocketmq.broker.popping import PopMessageProcessor
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import request
 
@@ -23,7 +23,7 @@ def test_a_pop_takes_the_resets_of_its_queues(queue: int, left: list[int]) -> No
         topics.get.return_value = MagicMock(read_queues=2, perm=6)
         node.mover = AsyncMock(return_value=({"parts": []}, []))
         offsets = Offsets(node, topics, MagicMock(), MagicMock(), asyncio.get_running_loop(), MagicMock())
-        pops = Pops(node, topics, MagicMock(), offsets, MagicMock(), MagicMock(), 1_024)
+        pops = PopMessageProcessor(node, topics, MagicMock(), offsets, MagicMock(), MagicMock(), 1_024)
         node.config.pop.max_wait_ms = node.config.pop.min_invisible_ms = 1_000
         node.config.pop.max_invisible_ms = 60_000
         for one in (0, 1, 2):

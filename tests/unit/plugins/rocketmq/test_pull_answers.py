@@ -14,7 +14,7 @@ import pytest
 
 from commitmq.config import NodeConfig
 from commitmq_plugins.rocketmq.broker.node import LineLostError
-from commitmq_plugins.rocketmq.broker.pulling import Pulls
+from commitmq_plugins.rocketmq.broker.pulling import PullMessageProcessor
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import Command, request
 
@@ -32,7 +32,7 @@ def answer_to(offset: int, found: Any) -> Command:
     offsets = MagicMock(take_reset=lambda *queue: None)
     settings = SimpleNamespace(long_polling=True, short_polling_ms=1_000)
     returning = MagicMock(of_pull=lambda *queue: None, is_again=lambda *queue: False)
-    pulls = Pulls(
+    pulls = PullMessageProcessor(
         node, topics, MagicMock(), offsets, returning, MagicMock(), reads, settings, 10,  # type: ignore[arg-type]
     )  # fmt: skip
     command = request(RequestCode.PULL_MESSAGE, {**FIELDS, "queueOffset": str(offset)})

@@ -10,7 +10,7 @@ import time
 from unittest.mock import AsyncMock, MagicMock
 
 from commitmq.semantics.pop import ReceiptHandle
-from commitmq_plugins.rocketmq.broker.popping import Receipts
+from commitmq_plugins.rocketmq.broker.popping import AckMessageProcessor
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode, ResponseCode
 from commitmq_plugins.rocketmq.remoting.frame import Command, request
 
@@ -23,7 +23,7 @@ def changed(invisible_ms: int, node: MagicMock, more: str = "") -> Command:
         topics.get.return_value = MagicMock(read_queues=1)
         node.mover = AsyncMock(return_value=({"handles": [None]}, []))
         node.config.pop.min_invisible_ms, node.config.pop.max_invisible_ms = 1, 60_000
-        receipts = Receipts(node, topics, MagicMock(), asyncio.get_running_loop(), MagicMock(), MagicMock())
+        receipts = AckMessageProcessor(node, topics, MagicMock(), asyncio.get_running_loop(), MagicMock(), MagicMock())
         handle = ReceiptHandle(0, time.time_ns() // 1_000_000 - 2_000, invisible_ms, 3, 0, "commitmq", 0, 7)
         fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "extraInfo": str(handle) + more, "offset": "7",
                   "invisibleTime": "5000"}  # fmt: skip

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from commitmq_plugins.rocketmq.broker import request_modes
-from commitmq_plugins.rocketmq.broker.request_modes import ModeTable
+from commitmq_plugins.rocketmq.broker import assignment
+from commitmq_plugins.rocketmq.broker.assignment import ModeTable
 from commitmq_plugins.rocketmq.remoting.bodies import SetMessageRequestModeRequestBody as Mode
 from commitmq_plugins.rocketmq.remoting.frame import BodyError
 
@@ -39,7 +39,7 @@ def test_rocketmqs_file_is_read(tmp_path: Path) -> None:
 
 
 def test_their_number_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_modes, "_MOST", 1)
+    monkeypatch.setattr(assignment, "_MOST", 1)
     table = ModeTable(tmp_path / "modes.json")
     assert table.put(Mode("T", "g", "POP", 0))
     assert not table.put(Mode("T", "h", "POP", 0))

@@ -17,7 +17,7 @@ from commitmq.errors import ProtocolError
 from commitmq.format.record import Record, encode_record
 from commitmq.log import get_log
 from commitmq.store.metadata.topic_config import TopicConfig
-from commitmq_plugins.rocketmq.broker.locks import QueueLocks
+from commitmq_plugins.rocketmq.broker.assignment import QueueLocks
 from commitmq_plugins.rocketmq.broker.process import Dispatch
 from commitmq_plugins.rocketmq.broker.sending import Retries
 from commitmq_plugins.rocketmq.remoting.codes import V3_4_9, RequestCode

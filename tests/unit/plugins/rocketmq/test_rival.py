@@ -14,12 +14,10 @@ import pytest
 
 from commitmq.cli import findings
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.broker import neighbours as neighbours_module
-from commitmq_plugins.rocketmq.broker import registration as registration_module
-from commitmq_plugins.rocketmq.broker.neighbours import Neighbours
-from commitmq_plugins.rocketmq.broker.process import Rival
-from commitmq_plugins.rocketmq.broker.registration import Registration
-from commitmq_plugins.rocketmq.remoting.bodies import TopicConfig
+from commitmq_plugins.rocketmq.broker import name_servers
+from commitmq_plugins.rocketmq.broker.name_servers import Neighbours, RegistrationService
+from commitmq_plugins.rocketmq.broker.process import RivalBroker
+from commitmq_plugins.rocketmq.remoting.bodies import RemotingTopicConfig
 from stub_cluster import stub_cluster
 
 NAME, OURS, THEIRS, THIRD = "commitmq", "127.0.0.1:10911", "127.0.0.1:20911", "127.0.0.1:30911"
@@ -28,7 +26,7 @@ NAME, OURS, THEIRS, THIRD = "commitmq", "127.0.0.1:10911", "127.0.0.1:20911", "1
 def looked(*looks: tuple[float, str | None, bool]) -> tuple[list[str], str]:
     """What a broker tells, and whom it knows at the end, after looks: when, what was found, and whether it is registered."""
     told: list[str] = []
-    rival = Rival(NAME, OURS, told.append, get_log("test"))
+    rival = RivalBroker(NAME, OURS, told.append, get_log("test"))
     for now_s, found, is_registered in looks:
         rival.look(found, now_s, is_registered=is_registered)
     return told, rival.address
@@ -57,20 +55,20 @@ def test_a_broker_that_is_alone_suspects_nobody(looks: list[tuple[float, str | N
 
 
 def test_two_registrations_at_one_name_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration_module, "_PERIOD_S", 0.5)
-    monkeypatch.setattr(neighbours_module, "_PERIOD_S", 0.05)
+    monkeypatch.setattr(name_servers, "_PERIOD_S", 0.5)
+    monkeypatch.setattr(name_servers, "_ROUTES_PERIOD_S", 0.05)
     network = SimpleNamespace(broker_name=NAME, cluster_name="DefaultCluster")
     node: Any = SimpleNamespace(config=SimpleNamespace(network=network, topics=SimpleNamespace(auto_create=False)))
     topics: Any = SimpleNamespace(
-        all={"orders": TopicConfig("orders")}, own_names=(), changed=set(), version=1, sync=lambda: None
+        all={"orders": RemotingTopicConfig("orders")}, own_names=(), changed=set(), version=1, sync=lambda: None
     )
-    monkeypatch.setattr(registration_module, "remoting_config", lambda topic: topic)
+    monkeypatch.setattr(name_servers, "remoting_config", lambda topic: topic)
     told: list[str] = []
 
     async def main() -> None:
         async with stub_cluster(tmp_path) as cluster:
-            both = [Registration(node, topics, one, [cluster.names], get_log("test")) for one in (OURS, THEIRS)]
-            rival = Rival(NAME, OURS, told.append, get_log("test"))
+            both = [RegistrationService(node, topics, one, [cluster.names], get_log("test")) for one in (OURS, THEIRS)]
+            rival = RivalBroker(NAME, OURS, told.append, get_log("test"))
             neighbours = Neighbours(both[0].servers, NAME, tmp_path / "neighbours.json", get_log("test"))
             now_s = asyncio.get_running_loop().time
             neighbours.found_own = lambda found: rival.look(found, now_s(), is_registered=both[0].is_done)

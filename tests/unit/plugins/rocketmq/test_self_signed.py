@@ -22,19 +22,17 @@ import pytest
 
 from commitmq.errors import ConfigError
 from commitmq.log import get_log
-from commitmq_plugins.rocketmq.remoting import self_signed, tls
+from commitmq_plugins.rocketmq import RocketMQSettings
+from commitmq_plugins.rocketmq.remoting import tls
 from commitmq_plugins.rocketmq.remoting.frame import Command, FrameParser, encode
-from commitmq_plugins.rocketmq.remoting.limits import tls_of
-from commitmq_plugins.rocketmq.remoting.self_signed import load_or_make
-from commitmq_plugins.rocketmq.remoting.server import Connection, RemotingServer
-from commitmq_plugins.rocketmq.remoting.tls import Tls, TlsUnavailableError
-from commitmq_plugins.rocketmq.settings import RocketMQSettings
+from commitmq_plugins.rocketmq.remoting.server import RemotingConnection, RemotingServer, tls_of
+from commitmq_plugins.rocketmq.remoting.tls import Tls, TlsUnavailableError, load_or_make
 
 LOG = get_log("test")
 
 
 def path_of(folder: Path) -> Path:
-    return folder / "workers" / "rocketmq_broker" / self_signed.FILE
+    return folder / "workers" / "rocketmq_broker" / tls.FILE
 
 
 def test_it_is_made_once_and_used_again(tmp_path: Path) -> None:
@@ -56,7 +54,7 @@ def test_it_is_made_once_and_used_again(tmp_path: Path) -> None:
 def test_an_unusable_one_is_replaced(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = path_of(tmp_path)
     if fault == "at its end":
-        monkeypatch.setattr(self_signed, "_VALID", datetime.timedelta(hours=12))
+        monkeypatch.setattr(tls, "_VALID", datetime.timedelta(hours=12))
     load_or_make(path, LOG)
     monkeypatch.undo()
     made = path.read_bytes()
@@ -93,13 +91,13 @@ def test_what_cannot_be_made_says_what_to_do(tmp_path: Path, monkeypatch: pytest
         TlsUnavailableError, match=r"cannot be made or read: .*; make it possible, or name tls_certificate"
     ):
         load_or_make(path_of(tmp_path), LOG)
-    folder = tmp_path / "folder" / self_signed.FILE
+    folder = tmp_path / "folder" / tls.FILE
     folder.mkdir(parents=True)
     with pytest.raises(TlsUnavailableError, match="is no file"):
         load_or_make(folder, LOG)
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(TlsUnavailableError, match=r"pip install 'commitmq\[node\]'"):
-        load_or_make(tmp_path / "other" / self_signed.FILE, LOG)
+        load_or_make(tmp_path / "other" / tls.FILE, LOG)
 
 
 def test_the_settings_of_a_certificate_go_together(tmp_path: Path) -> None:
@@ -118,7 +116,7 @@ def test_the_settings_of_a_certificate_go_together(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- in a server
 
 
-def echo(connection: Connection, command: Command) -> Command:
+def echo(connection: RemotingConnection, command: Command) -> Command:
     return command.answer(body=bytes(command.body))
 
 

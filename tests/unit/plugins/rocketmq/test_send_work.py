@@ -22,7 +22,7 @@ from commitmq.format.client_batch import BatchElement, encode_client_batch
 from commitmq.format.record import decode_record
 from commitmq.store.metadata.topic_config import TopicConfig
 from commitmq_plugins.rocketmq.broker.counting import Counting
-from commitmq_plugins.rocketmq.broker.sending import Sends
+from commitmq_plugins.rocketmq.broker.sending import SendMessageProcessor
 from commitmq_plugins.rocketmq.remoting.codes import RequestCode
 from commitmq_plugins.rocketmq.remoting.frame import FrameParser, encode, request
 
@@ -90,7 +90,7 @@ class Stage:
         topic = TopicConfig("T", 4, 4)
         topics = SimpleNamespace(sync=lambda: None, version=3, get=lambda name: topic if name == "T" else None)
         self.counting = Counting("cluster", loop)
-        self.sends = Sends(node, topics, retries, None, loop, self.counting)  # type: ignore[arg-type]
+        self.sends = SendMessageProcessor(node, topics, retries, None, loop, self.counting)  # type: ignore[arg-type]
 
     def put(self, data: bytes, peer: Peer | None = None) -> None:
         peer = peer or self.peer

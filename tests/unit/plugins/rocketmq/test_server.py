@@ -22,7 +22,6 @@ from commitmq.log import get_log
 from commitmq.plugin import failpoints
 from commitmq_plugins.rocketmq.remoting import tls
 from commitmq_plugins.rocketmq.remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from commitmq_plugins.rocketmq.remoting.connection import Turn
 from commitmq_plugins.rocketmq.remoting.frame import (
     Command,
     FrameParser,
@@ -31,7 +30,7 @@ from commitmq_plugins.rocketmq.remoting.frame import (
     encode,
     request,
 )
-from commitmq_plugins.rocketmq.remoting.server import Connection, RemotingServer, ServerLimits
+from commitmq_plugins.rocketmq.remoting.server import FlushBatch, RemotingConnection, RemotingServer, ServerLimits
 
 ECHO, LATER, NEVER, FAIL, FAIL_LATER, GREAT, SLOW = range(1, 8)
 GREAT_BYTES = 300_000
@@ -41,16 +40,16 @@ class Service:
     """Handles the requests of these tests."""
 
     def __init__(self, folder: Path) -> None:
-        self.closed: list[Connection] = []
+        self.closed: list[RemotingConnection] = []
         self.taken = 0
-        self.parked: list[tuple[Connection, Command]] = []
+        self.parked: list[tuple[RemotingConnection, Command]] = []
         self.release = asyncio.Event()
         path = folder / "segment"
         path.write_bytes(bytes(range(256)) * (GREAT_BYTES // 256 + 1))
         with path.open("rb") as file:
             self.segment = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
-    def handle(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
+    def handle(self, connection: RemotingConnection, command: Command) -> Command | Awaitable[Command | None] | None:
         self.taken += 1
         if command.code == ECHO:
             return command.answer(ext_fields=command.ext_fields, body=bytes(command.body))
@@ -357,8 +356,8 @@ def test_connections_are_limited_and_a_free_place_is_used(tmp_path: Path, limit:
 def test_there_are_no_more_connections_than_descriptors() -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 400))\n"
-        "from commitmq_plugins.rocketmq.remoting.limits import limits_of\n"
-        "from commitmq_plugins.rocketmq.settings import RocketMQSettings\n"
+        "from commitmq_plugins.rocketmq.remoting.server import limits_of\n"
+        "from commitmq_plugins.rocketmq import RocketMQSettings\n"
         "found = limits_of(RocketMQSettings())\n"
         "print(found.max_connections, found.max_connections_per_address)"
     )
@@ -622,7 +621,7 @@ def test_a_connection_that_fails_holds_up_no_other() -> None:
         loop = asyncio.get_running_loop()
         failed: list[Any] = []
         loop.set_exception_handler(lambda _, about: failed.append(about["exception"]))
-        turn = Turn(loop)
+        turn = FlushBatch(loop)
         turn.begin()
         for number in range(3):
             turn.add(One(number))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.counting.table import OTHER, CountReader, CountTable
+from commitmq.counting import OTHER, CountReader, CountTable
 from commitmq_plugins.rocketmq.broker import counting
 from commitmq_plugins.rocketmq.broker.counting import CONSUMER_CONNECTIONS, ServerCounts
-from commitmq_plugins.rocketmq.broker.registry import ConsumerGroup, Member
+from commitmq_plugins.rocketmq.broker.registry import ClientChannelInfo, ConsumerGroup
 from commitmq_plugins.rocketmq.remoting.codes import LanguageCode
 
 
@@ -20,10 +20,10 @@ class Clients:
     """The part of a registry that is counted: one group of each name, with members of these versions."""
 
     def __init__(self, **groups: list[int]) -> None:
-        self.producers: dict[str, dict[int, Member]] = {}
+        self.producers: dict[str, dict[int, ClientChannelInfo]] = {}
         self.groups = {
             name: ConsumerGroup(
-                name, {at: Member(f"c{at}", LanguageCode.JAVA, one, 0) for at, one in enumerate(versions)}
+                name, {at: ClientChannelInfo(f"c{at}", LanguageCode.JAVA, one, 0) for at, one in enumerate(versions)}
             )
             for name, versions in groups.items()
         }

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitmq.errors import DiskFullError
-from commitmq.format.index_header import IndexShape, list_index_files
+from commitmq.format.index import IndexShape, list_index_files
 from commitmq.format.java import java_string_hash
 from commitmq.format.record import Record
 from commitmq.kernels.compiled import hash_on

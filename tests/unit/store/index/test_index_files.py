@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from commitmq.errors import StoreError
-from commitmq.format.index_header import IndexShape, list_index_files
+from commitmq.format.index import IndexShape, list_index_files
 from commitmq.format.record import Record
 from commitmq.log import get_log
 from commitmq.store.index.index_file import IndexFile

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitmq.format.index_header import IndexShape
+from commitmq.format.index import IndexShape
 from commitmq.format.record import Record
 from commitmq.store.index import index_reader
 from commitmq.store.index.index_file import IndexFile
-from commitmq.store.index.index_reader import Cursor, Found, IndexReader, KeyKind, KeyQuery
+from commitmq.store.index.index_reader import Cursor, IndexReader, KeyKind, KeyQuery, QueryOffsetResult
 from commitmq.store.log.commit_log import CommitLog
 from golden_stores import GOLDEN_SEGMENT_BYTES, GoldenStore
 from index_model import matches
@@ -131,7 +131,7 @@ def small(tmp_path: Path, count: int = 40, shape: IndexShape | None = None) -> I
     return store
 
 
-def everything(reader: IndexReader, store: IndexStore) -> Found:
+def everything(reader: IndexReader, store: IndexStore) -> QueryOffsetResult:
     return reader.search(KeyQuery("T", "all"), bound=store.end, max_messages=1_000)
 
 

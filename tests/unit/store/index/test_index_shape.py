@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.format.index_header import IndexShape
-from commitmq.format.record import Host, Record
-from commitmq.store.index.index_shape import find_shape
+from commitmq.format.constants import Host
+from commitmq.format.index import IndexShape
+from commitmq.format.record import Record
+from commitmq.store.geometry import find_shape
 from golden_stores import ALL_GOLDEN_NAMES, unpack
 from index_store import IndexStore
 

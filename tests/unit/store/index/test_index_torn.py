@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitmq.config import load
-from commitmq.config.fitting import Fitted, fit
-from commitmq.format.index_header import HEADER_BYTES, IndexShape
+from commitmq.config.fitting import FittedConfig, fit
+from commitmq.format.index import HEADER_BYTES, IndexShape
 from commitmq.format.record import Record
 from commitmq.store.index.index_reader import IndexReader, KeyQuery
 from commitmq.store.layout import StoreLayout
@@ -27,7 +27,7 @@ from index_store import SEGMENT_BYTES, IndexStore
 OWN, OTHER = IndexShape(7, 20), IndexShape(12, 19)  # of one length
 
 
-def fitted(root: Path, own: IndexShape | None) -> Fitted:
+def fitted(root: Path, own: IndexShape | None) -> FittedConfig:
     """The look of a start at the store, which remembers ``own``."""
     layout = StoreLayout(root)
     if own is not None:

@@ -19,15 +19,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commitmq.errors import StoreError
+from commitmq.format.constants import Host
 from commitmq.format.file_names import segment_name
 from commitmq.format.message_id import pack_host
-from commitmq.format.record import Host, Record, decode_record, encode_record
+from commitmq.format.record import Record, decode_record, encode_record
 from commitmq.kernels.compiled import store_run
 from commitmq.store.log.append import Appended, BrokenTailError, CommitLogAppender, SegmentUnavailableError
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.run_check import MessageIllegalError
-from commitmq.store.recovery.scan import scan_to_end
-from commitmq.store.recovery.writer_tail import map_segment
+from commitmq.store.recovery.scan import map_segment, scan_to_end
 
 SEGMENT = 65_536
 TOPIC = "Orders"

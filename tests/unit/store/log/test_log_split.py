@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from commitmq.errors import StoreError
 from commitmq.kernels.codes import WALK_BLANK
 from commitmq.kernels.compiled import find_record, scan
-from commitmq.offline.extents import Stretch, walk_extents
+from commitmq.offline.extents import NO_START, Job, Stretch, find_start, find_stop, pieces_of, prove, walk_extents
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.log.log_split import NO_START, Job, find_start, find_stop, pieces_of, prove
 from tricky_log import HEAD_BYTES, SEGMENT_BYTES, TRICKS, build, record, segment_of
 
 

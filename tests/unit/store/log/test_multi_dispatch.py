@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.store.log import multi_dispatch
+from commitmq.store.log import dispatch_batch
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
 from log_builder import SEGMENT_BYTES, build_log, message
@@ -60,7 +60,7 @@ def test_units_of_further_queues(tmp_path: Path) -> None:
         both("%LMQ%c,%LMQ%d", "-1,x"),
     )
     spans = [(int(row["physical_offset"]), int(row["size"])) for row in batch.rows]
-    found = [(key, offset, bytes(data)) for key, offset, data in multi_dispatch.runs(batch, batch.rows)]
+    found = [(key, offset, bytes(data)) for key, offset, data in dispatch_batch.runs(batch, batch.rows)]
     assert found == [
         (("%LMQ%a", 0), 0, units(spans[0], spans[1])),
         (("%LMQ%b", 0), 7, units(spans[0], spans[4])),
@@ -73,4 +73,4 @@ def test_units_of_further_queues(tmp_path: Path) -> None:
 def test_topics_that_are_never_dispatched_further(tmp_path: Path, topic: str) -> None:
     own = {"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "0"}
     batch = walk(tmp_path, own, topic=topic)
-    assert multi_dispatch.runs(batch, batch.rows) == []
+    assert dispatch_batch.runs(batch, batch.rows) == []

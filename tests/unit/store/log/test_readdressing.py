@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from commitmq.format.java import java_string_hash
 from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.semantics.derived import java_order
-from commitmq.store.log.readdressing import Target, find, readdress
+from commitmq.store.log.readdressing import NewAddress, find, readdress
 from commitmq.store.log.run_check import MessageIllegalError
 from golden_stores import unpack
 
@@ -107,7 +107,7 @@ def test_a_delayed_message_waits_in_rocketmqs_bytes(golden: list[bytes]) -> None
         sent = shuffled(sent, chooser)
         source = rebuilt(record, real["REAL_TOPIC"], int(real["REAL_QID"]), sent)
         more = joined([("REAL_TOPIC", real["REAL_TOPIC"]), ("REAL_QID", real["REAL_QID"])])
-        target = Target(SCHEDULE_TOPIC.encode(), int(real["DELAY"]) - 1, False, False)
+        target = NewAddress(SCHEDULE_TOPIC.encode(), int(real["DELAY"]) - 1, False, False)
         run = readdress(as_array(source), ONE, target, [more])
         assert run.data.tobytes() == blank(record)
         seen += 1
@@ -124,7 +124,7 @@ def test_a_delivered_message_has_rocketmqs_bytes(golden: list[bytes]) -> None:
         if topic == SCHEDULE_TOPIC:
             waiting[key] = record
         elif topic == named.get("REAL_TOPIC") and key in waiting:
-            target = Target(topic.encode(), int(named["REAL_QID"]), False, False)
+            target = NewAddress(topic.encode(), int(named["REAL_QID"]), False, False)
             run = readdress(as_array(waiting[key]), ONE, target)
             assert run.data.tobytes() == blank(record)
             seen += 1
@@ -144,7 +144,7 @@ def test_properties_come_in_javas_order(
     fixed = struct.pack(">iIiiiqqiq", 0, _MAGICS[0], 0, 3, 5, 0, 0, 0, 11) + bytes(8 + 8 + 8 + 4 + 8) + bytes(4)
     record = bytearray(fixed + bytes([len(name)]) + name + len(text).to_bytes(2, "big") + text)
     struct.pack_into(">i", record, 0, len(record))
-    run = readdress(as_array(bytes(record)), ONE, Target(b"other", 7, True, with_slot), [joined(more)])
+    run = readdress(as_array(bytes(record)), ONE, NewAddress(b"other", 7, True, with_slot), [joined(more)])
     made = run.data.tobytes()
     assert int.from_bytes(made[:4], "big") == len(made) == run.ends[0]
     assert struct.unpack_from(">i", made, 12)[0] == 7
@@ -160,14 +160,14 @@ def test_many_names_make_javas_table_grow() -> None:
     record = bytearray(struct.pack(">iIiiiqqiq", 0, _MAGICS[0], 0, 3, 5, 0, 0, 0, 11) + bytes(40) + b"\x01t")
     record += len(text).to_bytes(2, "big") + text
     struct.pack_into(">i", record, 0, len(record))
-    made = readdress(as_array(bytes(record)), ONE, Target(b"t", 0, False, False), [b""]).data.tobytes()
+    made = readdress(as_array(bytes(record)), ONE, NewAddress(b"t", 0, False, False), [b""]).data.tobytes()
     assert made.endswith(joined(java_order(pairs)))
     many = joined([(f"n{number}", "v") for number in range(513)])
     record = bytearray(struct.pack(">iIiiiqqiq", 0, _MAGICS[0], 0, 3, 5, 0, 0, 0, 11) + bytes(40) + b"\x01t")
     record += len(many).to_bytes(2, "big") + many
     struct.pack_into(">i", record, 0, len(record))
     with pytest.raises(MessageIllegalError, match="more than 512 properties"):
-        readdress(as_array(bytes(record)), ONE, Target(b"t", 0, False, False), [b""])
+        readdress(as_array(bytes(record)), ONE, NewAddress(b"t", 0, False, False), [b""])
 
 
 def test_records_that_agree_in_properties_are_found(golden: list[bytes]) -> None:

@@ -18,8 +18,7 @@ from commitmq.errors import CorruptRecordError
 from commitmq.format.client_batch import BatchElement, decode_client_batch, encode_client_batch
 from commitmq.format.constants import MAX_PROPERTIES_BYTES, Host
 from commitmq.format.message_id import pack_host
-from commitmq.store.log.record_form import RecordForm
-from commitmq.store.log.run_check import MessageIllegalError, RunCheck
+from commitmq.store.log.run_check import MessageIllegalError, RecordForm, RunCheck
 
 HOSTS = [pack_host(Host("127.0.0.1", 10911)), pack_host(Host("::1", 10911))]
 BORN = 1_763_800_000_000

@@ -13,7 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitmq.store.log.expiry import Claim, Plan, Reason, Rules, Segment, Situation, decide, is_expired, next_by_age
+from commitmq.store.log.expiry import (
+    Claim,
+    Plan,
+    Reason,
+    RetentionState,
+    Rules,
+    Segment,
+    decide,
+    is_expired,
+    next_by_age,
+)
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_800_000_000_000
@@ -34,9 +44,9 @@ THREE_OLD = segments(100, 90, OLD, NEW, 1)
 ALL_NEW = segments(NEW, 50, 20, 1)
 
 
-def situation(found: tuple[Segment, ...], **what: Any) -> Situation:
+def situation(found: tuple[Segment, ...], **what: Any) -> RetentionState:
     limit = what.pop("limit", Claim(found[-1].base, WRITER.who))
-    return Situation(NOW_MS, what.pop("hour", 12), found, limit, disk_bytes=1000, **what)
+    return RetentionState(NOW_MS, what.pop("hour", 12), found, limit, disk_bytes=1000, **what)
 
 
 LADDER = [
@@ -85,14 +95,14 @@ LADDER = [
     ),
     ("not flushed yet", situation(THREE_OLD, hour=4, limit=Claim(250, "flush")), {}, 2, Reason.AGE, "kept for flush"),
     ("full, but not flushed", situation(ALL_NEW, used_ratio=2.0, limit=Claim(99, "flush")), {}, 0, None, "flush"),
-    ("no segment", Situation(NOW_MS, 4, (), Claim(0, "x"), used_ratio=2.0), {}, 0, None, "no segment"),
+    ("no segment", RetentionState(NOW_MS, 4, (), Claim(0, "x"), used_ratio=2.0), {}, 0, None, "no segment"),
 ]
 
 
 @pytest.mark.parametrize(
     ("now", "changes", "count", "reason", "kept"), [row[1:] for row in LADDER], ids=[r[0] for r in LADDER]
 )
-def test_the_ladder(now: Situation, changes: dict[str, Any], count: int, reason: Reason | None, kept: str) -> None:
+def test_the_ladder(now: RetentionState, changes: dict[str, Any], count: int, reason: Reason | None, kept: str) -> None:
     plan = decide(replace(RULES, **changes), now)
     assert plan.segments == now.segments[:count]
     assert set(plan.reasons) == ({reason} if reason else set())
@@ -197,7 +207,7 @@ def test_promises_hold_in_every_situation(
 ) -> None:
     found = segments(*ages)
     slowest_group = None if unread is None else Claim(unread, "group")
-    now = Situation(
+    now = RetentionState(
         NOW_MS, hour, found, Claim(limit, "writer"), ratio, 1000, store_bytes, slowest_group=slowest_group, until=until
     )
     plan: Plan = decide(rules, now)

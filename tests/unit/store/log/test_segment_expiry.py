@@ -22,7 +22,7 @@ from commitmq.format.file_names import segment_name
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.expiry import Claim, MinOffsetFile, finish_expiry, list_bases, look_at_segments, store_bytes
 from commitmq.store.queues.consume_queue import ConsumeQueue
-from commitmq.store.queues.slowest_group import GroupPosition, UnitFinder, slowest
+from commitmq.store.queues.queue_ends import GroupPosition, UnitFinder, slowest
 
 SIZE = 4096
 

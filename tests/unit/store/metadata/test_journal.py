@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
-from commitmq.store.metadata.journal import encode_record
-from commitmq.store.metadata.offsets_journal import Change, DropTopic, OffsetsJournal, SetOffsets
+from commitmq.store.metadata.journal import Change, DropTopic, OffsetsJournal, SetOffsets, encode_record
 
 A = SetOffsets("group", "topic", ((0, 5), (3, 1 << 62)))
 B = SetOffsets("group", "other-topic", ((1, 7),))

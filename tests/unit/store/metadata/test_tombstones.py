@@ -11,7 +11,7 @@ from commitmq.format.record import Record
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
-from commitmq.store.metadata.deleted_topics import load_endings, load_tombstones, lower_tombstones
+from commitmq.store.metadata.topic_files import load_endings, load_tombstones, lower_tombstones
 from commitmq.store.recovery.store_recovery import recover
 from index_store import SEGMENT_BYTES, IndexStore
 

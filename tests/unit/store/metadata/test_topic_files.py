@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from commitmq.control import ControlBlock, Word
-from commitmq.coordination.topics import Topics
+from commitmq.coordination.topics import TopicManager
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
@@ -27,11 +27,11 @@ from commitmq.workers.runtime.topic_view import TopicViews
 FAR_MS = 1 << 60
 
 
-def _load(layout: StoreLayout) -> Topics:
-    return Topics.load(layout, auto_create=True, default_queues=4, max_topics=1_000)
+def _load(layout: StoreLayout) -> TopicManager:
+    return TopicManager.load(layout, auto_create=True, default_queues=4, max_topics=1_000)
 
 
-def _delete(topics: Topics, name: str) -> None:
+def _delete(topics: TopicManager, name: str) -> None:
     topics.delete(name)
     topics.write_deletions([name], 1_000)
     topics.deletions.finish([name])

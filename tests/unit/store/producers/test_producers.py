@@ -20,18 +20,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from commitmq.client.sending.run_encoder import RunLayout, encode_messages, encode_run
 from commitmq.errors import StoreError
+from commitmq.format.constants import Host
 from commitmq.format.file_names import segment_name
-from commitmq.format.message_id import pack_host
+from commitmq.format.message_id import UniqueIds, pack_host
 from commitmq.format.producer_mark import is_producer_id, mark_prefix, parse_mark
-from commitmq.format.record import Host
-from commitmq.format.unique_ids import UniqueIds
 from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
 from commitmq.store.log.run_check import MessageIllegalError
 from commitmq.store.producers import (
     UNKNOWN,
-    Place,
+    BatchMetadata,
     ProducerSnapshot,
     ProducerTable,
     SequenceRefusedError,
@@ -39,7 +38,7 @@ from commitmq.store.producers import (
     marks_of,
     replay,
 )
-from commitmq.store.recovery.writer_tail import map_segment
+from commitmq.store.recovery.scan import map_segment
 from one_message import OneMessage
 
 SEGMENT = 16_384
@@ -97,7 +96,9 @@ class Log:
             sequence += before
             for part in done.parts:
                 end = part.physical_offset + part.size_bytes
-                table.note(name, epoch, topic, queue, Place(sequence, part.count, number, part.physical_offset, end), 7)
+                table.note(
+                    name, epoch, topic, queue, BatchMetadata(sequence, part.count, number, part.physical_offset, end), 7
+                )
                 sequence += part.count
                 number += part.count
             self.offsets[topic, queue] = number
@@ -316,8 +317,8 @@ def test_ids_are_checked() -> None:
 # ---------------------------------------------------------------- the table's rules
 
 
-def place(sequence: int, count: int, at: int) -> Place:
-    return Place(sequence, count, sequence, at, at + count * 100)
+def place(sequence: int, count: int, at: int) -> BatchMetadata:
+    return BatchMetadata(sequence, count, sequence, at, at + count * 100)
 
 
 def test_the_one_not_heard_of_for_longest_makes_room() -> None:
@@ -394,7 +395,7 @@ def test_in_a_replay_the_log_is_right() -> None:
 
 def test_sequences_end() -> None:
     table = empty()
-    table.replay("a", 0, "t", 0, Place(10**12 - 2, 1, 0, 0, 100), 1)
+    table.replay("a", 0, "t", 0, BatchMetadata(10**12 - 2, 1, 0, 0, 100), 1)
     assert table.judge("a", 0, "t", 0, 10**12 - 1, 1) == 0
     with pytest.raises(SequenceRefusedError, match="new epoch"):
         table.judge("a", 0, "t", 0, 10**12 - 1, 2)

@@ -21,8 +21,8 @@ from commitmq.format.file_names import segment_name
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.consume_queue import MAX_GAP_UNITS, ConsumeQueue
 from commitmq.store.queues.queue_files import list_queues
-from commitmq.store.queues.queue_times import offset_by_time
 from log_builder import SEGMENT_BYTES, build_log, message, unit
+from queue_times import offset_by_time
 
 FILE_BYTES = 200
 PREBLANK = bytes.fromhex("0000000000000000 7fffffff 0000000000000000")

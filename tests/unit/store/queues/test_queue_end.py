@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from commitmq.files.fd_cache import FdCache
 from commitmq.store.queues.consume_queue import ConsumeQueue
-from commitmq.store.queues.queue_bytes import Proof
-from commitmq.store.queues.queue_files import LogProof, list_queues
+from commitmq.store.queues.queue_files import LogProof, Proof, list_queues
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
 from log_builder import SEGMENT_BYTES, build_log, message, unit
 from queue_store import QueueStore

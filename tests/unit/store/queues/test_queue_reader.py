@@ -27,14 +27,13 @@ from commitmq.kernels.codes import MATCH, NO_MATCH
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues import queue_reader
 from commitmq.store.queues.consume_queue import ConsumeQueue
-from commitmq.store.queues.pull_result import PullResult, PullStatus
 from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.queues.queue_reader import QueueReader
-from commitmq.store.queues.queue_times import offset_by_time
-from commitmq.store.queues.record_filter import JUDGED_BYTES
+from commitmq.store.queues.record_filter import JUDGED_BYTES, PullResult, PullStatus
 from commitmq.store.queues.tag_filter import MAX_TAGS, TagFilter
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
 from queue_store import QueueStore
+from queue_times import offset_by_time
 
 EVERYTHING: dict[str, Any] = {"max_messages": 1 << 20, "max_bytes": 1 << 30}
 

@@ -23,12 +23,12 @@ from commitmq.format.constants import Host
 from commitmq.format.file_names import segment_name
 from commitmq.format.message_id import pack_host
 from commitmq.log import get_log
+from commitmq.store import shared_memory
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log import transient_pool
 from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.transient_pool import PoolNote, TransientPool, pool_folder
-from commitmq.store.memory import shared_memory
 from commitmq.store.recovery.store_recovery import Recovered, recover, take_over
 
 SEGMENT = 16_384

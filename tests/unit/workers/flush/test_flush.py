@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from commitmq.config import NodeConfig, load
-from commitmq.control import ControlBlock, Word, WorkerWord, WriterSync
+from commitmq.control import ControlBlock, Word, WorkerWord, WriterSync, role_slot
 from commitmq.format.file_names import segment_name
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
-from commitmq.workers.flush import process as flush
-from commitmq.workers.runtime.slots import role_slot
+from commitmq.workers import flush
 from commitmq.workers.writer.writer_sync import InlineFsync
 from queue_store import QueueStore
 from small_disk import room

@@ -16,7 +16,7 @@ from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.queue_reader import QueueReader
-from commitmq.workers.pop.revive_queues import AckSearch
+from commitmq.workers.pop.revival import AckSearch
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, unpack
 from pending_store import PendingStore, read_pending_store
 
@@ -40,7 +40,7 @@ class Places:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still ends no turn."""
-    monkeypatch.setattr("commitmq.workers.pop.revive_queues.TURN_S", 60.0)
+    monkeypatch.setattr("commitmq.workers.pop.revival.TURN_S", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +76,8 @@ def test_the_acks_of_each_check_point_are_found(pending: PendingStore) -> None:
 def test_it_begins_where_the_oldest_check_point_was_received(
     pending: PendingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitmq.workers.pop.revive_queues._SLACK_MS", 0)
-    monkeypatch.setattr("commitmq.workers.pop.revive_queues._UNITS", 3)
+    monkeypatch.setattr("commitmq.workers.pop.revival._SLACK_MS", 0)
+    monkeypatch.setattr("commitmq.workers.pop.revival._UNITS", 3)
     wanted = stored(pending)
     first, *_, last = sorted(wanted, key=lambda key: key.pop_time)
     one = search(Places(pending.root))
@@ -89,8 +89,8 @@ def test_it_begins_where_the_oldest_check_point_was_received(
 
 
 def test_a_long_queue_is_read_in_parts(pending: PendingStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("commitmq.workers.pop.revive_queues.TURN_S", 0.0)
-    monkeypatch.setattr("commitmq.workers.pop.revive_queues._UNITS", 3)
+    monkeypatch.setattr("commitmq.workers.pop.revival.TURN_S", 0.0)
+    monkeypatch.setattr("commitmq.workers.pop.revival._UNITS", 3)
     wanted = stored(pending)
     one, turns = search(Places(pending.root)), 1
     while (found := one.acked(list(wanted))) is None:

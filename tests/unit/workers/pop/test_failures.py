@@ -21,39 +21,39 @@ from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.pop import finder as finder_module
 from commitmq.workers.pop import handler as handler_module
-from commitmq.workers.pop import revive_queues as revive_module
+from commitmq.workers.pop import revival as revive_module
 from commitmq.workers.pop.finder import Finder
 from commitmq.workers.pop.handler import Handler
-from commitmq.workers.pop.points import Point, Points, Records
-from commitmq.workers.pop.process import Pop as Process
+from commitmq.workers.pop.points import CheckPoints, OpenCheckPoint, PopStep, PopTurn, Records
+from commitmq.workers.pop.process import PopProcess
 from commitmq.workers.pop.recovery import Reading
-from commitmq.workers.pop.requests import ParkedPops, Pop
-from commitmq.workers.pop.revival import Fate, Return
-from commitmq.workers.pop.revive_queues import ReviveQueues
+from commitmq.workers.pop.requests import ParkedPops, PopRequest
+from commitmq.workers.pop.revival import RevivedMessage, ReviveOutcome, ReviveQueues
 from commitmq.workers.pop.shares import Share
-from commitmq.workers.pop.turn import Step, Turn
-from commitmq.workers.runtime.run_mover import Put
+from commitmq.workers.runtime.run_mover import PutMessageResult
 from commitmq.workers.runtime.topic_view import TopicView
 
 KEY = CheckPointKey("orders", "g", 0, 40, 1_000, "b")
 
 
 class Revival:
-    """Copies what is in no topic of ``refused``, the rest gets the fate ``AGAIN`` or PUT_OFF."""
+    """Copies what is in no topic of ``refused``, the rest gets the outcome ``AGAIN`` or PUT_OFF."""
 
-    def __init__(self, *refused: str, fate: Fate = Fate.AGAIN) -> None:
-        self.refused, self.fate = set(refused), fate
+    def __init__(self, *refused: str, outcome: ReviveOutcome = ReviveOutcome.AGAIN) -> None:
+        self.refused, self.outcome = set(refused), outcome
         self.copied: list[tuple[str, int]] = []
         self.stored: list[CheckPoint] = []
 
-    def copy(self, returns: list[Return]) -> list[Fate]:
-        fates = [Fate.DONE if one.check_point.key.topic not in self.refused else self.fate for one in returns]
+    def copy(self, returns: list[RevivedMessage]) -> list[ReviveOutcome]:
+        outcomes = [
+            ReviveOutcome.DONE if one.check_point.key.topic not in self.refused else self.outcome for one in returns
+        ]
         self.copied += [
             (one.check_point.key.topic, one.offset)
-            for one, fate in zip(returns, fates, strict=True)
-            if fate is Fate.DONE
+            for one, outcome in zip(returns, outcomes, strict=True)
+            if outcome is ReviveOutcome.DONE
         ]
-        return fates
+        return outcomes
 
     def put_off(self, check_points: list[CheckPoint], revive_queue: int, now_ms: int) -> bool:
         self.stored += check_points
@@ -63,11 +63,11 @@ class Revival:
 def test_messages_that_could_not_come_back_come_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10_000
     monkeypatch.setattr(handler_module, "now_ms", lambda: now)
-    points, revival = Points(PopConfig()), Revival("orders")
+    points, revival = CheckPoints(PopConfig()), Revival("orders")
     handler = Handler(
         PopConfig(), 8, MagicMock(), points, MagicMock(), MagicMock(), revival, MagicMock(), MagicMock(), MagicMock()  # type: ignore[arg-type]
     )  # fmt: skip
-    points.add(Point(CheckPoint(KEY, 5_000, tuple(range(32))), 1, b"c", 0))
+    points.add(OpenCheckPoint(CheckPoint(KEY, 5_000, tuple(range(32))), 1, b"c", 0))
     for _ in range(3):
         handler.revive(points.due(now, 500))
         now += 1_000
@@ -119,10 +119,10 @@ def test_a_pop_that_fails_in_a_later_queue_hands_out_nothing_and_passes_over_not
     share, places = Share("g"), Places()
     share.next = {("orders", 0): 0, ("orders", 1): 0}
     shares = MagicMock(of=lambda group, topics: share)
-    pop = Pop(b"c", 1, "g", ["orders"], 32, 5_000, 0, None, "earliest")
+    pop = PopRequest(b"c", 1, "g", ["orders"], 32, 5_000, 0, None, "earliest")
     for seed in range(1, 20):  # the queue to begin with is a matter of chance
         places._place.queues.is_damaged = True
-        finder = Finder(MagicMock(), places, shares, Points(PopConfig()), 1 << 20, seed)  # type: ignore[arg-type]
+        finder = Finder(MagicMock(), places, shares, CheckPoints(PopConfig()), 1 << 20, seed)  # type: ignore[arg-type]
         with pytest.raises(CorruptRecordError):
             finder.find(pop)
         assert share.next == {("orders", 0): 0, ("orders", 1): 0}, seed
@@ -135,7 +135,7 @@ def test_a_round_that_is_held_up_brings_each_message_back_once() -> None:
     """Check points of RocketMQ: the first one cannot come back for now, the second one can."""
     revival = Revival("orders")
     queues = ReviveQueues.__new__(ReviveQueues)
-    queues._points, queues._revival, queues._done = Points(PopConfig()), revival, {}  # type: ignore[assignment]
+    queues._points, queues._revival, queues._done = CheckPoints(PopConfig()), revival, {}  # type: ignore[assignment]
     acks = [{"orders": set(), "others": {41}}]
     queues._acks = MagicMock(  # each ack is found once
         acked=lambda keys: {key: (acks[0].pop(key.topic, set())) for key in keys}
@@ -158,7 +158,7 @@ def test_what_its_group_does_not_allow_is_put_off_and_holds_up_no_others(monkeyp
     """Check points of RocketMQ: the group of the first one was switched off."""
     now = KEY.pop_time + 86_400_000
     monkeypatch.setattr(revive_module, "now_ms", lambda: now)
-    revival, points = Revival("orders", fate=Fate.PUT_OFF), Points(PopConfig())
+    revival, points = Revival("orders", outcome=ReviveOutcome.PUT_OFF), CheckPoints(PopConfig())
     queues = ReviveQueues.__new__(ReviveQueues)
     queues._points, queues._revival, queues._done = points, revival, {}  # type: ignore[assignment]
     queues._acks = MagicMock(acked=lambda keys: {key: {41} if key.topic == "orders" else set() for key in keys})
@@ -177,7 +177,7 @@ def test_what_its_group_does_not_allow_is_put_off_and_holds_up_no_others(monkeyp
     assert points.due(now + 9_999, 9) == []
     assert [(at.check_point.offsets, at.log) for at in points.due(now + 10_000, 9)] == [((42,), 7_000), ((40,), 7_000)]
     # After a death the log says the same.
-    again = Points(PopConfig())
+    again = CheckPoints(PopConfig())
     reading = Reading(again, lambda topic: 0, now)
     reading.check_point(due[0].check_point, 3, 6_000)
     for check_point in revival.stored:
@@ -190,7 +190,7 @@ def test_what_its_group_does_not_allow_is_put_off_and_holds_up_no_others(monkeyp
 def test_acks_that_are_not_all_read_are_waited_for() -> None:
     revival = Revival()
     queues = ReviveQueues.__new__(ReviveQueues)
-    queues._points, queues._revival, queues._done = Points(PopConfig()), revival, {}  # type: ignore[assignment]
+    queues._points, queues._revival, queues._done = CheckPoints(PopConfig()), revival, {}  # type: ignore[assignment]
     answers: list[Any] = [None, {KEY: {40}}]
     queues._acks = MagicMock(acked=lambda keys: answers.pop(0))
     queues._look_at_ms = 99
@@ -204,7 +204,7 @@ def test_acks_that_are_not_all_read_are_waited_for() -> None:
 @pytest.mark.parametrize("lost", [True, False])
 def test_offsets_are_not_committed_while_it_is_open_what_is_stored(lost: bool) -> None:
     """The writer died in an append and the node ends: the check points before the offsets may be lost."""
-    process = Process.__new__(Process)
+    process = PopProcess.__new__(PopProcess)
     names = "_router _parked _control _context _line _mover _changes _places _handler _queues _shares _limits _points"
     for name in names.split():
         setattr(process, name, MagicMock())
@@ -220,8 +220,8 @@ def test_offsets_are_not_committed_while_it_is_open_what_is_stored(lost: bool) -
 def test_check_points_are_stored_before_the_acks_of_those_they_replace() -> None:
     """Both are overdue: the acks go to the revive topic itself, and one of them came first in the turn."""
     records = Records(NodeConfig(), "C")
-    turn, mover = Turn(), MagicMock()
-    mover.put.side_effect = lambda runs, *_: [Put() for _ in runs]
+    turn, mover = PopTurn(), MagicMock()
+    mover.put.side_effect = lambda runs, *_: [PutMessageResult() for _ in runs]
     now = 1_000_000
     turn.records += [
         records.ack(Ack(KEY, 40), 5_000, 1, now),
@@ -236,17 +236,17 @@ def test_check_points_are_stored_before_the_acks_of_those_they_replace() -> None
 
 @pytest.mark.parametrize("code", ["", "SYSTEM_BUSY"])
 def test_an_answer_is_made_while_the_writer_works_and_sent_when_it_is_done(code: str) -> None:
-    turn, mover, answers = Turn(), MagicMock(), MagicMock()
+    turn, mover, answers = PopTurn(), MagicMock(), MagicMock()
     order: list[str] = []
 
     def answer() -> tuple[bytes, list[Any]]:
         order.append("made")
         return b"done", []
 
-    def put(runs: list[Any], ack: str, meanwhile: Callable[[], None]) -> list[Put]:
+    def put(runs: list[Any], ack: str, meanwhile: Callable[[], None]) -> list[PutMessageResult]:
         meanwhile()
         order.append("written")
-        return [Put(code, "it is full", retry=True)]
+        return [PutMessageResult(code, "it is full", retry=True)]
 
     mover.put = put
     answers.send = lambda _client, header, *_frames: order.append("told" if header == b"done" else "refused")
@@ -255,14 +255,14 @@ def test_an_answer_is_made_while_the_writer_works_and_sent_when_it_is_done(code:
         order.append("stored" if stored == [True] else "taken back")
         return stored == [True]
 
-    turn.steps.append(Step(b"c", 7, range(1), settle, answer))
+    turn.steps.append(PopStep(b"c", 7, range(1), settle, answer))
     turn.records.append(Records(NodeConfig(), "C").ack(Ack(KEY, 40), 5_000, 1, 1_000_000))
     assert turn.store(Records(NodeConfig(), "C"), mover, answers, MagicMock()) is not bool(code)
     assert order == ["made", "written", *(["taken back", "refused"] if code else ["stored", "told"])]
 
 
 def test_a_request_that_fails_half_way_stores_nothing() -> None:
-    turn = Turn()
+    turn = PopTurn()
     turn.records.append(MagicMock())
     turn.claimed[KEY, 40] = None
     mark = turn.mark()
@@ -276,11 +276,14 @@ def test_a_request_that_fails_half_way_stores_nothing() -> None:
 def test_a_receive_of_one_queue_holds_up_none_of_another() -> None:
     parked, served = ParkedPops(10), MagicMock()
     handler = Handler(
-        PopConfig(), 8, MagicMock(), Points(PopConfig()), parked, MagicMock(), MagicMock(), MagicMock(), MagicMock(), served
+        PopConfig(), 8, MagicMock(), CheckPoints(PopConfig()), parked,
+        MagicMock(), MagicMock(), MagicMock(), MagicMock(), served
     )  # fmt: skip
     handler._answers.unsent.is_over.return_value = False  # type: ignore[attr-defined]
     served.serve.side_effect = lambda pop: pop.queue == 1
-    pops = [Pop(b"c", n, "g", ["orders"], 32, 5_000, 9, None, "earliest", ordered=True, queue=n) for n in range(3)]
+    pops = [
+        PopRequest(b"c", n, "g", ["orders"], 32, 5_000, 9, None, "earliest", ordered=True, queue=n) for n in range(3)
+    ]
     for pop in pops:
         parked.add(pop, 0)
     parked.wake("orders")

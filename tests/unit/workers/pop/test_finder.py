@@ -16,12 +16,12 @@ import pytest
 
 from commitmq.config import PopConfig
 from commitmq.semantics.pop import RetryNames
-from commitmq.store.queues.pull_result import PullStatus
 from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.store.queues.record_filter import PullStatus
 from commitmq.workers.pop import finder as finder_module
-from commitmq.workers.pop.finder import Finder, Found
-from commitmq.workers.pop.points import Points
-from commitmq.workers.pop.requests import Pop
+from commitmq.workers.pop.finder import Finder, PopResult
+from commitmq.workers.pop.points import CheckPoints
+from commitmq.workers.pop.requests import PopRequest
 from commitmq.workers.pop.shares import Share
 from commitmq.workers.runtime.topic_view import TopicView
 
@@ -78,7 +78,9 @@ class World:
     def place(self, name: str, topic: Any) -> Any:
         return SimpleNamespace(queues=self.queues, bound=1 << 40, floor=0)
 
-    def find(self, most: int = 32, seed: int = 1, names: RetryNames | None = None, **more: Any) -> tuple[Found, Pop]:
+    def find(
+        self, most: int = 32, seed: int = 1, names: RetryNames | None = None, **more: Any
+    ) -> tuple[PopResult, PopRequest]:
         """One pop; what it finds is handed out."""
         shares = MagicMock(of=lambda group, topics: self.share)
 
@@ -88,13 +90,13 @@ class World:
                 share.next.setdefault(key, 0)
 
         shares.load = load
-        pop = Pop(b"c", 1, "g", ["orders"], most, 5_000, 0, None, "earliest", **{"counts_rest": True, **more})
-        points = Points(PopConfig())
+        pop = PopRequest(b"c", 1, "g", ["orders"], most, 5_000, 0, None, "earliest", **{"counts_rest": True, **more})
+        points = CheckPoints(PopConfig())
         finder = Finder(MagicMock(), self, shares, points, 1 << 20, seed, names or RetryNames())  # type: ignore[arg-type]
         return finder.find(pop), pop
 
 
-def places(found: Found) -> list[tuple[str, int]]:
+def places(found: PopResult) -> list[tuple[str, int]]:
     return [(one.topic, one.queue) for one in found.portions]
 
 

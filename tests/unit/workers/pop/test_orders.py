@@ -15,17 +15,17 @@ import pytest
 
 from commitmq.config import PopConfig
 from commitmq.errors import ProtocolError, StoreError
-from commitmq.semantics.pop import ReceiptHandle
-from commitmq.semantics.pop_order import FORGET_AFTER_MS, OrderState, first_pop, table_from_json, table_to_json
+from commitmq.semantics.pop import FORGET_AFTER_MS, OrderState, ReceiptHandle, first_pop, table_from_json, table_to_json
 from commitmq.semantics.pop_revive import CheckPointKey
 from commitmq.store.layout import StoreLayout
-from commitmq.store.metadata import json_config, orders_journal
-from commitmq.workers.pop import ordered_handler as module
+from commitmq.store.metadata import journal as orders_journal
+from commitmq.store.metadata import json_config
+from commitmq.workers.pop import handler as module
 from commitmq.workers.pop import orders as orders_module
-from commitmq.workers.pop.finder import Portion, Taken, _first, _handed_out
-from commitmq.workers.pop.ordered_handler import OrderedHandler
+from commitmq.workers.pop.finder import OrderedPopResult, PoppedMessages, _first, _handed_out
+from commitmq.workers.pop.handler import OrderedHandler
 from commitmq.workers.pop.orders import OrderKey, Orders
-from commitmq.workers.pop.requests import Pop, Receipt, receipts_of
+from commitmq.workers.pop.requests import DeliveryReference, PopRequest, receipts_of
 from commitmq.workers.pop.shares import Share
 from small_disk import room
 
@@ -340,14 +340,15 @@ class Turn:
         self.is_away = False
         shares = MagicMock(of=lambda *_, **__: self.share, get=lambda group: self.share)
         finder = MagicMock(
-            find=lambda pop: Taken(self.share, [self.portion()] if self.taken else [], False), state=self.orders.get
+            find=lambda pop: OrderedPopResult(self.share, [self.portion()] if self.taken else [], False),
+            state=self.orders.get,
         )
         answers = MagicMock(send=lambda client, header, frames=None: self.answers.append(orjson.loads(header)))
         self.revival = MagicMock()
         self.handler = OrderedHandler(finder, self.orders, shares, MagicMock(), self.revival, answers, "b")
 
-    def portion(self) -> Portion:
-        return Portion("orders", *QUEUE, 10, tuple(self.taken), self.taken[-1] + 1, [b"x"])
+    def portion(self) -> PoppedMessages:
+        return PoppedMessages("orders", *QUEUE, 10, tuple(self.taken), self.taken[-1] + 1, [b"x"])
 
     def commit(self) -> None:
         if self.is_away:
@@ -357,7 +358,7 @@ class Turn:
 
     def pop(self, request: int = 1, attempt: str | None = None) -> None:
         self.handler.serve(
-            Pop(b"c", request, "g", ["orders"], 32, 60_000, 0, None, "earliest", ordered=True, attempt=attempt)
+            PopRequest(b"c", request, "g", ["orders"], 32, 60_000, 0, None, "earliest", ordered=True, attempt=attempt)
         )
 
     def store(self) -> list[dict[str, Any]]:
@@ -371,9 +372,9 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turn:
     return Turn(tmp_path, monkeypatch)
 
 
-def receipt(offset: int, pop_time: int = NOW) -> Receipt:
+def receipt(offset: int, pop_time: int = NOW) -> DeliveryReference:
     key = CheckPointKey("orders", "g", 2, 10, pop_time, "b")
-    return Receipt(key, offset, ReceiptHandle(10, pop_time, 60_000, 999, 0, "b", 2, offset))
+    return DeliveryReference(key, offset, ReceiptHandle(10, pop_time, 60_000, 999, 0, "b", 2, offset))
 
 
 def test_an_ack_commits_the_first_message_that_is_out(turn: Turn) -> None:

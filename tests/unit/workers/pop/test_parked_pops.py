@@ -6,11 +6,13 @@ Method: pops by hand, and a clock that is handed in.
 from __future__ import annotations
 
 from commitmq.semantics.pop import RetryNames
-from commitmq.workers.pop.requests import ParkedPops, Pop
+from commitmq.workers.pop.requests import ParkedPops, PopRequest
 
 
-def pop(client: bytes = b"c", group: str = "g", topics: tuple[str, ...] = ("orders",), wait_ms: int = 100) -> Pop:
-    return Pop(client, 1, group, list(topics), 32, 60_000, wait_ms, None, "earliest")
+def pop(
+    client: bytes = b"c", group: str = "g", topics: tuple[str, ...] = ("orders",), wait_ms: int = 100
+) -> PopRequest:
+    return PopRequest(client, 1, group, list(topics), 32, 60_000, wait_ms, None, "earliest")
 
 
 def test_growth_wakes_the_groups_that_wait_for_the_topic() -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from commitmq.config import PopConfig
 from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey
 from commitmq.workers.pop import points as module
-from commitmq.workers.pop.points import OVERDUE_MS, Point, Points
+from commitmq.workers.pop.points import OVERDUE_MS, CheckPoints, OpenCheckPoint
 from commitmq.workers.pop.recovery import Reading
 
 KEY = CheckPointKey("orders", "g", 2, 40, 1_000_000, "b")
@@ -20,17 +20,17 @@ LIMITS = PopConfig(max_in_flight=50, max_in_flight_of_group=40, max_in_flight_of
 
 def point(
     start: int = 40, count: int = 3, *, group: str = "g", client: bytes = b"c", invisible_ms: int = 5_000
-) -> Point:
+) -> OpenCheckPoint:
     key = KEY._replace(start_offset=start, group=group)
-    return Point(CheckPoint(key, invisible_ms, tuple(range(count))), 1, client, start * 100)
+    return OpenCheckPoint(CheckPoint(key, invisible_ms, tuple(range(count))), 1, client, start * 100)
 
 
-def room(points: Points, group: str = "g", queue: int = 2, client: bytes = b"c", taken: int = 0) -> int:
+def room(points: CheckPoints, group: str = "g", queue: int = 2, client: bytes = b"c", taken: int = 0) -> int:
     return points.room(group, "orders", queue, client, taken=taken, of_queue=taken)
 
 
 def test_each_limit_bounds_what_is_in_flight() -> None:
-    points = Points(LIMITS)
+    points = CheckPoints(LIMITS)
     assert room(points) == 18
     points.add(point(count=6))
     assert room(points) == 12, "of the client"
@@ -44,7 +44,7 @@ def test_each_limit_bounds_what_is_in_flight() -> None:
 
 
 def test_a_settled_message_counts_no_more() -> None:
-    points = Points(LIMITS)
+    points = CheckPoints(LIMITS)
     one = point()
     points.add(one)
     assert points.has(one.check_point.key, 41) is one
@@ -62,7 +62,7 @@ def test_a_settled_message_counts_no_more() -> None:
 
 
 def test_messages_settled_together_count_each_once() -> None:
-    points = Points(LIMITS)
+    points = CheckPoints(LIMITS)
     one = point(count=4)
     points.add(one)
     points.settle(one, 41)
@@ -73,7 +73,7 @@ def test_messages_settled_together_count_each_once() -> None:
 
 
 def test_what_is_due_comes_in_its_time_and_not_when_it_is_done() -> None:
-    points = Points(LIMITS)
+    points = CheckPoints(LIMITS)
     late, early, done = (
         point(1, 1, invisible_ms=3_000),
         point(2, 1, invisible_ms=1_000),
@@ -94,7 +94,7 @@ def test_what_is_due_comes_in_its_time_and_not_when_it_is_done() -> None:
 
 
 def test_the_log_is_needed_from_the_oldest_one_on() -> None:
-    points = Points(LIMITS)
+    points = CheckPoints(LIMITS)
     first, second = point(1), point(2)
     points.add(first)
     points.add(second)
@@ -112,7 +112,7 @@ def test_the_log_is_needed_from_the_oldest_one_on() -> None:
 def test_too_many_done_ones_are_forgotten_oldest_first(monkeypatch: object) -> None:
     saved, module.MAX_DONE = module.MAX_DONE, 3  # type: ignore[misc]
     try:
-        points = Points(replace(LIMITS, max_in_flight=1_000, max_in_flight_of_group=1_000))
+        points = CheckPoints(replace(LIMITS, max_in_flight=1_000, max_in_flight_of_group=1_000))
         waiting = point(0, 1)
         points.add(waiting)
         for start in range(1, 7):
@@ -127,8 +127,8 @@ def test_too_many_done_ones_are_forgotten_oldest_first(monkeypatch: object) -> N
 def test_the_counts_are_those_of_a_model() -> None:
     for seed in range(20):
         chance = random.Random(seed)
-        points = Points(LIMITS)
-        alive: list[Point] = []
+        points = CheckPoints(LIMITS)
+        alive: list[OpenCheckPoint] = []
         for step in range(200):
             if not alive or chance.random() < 0.3:
                 one = point(
@@ -153,7 +153,7 @@ def test_the_counts_are_those_of_a_model() -> None:
 
 def test_an_invisible_time_is_as_long_as_it_was_asked_for() -> None:
     """The clock is set four days forward, and back."""
-    points, days_ms = Points(LIMITS), 4 * 86_400_000
+    points, days_ms = CheckPoints(LIMITS), 4 * 86_400_000
     before, during = point(1, 1, invisible_ms=5_000), point(20, 1, invisible_ms=5_000)
     during.check_point = replace(during.check_point, key=during.check_point.key._replace(pop_time=1_001_000 + days_ms))
     points.add(before)
@@ -168,7 +168,7 @@ def test_an_invisible_time_is_as_long_as_it_was_asked_for() -> None:
 
 
 def test_check_points_of_a_clock_that_was_ahead_wait_once_more_after_a_death() -> None:
-    points, days_ms = Points(LIMITS), 4 * 86_400_000
+    points, days_ms = CheckPoints(LIMITS), 4 * 86_400_000
     reading = Reading(points, lambda topic: 0, 1_000_000)
     for number, ahead_ms in enumerate((-3_000, 0, days_ms)):
         key = KEY._replace(start_offset=100 * number, pop_time=1_000_000 + ahead_ms)

@@ -9,7 +9,7 @@ import time
 
 from commitmq.config import PopConfig
 from commitmq.semantics.pop_revive import Ack, CheckPoint, CheckPointKey
-from commitmq.workers.pop.points import Points
+from commitmq.workers.pop.points import CheckPoints
 from commitmq.workers.pop.recovery import Reading
 
 KEY = CheckPointKey("orders", "g", 2, 0, 1_000_000, "b")
@@ -22,7 +22,7 @@ def popped(start: int, count: int, pop_time: int = 1_000_000) -> CheckPoint:
 
 
 def test_a_message_is_in_flight_by_its_newest_check_point() -> None:
-    points = Points(PopConfig())
+    points = CheckPoints(PopConfig())
     reading = Reading(points, lambda topic: 0, NOW)
     first, extended, again = popped(0, 4), popped(2, 1, 1_000_001), popped(2, 1, 1_000_002)
     for place, one in enumerate((first, extended, again)):
@@ -38,7 +38,7 @@ def test_a_message_is_in_flight_by_its_newest_check_point() -> None:
 
 
 def test_many_replaced_check_points_cost_no_more_than_others() -> None:
-    points = Points(PopConfig())
+    points = CheckPoints(PopConfig())
     reading = Reading(points, lambda topic: 0, NOW)
     began = time.process_time()
     count = 8_000
@@ -51,7 +51,7 @@ def test_many_replaced_check_points_cost_no_more_than_others() -> None:
 
 
 def test_check_points_of_a_deleted_topic_say_nothing_of_the_next_one_of_its_name() -> None:
-    points = Points(PopConfig())
+    points = CheckPoints(PopConfig())
     reading = Reading(points, lambda topic: 200, NOW)
     reading.check_point(popped(0, 50), 1, 100)
     assert (points.open, reading.ends) == (0, {})

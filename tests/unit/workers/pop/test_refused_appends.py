@@ -22,13 +22,13 @@ from commitmq.format.record import decode_record
 from commitmq.semantics.pop import ReceiptHandle
 from commitmq.semantics.pop_revive import CHECK_POINT_TAG, Ack, CheckPoint
 from commitmq.workers.pop import handler as handler_module
-from commitmq.workers.pop.finder import Found, Portion
+from commitmq.workers.pop.finder import PoppedMessages, PopResult
 from commitmq.workers.pop.handler import Handler
-from commitmq.workers.pop.points import Points, Records
+from commitmq.workers.pop.points import CheckPoints, Records
 from commitmq.workers.pop.recovery import Reading
-from commitmq.workers.pop.requests import ParkedPops, Pop
+from commitmq.workers.pop.requests import ParkedPops, PopRequest
 from commitmq.workers.pop.shares import Share
-from commitmq.workers.runtime.run_mover import MovedRun, Put
+from commitmq.workers.runtime.run_mover import MovedRun, PutMessageResult
 
 INVISIBLE_MS = 2_000
 POP, ACK, EXTEND = "pop", "ack", "extend"
@@ -51,7 +51,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.share = Share("g", next={("orders", queue): 0 for queue in range(3)})
-        self.points = Points(PopConfig())
+        self.points = CheckPoints(PopConfig())
         self.records = Records(NodeConfig(), "C")
         self.records._run_bytes = 1
         self.handler = Handler(
@@ -60,27 +60,27 @@ class World:
         )  # fmt: skip
         self.unsent = SimpleNamespace(is_over=lambda _: False)
 
-    def find(self, pop: Pop) -> Found:
+    def find(self, pop: PopRequest) -> PopResult:
         """Two messages of two queues each."""
-        found = Found(self.share)
+        found = PopResult(self.share)
         for queue in (pop.max_messages % 3, (pop.max_messages + 1) % 3):
             start = self.share.next["orders", queue]
             found.moved.setdefault(("orders", queue), start)
             self.share.next["orders", queue] = start + 2
-            portion = Portion("orders", "orders", queue, start, (start, start + 1), start + 2, [b""] * 2)
+            portion = PoppedMessages("orders", "orders", queue, start, (start, start + 1), start + 2, [b""] * 2)
             found.portions.append(portion)
         return found
 
-    def put(self, runs: list[MovedRun], _ack: str, meanwhile: Any) -> list[Put]:
+    def put(self, runs: list[MovedRun], _ack: str, meanwhile: Any) -> list[PutMessageResult]:
         if meanwhile is not None:
             meanwhile()
         puts = []
         for one in runs:
             if self.refuses and self.refuses.pop():
-                puts.append(Put("SERVICE_NOT_AVAILABLE", "no space", retry=True))
+                puts.append(PutMessageResult("SERVICE_NOT_AVAILABLE", "no space", retry=True))
                 continue
             self.log.append(decode_record(one.run.data.tobytes(), check_crc=False))
-            puts.append(Put())
+            puts.append(PutMessageResult())
         return puts
 
     def send(self, _client: bytes, header: bytes, _frames: Any = None) -> None:
@@ -112,7 +112,7 @@ class World:
                 getattr(self.handler, operation)(b"c", {**header, "receipts": receipts})
         self.handler.turn.store(self.records, self, self, MagicMock())  # type: ignore[arg-type]
 
-    def in_flight(self, points: Points) -> set[tuple[int, int]]:
+    def in_flight(self, points: CheckPoints) -> set[tuple[int, int]]:
         return {
             (point.check_point.key.queue_id, offset)
             for point in points.by_key.values()
@@ -131,7 +131,7 @@ def test_log_and_process_agree_whatever_is_refused(turns: list[Any]) -> None:
             world.turn(operations)
             world.now_ms += passed_ms
     assert len(world.shown) == len(set(world.shown)), "nothing came back: a message is shown once"
-    points = Points(PopConfig())
+    points = CheckPoints(PopConfig())
     reading = Reading(points, lambda _: 0, world.now_ms)
     for number, record in enumerate(world.log):
         if record.properties["TAGS"] == CHECK_POINT_TAG:

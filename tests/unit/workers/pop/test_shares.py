@@ -127,7 +127,7 @@ def test_offsets_of_a_deleted_topic_are_not_those_of_the_next_one_of_its_name() 
     line.incarnation = 2
     assert shares.commit([], lambda share: True)
     assert line.offsets == {("orders", 1): 0} or not line.offsets
-    with pytest.raises(ProtocolError, match="made anew"):
+    with pytest.raises(ProtocolError, match="recreated"):
         share.next["orders", 1] = 7
         shares.load(share, queues, dict.fromkeys(queues, 0))
     shares.load(share, queues, dict.fromkeys(queues, 0))

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from commitmq.control import Word
-from commitmq.workers.pop.unflushed import Unflushed
+from commitmq.workers.pop.points import Unflushed
 
 
 class Node:
@@ -70,7 +70,7 @@ def test_a_commit_may_go_when_the_flush_process_has_come_by() -> None:
 def test_the_last_commit_waits_a_moment(comes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(sync_flush=False)
     clock = iter(range(0, 1_000_000, 100))
-    monkeypatch.setattr("commitmq.workers.pop.unflushed.monotonic_ms", lambda: next(clock))
+    monkeypatch.setattr("commitmq.workers.pop.points.monotonic_ms", lambda: next(clock))
     node.append()
     node.flushes_after = 3 if comes else 1 << 30
     assert node.unflushed.wait() is comes

@@ -13,10 +13,10 @@ import pytest
 from commitmq.config import NodeConfig, load
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import ProtocolError
-from commitmq.format.index_header import IndexShape
+from commitmq.format.index import IndexShape
 from commitmq.format.record import Record
 from commitmq.store.queues.queue_reader import QueueReader
-from commitmq.workers.reader.look_ups import KeyQueries, parse_query
+from commitmq.workers.reader.process import KeyQueries, parse_query
 from index_store import IndexStore
 
 CONFIG = load(None, ["index.hash_slots=5", "index.max_items=50", "reader.max_query_items=1000"])

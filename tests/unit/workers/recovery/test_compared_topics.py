@@ -14,7 +14,7 @@ import pytest
 from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
-from commitmq.workers.recovery.process import _compare_topics
+from commitmq.workers.recovery import _compare_topics
 
 
 def test_a_death_between_the_renames_of_the_table_refuses_no_start(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from commitmq import ownership
 from commitmq.config import PopConfig, from_mapping
 from commitmq.coordination.offsets import GroupOffsets
-from commitmq.files.room import Room
+from commitmq.files.disk_space import DiskRoom
 from commitmq.log import get_log
 from commitmq.semantics.delay import SCHEDULE_TOPIC
-from commitmq.semantics.pop_order import first_pop
+from commitmq.semantics.pop import first_pop
 from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.semantics.transaction import CHECK_GROUP, HALF_TOPIC, OP_TOPIC
-from commitmq.store.metadata import orders_journal
+from commitmq.store.metadata import journal
 from commitmq.store.metadata.group_config import ConsumerOffsets
 from commitmq.store.metadata.topic_config import STORAGE_MEMORY, STORAGE_TYPE
 from commitmq.store.producers import ProducerSnapshot
@@ -35,7 +35,7 @@ from commitmq.store.recovery.store_recovery import Recovered
 from commitmq.workers.dispatcher.dispatch_state import DispatchState
 from commitmq.workers.pop.orders import OrderKey, Orders
 from commitmq.workers.pop.recovery import ProgressFile
-from commitmq.workers.recovery.lowering import begin_generation
+from commitmq.workers.recovery import begin_generation
 from commitmq.workers.runtime.set_aside import listed
 from commitmq.workers.schedule import progress as schedule
 from commitmq.workers.timer import progress as timer
@@ -267,15 +267,15 @@ def test_every_file_is_lowered(tmp_path: Path, by_person: bool) -> None:
         store.topic(topic, 18)
     middle = 0
     files = (
-        schedule.ProgressFiles(layout, log, lambda: store.end),
-        timer.ProgressFiles(layout, log, lambda: store.end),
+        schedule.ScheduleProgressFiles(layout, log, lambda: store.end),
+        timer.TimerProgressFiles(layout, log, lambda: store.end),
         ProgressFile(layout, log, lambda: store.end),
     )
     for number in range(20):
         for topic in topics:
             store.put(topic, 2 if topic == SCHEDULE_TOPIC else 0, b"x" * 4_000)
-        files[0].store(schedule.Progress({3: number + 1}, store.end))
-        files[1].store(timer.Progress(number * 1_000, number + 1, store.end, 0, True))
+        files[0].store(schedule.ScheduleProgress({3: number + 1}, store.end))
+        files[1].store(timer.TimerProgress(number * 1_000, number + 1, store.end, 0, True))
         files[2].store(store.end)
         middle = store.end if number == 9 else middle
     start(store, recovered(store.end))
@@ -286,7 +286,7 @@ def test_every_file_is_lowered(tmp_path: Path, by_person: bool) -> None:
         (CHECK_GROUP, OP_TOPIC, 0, 8),
     ]
     commit(store, committed_at)
-    orders = Orders(layout, log, Room.of_nobody(log), PopConfig())
+    orders = Orders(layout, log, DiskRoom.of_nobody(log), PopConfig())
     orders.load()
     for group, offsets in (("g", [8, 12]), ("h", [3, 9])):
         orders.put(OrderKey("orders", group, 0), first_pop(1, 1, offsets, 1))
@@ -312,10 +312,10 @@ def test_every_file_is_lowered(tmp_path: Path, by_person: bool) -> None:
         (CHECK_GROUP, HALF_TOPIC, 0): half,
         (CHECK_GROUP, OP_TOPIC, 0): half,
     }
-    found = schedule.ProgressFiles(layout, log).load()
+    found = schedule.ScheduleProgressFiles(layout, log).load()
     assert found.offsets.get(3, 0) <= 10
     assert found.log <= middle
-    waits = timer.ProgressFiles(layout, log).load()
+    waits = timer.TimerProgressFiles(layout, log).load()
     assert (waits.queue_offset <= 10, waits.read_ms <= 9_000, waits.log <= middle, waits.is_whole) == (
         True,
         True,
@@ -323,7 +323,7 @@ def test_every_file_is_lowered(tmp_path: Path, by_person: bool) -> None:
         False,
     )
     assert (ProgressFile(layout, log, lambda: 0).load() or 0) <= middle
-    assert set(orders_journal.read(layout)) == {("orders", "h")}
+    assert set(journal.read(layout)) == {("orders", "h")}
     for name in ("index", "mine"):
         state = DispatchState.load(layout.own / "dispatchers" / f"{name}.json", log)
         assert (state.position, state.cut_to, state.skipped) == (middle, middle, [(middle - 10, middle)])

@@ -17,7 +17,7 @@ from commitmq.errors import StoreError
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.store.recovery.store_recovery import Recovered
-from commitmq.workers.recovery import process as recovery
+from commitmq.workers import recovery
 from queue_store import QueueStore
 
 SEGMENT_BYTES = 65_536

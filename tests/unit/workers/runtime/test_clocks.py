@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import commitmq
 from commitmq.workers.runtime.clocks import JUMP_MS, DoubtingClock, SteadyClock, fresh_ms
 
+MS = 1_000_000  # in nanoseconds
 NOW_MS = 1_795_000_000_000
 HOUR_MS = 3_600_000
 JUMPS_MS = [2_000, -2_000, HOUR_MS, -HOUR_MS, 96 * HOUR_MS, -96 * HOUR_MS]
@@ -31,11 +32,14 @@ class Clocks:
     def monotonic(self) -> int:
         return self.passed_ms
 
+    def steady(self) -> SteadyClock:
+        return SteadyClock(lambda: self.wall() * MS, lambda: self.monotonic() * MS)
+
 
 @given(st.sampled_from(JUMPS_MS), st.integers(0, HOUR_MS))
 def test_a_steady_clock_jumps_when_it_is_taken_up(jump_ms: int, later_ms: int) -> None:
     clocks = Clocks()
-    clock = SteadyClock(clocks.wall, clocks.monotonic)
+    clock = clocks.steady()
     clocks.passed_ms = later_ms
     assert (clock.now_ms(), clock.jump_ms, clock.take_up()) == (NOW_MS + later_ms, 0, 0)
     clocks.ahead_ms = jump_ms
@@ -47,7 +51,7 @@ def test_a_steady_clock_jumps_when_it_is_taken_up(jump_ms: int, later_ms: int) -
 
 def test_a_steady_clock_follows_one_that_is_slewed_and_tells_nothing() -> None:
     clocks = Clocks()
-    clock = SteadyClock(clocks.wall, clocks.monotonic)
+    clock = clocks.steady()
     for _ in range(20):
         clocks.ahead_ms += JUMP_MS - 1
         assert clock.take_up() == 0
@@ -56,15 +60,26 @@ def test_a_steady_clock_follows_one_that_is_slewed_and_tells_nothing() -> None:
 
 def test_a_pause_between_two_looks_is_no_jump() -> None:
     clocks = Clocks()
-    clock = SteadyClock(clocks.wall, clocks.monotonic)
+    clock = clocks.steady()
 
     def stands_still() -> int:
-        found = clocks.passed_ms
+        found = clocks.passed_ms * MS
         clocks.passed_ms += 30_000
         return found
 
     clock._monotonic = stands_still
     assert (clock.jump_ms, clock.take_up()) == (0, 0)
+
+
+@given(st.integers(0, MS - 1), st.lists(st.integers(0, 3 * MS), min_size=1))
+def test_a_steady_clock_is_never_ahead_of_the_wall_clock(phase_ns: int, passed_ns: list[int]) -> None:
+    """Also by less than a millisecond: what is due at this clock is stored with a time of the wall clock."""
+    now_ns = 0
+    clock = SteadyClock(lambda: NOW_MS * MS + phase_ns + now_ns, lambda: now_ns)
+    for step_ns in passed_ns:
+        clock.take_up()
+        now_ns += step_ns
+        assert clock.now_ms() == (NOW_MS * MS + phase_ns + now_ns) // MS
 
 
 def test_a_jump_forward_is_doubted_for_an_hour() -> None:
@@ -102,7 +117,6 @@ WALL = {
     "coordination/service.py": "generations of groups begin above those of the process before",
     "coordination/subscriptions.py": "RocketMQ's file has these times; a filter without members is kept for a day",
     "security/audit.py": "lines of the audit log",
-    "supervision/keeper.py": "lines of node.log",
     "supervision/live_settings.py": "when a setting was changed",
     "workers/cleanup.py": "when segments were deleted; their ages are of a doubting clock",
     "workers/runtime/clocks.py": "the clocks themselves",

@@ -12,10 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from commitmq.config import NodeConfig, from_mapping
-from commitmq.control import ControlBlock, WorkerWord
+from commitmq.control import ControlBlock, WorkerWord, role_slot
 from commitmq.workers.runtime import coalescing as pauses
 from commitmq.workers.runtime.coalescing import LITTLE_BYTES, CoalescingDelay
-from commitmq.workers.runtime.slots import role_slot
 
 
 class Clock:

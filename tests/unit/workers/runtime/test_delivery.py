@@ -17,11 +17,11 @@ from commitmq.format.constants import Host
 from commitmq.format.record import Record, decode_record, encode_record
 from commitmq.semantics.retry import UNDELIVERED_TOPIC
 from commitmq.store.log.run_check import CheckedRun
-from commitmq.workers.runtime.delivery import Delivery
-from commitmq.workers.runtime.run_mover import MovedRun, Put
+from commitmq.workers.runtime.run_making import Delivery
+from commitmq.workers.runtime.run_mover import MovedRun, PutMessageResult
 
 HOST = Host("127.0.0.1", 10_911)
-Judge = Callable[[MovedRun], Put]
+Judge = Callable[[MovedRun], PutMessageResult]
 
 
 class Way(Delivery):
@@ -43,7 +43,7 @@ class Way(Delivery):
         self._line = SimpleNamespace(ask=self._ask)  # type: ignore[assignment]
         self._judge = judge
 
-    def _put(self, runs: Sequence[MovedRun]) -> list[Put]:
+    def _put(self, runs: Sequence[MovedRun]) -> list[PutMessageResult]:
         puts = [self._judge(one) for one in runs]
         self.appended += [one for one, put in zip(runs, puts, strict=True) if not put.code]
         return puts
@@ -82,9 +82,9 @@ def records(one: MovedRun) -> list[Record]:
 def refusing(code: str, *, also: str = "", retry: bool = False) -> Judge:
     """Refuses what is for the topic "orders"; and for the dead letters with the code ``also``."""
 
-    def judge(one: MovedRun) -> Put:
+    def judge(one: MovedRun) -> PutMessageResult:
         wrong = code if one.topic == "orders" else also
-        return Put(wrong, "because", retry) if wrong else Put()
+        return PutMessageResult(wrong, "because", retry) if wrong else PutMessageResult()
 
     return judge
 
@@ -101,9 +101,9 @@ def test_a_queue_that_is_gone_turns_a_run_into_dead_letters() -> None:
 
 
 def test_only_the_message_that_is_wrong_is_a_dead_letter() -> None:
-    def judge(one: MovedRun) -> Put:
+    def judge(one: MovedRun) -> PutMessageResult:
         wrong = one.topic == "orders" and b"bad" in [each.body for each in records(one)]
-        return Put("MESSAGE_ILLEGAL", "too large") if wrong else Put()
+        return PutMessageResult("MESSAGE_ILLEGAL", "too large") if wrong else PutMessageResult()
 
     way = Way(judge)
     left = [run(b"a", b"bad", b"b")]

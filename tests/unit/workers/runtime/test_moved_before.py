@@ -14,11 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitmq.control import ControlBlock, DispatcherWord, WorkerState, WorkerWord
+from commitmq.control import ControlBlock, DispatcherWord, WorkerState, WorkerWord, role_slot
 from commitmq.format.record import Record, encode_record
-from commitmq.workers.runtime.moved_before import key_of
-from commitmq.workers.runtime.run_mover import RunMover, WriterLost
-from commitmq.workers.runtime.slots import role_slot
+from commitmq.workers.runtime.run_mover import RunMover, WriterLost, key_of
 
 PROPERTIES = {"DELAY": "2", "REAL_QID": "1", "REAL_TOPIC": "Later", "UNIQ_KEY": "D6D8", "a": "1", "b": "x"}
 

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq.errors import CorruptRecordError, DiskFullError, InvalidMessageError, ProtocolError, StoreError
-from commitmq.workers.runtime.isolation import is_of_message, isolated
 from commitmq.workers.runtime.mover import Mover
-from commitmq.workers.runtime.run_mover import WriterLost
+from commitmq.workers.runtime.run_mover import WriterLost, is_of_message, isolated
 
 
 class Plan(Mover):

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitmq.format.timer_check import TimerCheck, encode_check
+from commitmq.format.timer import TimerCheck, encode_check
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.workers.pop.recovery import ProgressFile
-from commitmq.workers.runtime.mover_positions import Trail
+from commitmq.workers.runtime.mover_positions import UNKNOWN, Trail
 from commitmq.workers.schedule import progress as schedule
 from commitmq.workers.timer import progress as timer
 
@@ -64,55 +64,55 @@ def test_the_same_place_has_the_newest_positions() -> None:
 
 def test_delay_levels(layout: StoreLayout) -> None:
     flushed = [1_000]
-    files = schedule.ProgressFiles(layout, LOG, lambda: flushed[0])
+    files = schedule.ScheduleProgressFiles(layout, LOG, lambda: flushed[0])
     files.load()
     for at in range(1, 6):
         flushed[0] = at * 100_000
-        files.store(schedule.Progress({3: at * 10}, at * 100_000 - 50))
+        files.store(schedule.ScheduleProgress({3: at * 10}, at * 100_000 - 50))
 
-    def lowered(place: int) -> schedule.Progress | None:
-        other = schedule.ProgressFiles(layout, LOG, lambda: place)
+    def lowered(place: int) -> schedule.ScheduleProgress | None:
+        other = schedule.ScheduleProgressFiles(layout, LOG, lambda: place)
         changed = other.lower(place, lambda _level: 1 << 40)
-        assert not schedule.ProgressFiles(layout, LOG, lambda: place).lower(place, lambda _level: 1 << 40)
-        return schedule.ProgressFiles(layout, LOG).load() if changed else None
+        assert not schedule.ScheduleProgressFiles(layout, LOG, lambda: place).lower(place, lambda _level: 1 << 40)
+        return schedule.ScheduleProgressFiles(layout, LOG).load() if changed else None
 
     assert lowered(500_000) is None
-    assert lowered(450_000) == schedule.Progress({3: 40}, 399_950)
-    assert lowered(399_990) == schedule.Progress({3: 30}, 299_950)
-    assert lowered(99_999) == schedule.Progress({}, schedule.UNKNOWN), "everything is looked at again"
+    assert lowered(450_000) == schedule.ScheduleProgress({3: 40}, 399_950)
+    assert lowered(399_990) == schedule.ScheduleProgress({3: 30}, 299_950)
+    assert lowered(99_999) == schedule.ScheduleProgress({}, UNKNOWN), "everything is looked at again"
 
 
 def test_delay_levels_of_rocketmq(layout: StoreLayout) -> None:
     json_config.persist(layout.config / "delayOffset.json", {"offsetTable": {"3": 10}})
-    files = schedule.ProgressFiles(layout, LOG, lambda: 700)
+    files = schedule.ScheduleProgressFiles(layout, LOG, lambda: 700)
     assert not files.lower(700, {3: 10}.get)
     assert files.lower(700, {3: 9}.get), "a message itself is gone, and perhaps deliveries too"
-    assert schedule.ProgressFiles(layout, LOG).load() == schedule.Progress({}, schedule.UNKNOWN)
+    assert schedule.ScheduleProgressFiles(layout, LOG).load() == schedule.ScheduleProgress({}, UNKNOWN)
 
 
 def test_the_timer(layout: StoreLayout) -> None:
-    assert not timer.ProgressFiles(layout, LOG, lambda: 10).lower(10, None), "there is no timer"
+    assert not timer.TimerProgressFiles(layout, LOG, lambda: 10).lower(10, None), "there is no timer"
     flushed = [0]
-    files = timer.ProgressFiles(layout, LOG, lambda: flushed[0])
-    back = timer.SetBack(25, 1, 1, 1, 300_000)
-    later = timer.SetBack(25, 1, 1, 1, 400_000)
+    files = timer.TimerProgressFiles(layout, LOG, lambda: flushed[0])
+    back = timer.ClockSetBack(25, 1, 1, 1, 300_000)
+    later = timer.ClockSetBack(25, 1, 1, 1, 400_000)
     for at in range(1, 6):
         flushed[0] = at * 100_000
-        files.store(timer.Progress(at * 1_000, at * 10, at * 100_000 - 50, at * 52, True, (back, later)))
-    assert not timer.ProgressFiles(layout, LOG, lambda: 500_000).lower(500_000, 50)
-    assert timer.ProgressFiles(layout, LOG, lambda: 399_990).lower(399_990, 40)
-    assert timer.ProgressFiles(layout, LOG).load() == timer.Progress(3_000, 30, 299_950, set_backs=(back,)), (
+        files.store(timer.TimerProgress(at * 1_000, at * 10, at * 100_000 - 50, at * 52, True, (back, later)))
+    assert not timer.TimerProgressFiles(layout, LOG, lambda: 500_000).lower(500_000, 50)
+    assert timer.TimerProgressFiles(layout, LOG, lambda: 399_990).lower(399_990, 40)
+    assert timer.TimerProgressFiles(layout, LOG).load() == timer.TimerProgress(3_000, 30, 299_950, set_backs=(back,)), (
         "what was delivered before the other may be gone"
     )
-    assert timer.ProgressFiles(layout, LOG, lambda: 99_999).lower(99_999, 5)
-    assert timer.ProgressFiles(layout, LOG).load() == timer.Progress()
+    assert timer.TimerProgressFiles(layout, LOG, lambda: 99_999).lower(99_999, 5)
+    assert timer.TimerProgressFiles(layout, LOG).load() == timer.TimerProgress()
 
 
 def test_the_timer_of_rocketmq(layout: StoreLayout) -> None:
     (layout.config / "timercheck").write_bytes(encode_check(TimerCheck(5_000, 0, 10, 10)))
-    assert not timer.ProgressFiles(layout, LOG, lambda: 700).lower(700, 10)
-    assert timer.ProgressFiles(layout, LOG, lambda: 700).lower(700, 9)
-    assert timer.ProgressFiles(layout, LOG).load() == timer.Progress()
+    assert not timer.TimerProgressFiles(layout, LOG, lambda: 700).lower(700, 10)
+    assert timer.TimerProgressFiles(layout, LOG, lambda: 700).lower(700, 9)
+    assert timer.TimerProgressFiles(layout, LOG).load() == timer.TimerProgress()
 
 
 def test_sharing(layout: StoreLayout) -> None:

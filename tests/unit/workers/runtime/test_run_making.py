@@ -12,14 +12,14 @@ import pytest
 from numpy.typing import NDArray
 
 from commitmq.semantics.retry import UNDELIVERED_TOPIC
-from commitmq.store.log.readdressing import Target
+from commitmq.store.log.readdressing import NewAddress
 from commitmq.store.log.run_check import MessageIllegalError
 from commitmq.workers.runtime import run_making as module
 from commitmq.workers.runtime.run_making import RunMaker
 
 BAD = {3, 11, 12}
 TIMES = b"TIMER_ENQUEUE_MS\x01%d\x02TIMER_DEQUEUE_MS\x019\x02"
-AIM = Target(b"orders", 0, store_v6=False, properties_crc=False)
+AIM = NewAddress(b"orders", 0, store_v6=False, properties_crc=False)
 
 
 class Made:
@@ -29,7 +29,9 @@ class Made:
         self.aside: list[tuple[int, str]] = []
         self.made: list[tuple[list[int], bytes, Sequence[bytes] | None]] = []
 
-        def readdress(_: object, starts: NDArray[np.int64], aim: Target, more: Sequence[bytes] | None = None) -> object:
+        def readdress(
+            _: object, starts: NDArray[np.int64], aim: NewAddress, more: Sequence[bytes] | None = None
+        ) -> object:
             form = "dead" if more is None else "whole" if b"ENQUEUE" in more[0] else "light"
             if BAD & set(starts.tolist()) and form != takes:
                 raise error

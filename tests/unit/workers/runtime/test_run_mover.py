@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commitmq.workers.runtime.run_mover import Put, _judged
+from commitmq.workers.runtime.run_mover import PutMessageResult, _judged
 
 PLACE = {"queue_offset": 5, "parts": [[2, 4_096]]}
 
@@ -25,7 +25,7 @@ PLACE = {"queue_offset": 5, "parts": [[2, 4_096]]}
 )
 def test_a_stored_run_is_stored_also_when_its_flush_took_too_long(answer: dict[str, Any]) -> None:
     """As in RocketMQ, a commit whose flush times out has succeeded; its position waits for the flush."""
-    assert _judged({**answer, **PLACE}) == Put(queue_offset=5, parts=[[2, 4_096]])
+    assert _judged({**answer, **PLACE}) == PutMessageResult(queue_offset=5, parts=[[2, 4_096]])
 
 
 @pytest.mark.parametrize(

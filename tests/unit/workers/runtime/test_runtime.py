@@ -23,7 +23,7 @@ import pytest
 import zmq
 
 from commitmq.config import NodeConfig, load
-from commitmq.control import ControlBlock, WorkerState, WorkerWord
+from commitmq.control import ControlBlock, WorkerState, WorkerWord, role_slot
 from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
@@ -32,7 +32,6 @@ from commitmq.workers.runtime import context as runtime
 from commitmq.workers.runtime.context import ExitCode, SupervisorGone, WorkerContext
 from commitmq.workers.runtime.doorbell import NAPPING, SLEEPING, Doorbell
 from commitmq.workers.runtime.role_lock import acquire_role_lock
-from commitmq.workers.runtime.slots import role_slot
 
 ROLE = "reput"
 SLOT = role_slot(ROLE)

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from commitmq.files import atomic_file
-from commitmq.files.room import Room
+from commitmq.files.disk_space import DiskRoom
 from commitmq.format.record import Record
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
@@ -33,7 +33,7 @@ class Process:
         self.layout = StoreLayout(root)
         self.layout.own.mkdir(parents=True, exist_ok=True)
         log = get_log("test")
-        room = Room(log, lambda **info: self.told.update(info), lambda _: False)
+        room = DiskRoom(log, lambda **info: self.told.update(info), lambda _: False)
         context: Any = SimpleNamespace(
             layout=self.layout, role=role, log=log, counts=None, room=room, tell=lambda **info: self.told.update(info)
         )

@@ -9,8 +9,8 @@ import orjson
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
-from commitmq.store.metadata.deleted_topics import NO_END
 from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
+from commitmq.store.metadata.topic_files import NO_END
 from commitmq.workers.runtime.topic_view import TopicView, TopicViews
 
 

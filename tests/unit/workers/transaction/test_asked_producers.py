@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 
 from commitmq.errors import ProtocolError
-from commitmq.workers.transaction.producers import Producers, Registrant
+from commitmq.workers.transaction.checks import ProducerManager, Registrant
 
 
 def test_producers_of_a_group_take_turns() -> None:
-    producers = Producers(timeout_ms=100, most=10, most_of_user=10)
+    producers = ProducerManager(timeout_ms=100, most=10, most_of_user=10)
     for name in (b"a", b"b", b"c"):
         producers.register(Registrant(name), ["g"], 0)
     producers.register(Registrant(b"x"), ["h"], 0)
@@ -22,7 +22,7 @@ def test_producers_of_a_group_take_turns() -> None:
 
 
 def test_one_that_is_silent_or_gone_is_not_asked() -> None:
-    producers = Producers(timeout_ms=100, most=10, most_of_user=10)
+    producers = ProducerManager(timeout_ms=100, most=10, most_of_user=10)
     producers.register(Registrant(b"a"), ["g"], 0)
     producers.register(Registrant(b"b"), ["g"], 50)
     assert producers.pick("g", 120, lambda _: True) == b"b"
@@ -35,7 +35,7 @@ def test_one_that_is_silent_or_gone_is_not_asked() -> None:
 
 
 def test_a_gateway_has_many_groups() -> None:
-    producers = Producers(timeout_ms=100, most=10, most_of_user=10)
+    producers = ProducerManager(timeout_ms=100, most=10, most_of_user=10)
     producers.register(Registrant(b"a"), ["g"], 0)
     producers.register(Registrant(b"a"), ["h"], 50)
     assert [producers.pick(group, 60, lambda _: True) for group in ("g", "h")] == [b"a", b"a"]
@@ -49,7 +49,7 @@ def test_a_gateway_has_many_groups() -> None:
 
 
 def test_their_number_is_bounded() -> None:
-    producers = Producers(timeout_ms=100, most=2, most_of_user=2)
+    producers = ProducerManager(timeout_ms=100, most=2, most_of_user=2)
     producers.register(Registrant(b"a"), ["g"], 0)
     producers.register(Registrant(b"b"), ["g"], 50)
     with pytest.raises(ProtocolError, match="max_producers"):
@@ -60,7 +60,7 @@ def test_their_number_is_bounded() -> None:
 
 
 def test_a_user_takes_no_place_of_others() -> None:
-    producers = Producers(timeout_ms=100, most=10, most_of_user=3)
+    producers = ProducerManager(timeout_ms=100, most=10, most_of_user=3)
     gateway, thief = Registrant(b"gw", "shop"), Registrant(b"gw", "thief")
     producers.register(thief, ["z"], 0)
     with pytest.raises(ProtocolError, match="max_producers_per_user"):
@@ -79,7 +79,7 @@ def test_a_user_takes_no_place_of_others() -> None:
 
 
 def test_who_may_not_see_the_message_is_not_asked() -> None:
-    producers = Producers(timeout_ms=100, most=10, most_of_user=10)
+    producers = ProducerManager(timeout_ms=100, most=10, most_of_user=10)
     producers.register(Registrant(b"a", "thief"), ["g"], 0)
     assert producers.pick("g", 1, lambda who: who.user != "thief") is None
     producers.register(Registrant(b"b", "shop"), ["g"], 0)

@@ -12,8 +12,8 @@ from commitmq.format.constants import Host
 from commitmq.format.record import Record
 from commitmq.semantics.transaction import COMMIT, HALF_TOPIC, OP_TOPIC, OPS_AT_ONCE, CheckRules, OpBuffer, op_record
 from commitmq.workers.transaction import checks as module
-from commitmq.workers.transaction.checks import Checks
-from commitmq.workers.transaction.ledger import Ledger, Place
+from commitmq.workers.transaction.checks import CheckService
+from commitmq.workers.transaction.ends import HalfPosition, TransactionTable
 
 COUNT = 4 * module._MOST_LOOKS
 
@@ -45,14 +45,14 @@ def op(offset: int, halves: Sequence[int]) -> Record:
     return record
 
 
-def checks_of(ops: Sequence[Record], ended: int) -> tuple[Checks, Queues]:
+def checks_of(ops: Sequence[Record], ended: int) -> tuple[CheckService, Queues]:
     halves = [half(number) for number in range(COUNT)]
     queues = Queues(halves, ops)
     none = SimpleNamespace(is_gone=lambda *_: False)
-    checks = Checks(queues, none, none, CheckRules(), 10, lambda *_: None, lambda *_: None)  # type: ignore[arg-type]
-    checks.ledger = Ledger(0, 0, OpBuffer(0))
+    checks = CheckService(queues, none, none, CheckRules(), 10, lambda *_: None, lambda *_: None)  # type: ignore[arg-type]
+    checks.transactions = TransactionTable(0, 0, OpBuffer(0))
     for one in halves[:ended]:
-        checks.ledger.note_end(one, Place(one.queue_offset, one.physical_offset), int(COMMIT))
+        checks.transactions.note_end(one, HalfPosition(one.queue_offset, one.physical_offset), int(COMMIT))
     return checks, queues
 
 
@@ -66,7 +66,7 @@ def test_a_step_looks_at_few_half_messages() -> None:
         steps += 1
         assert queues.looks <= module._MOST_LOOKS
     assert steps > COUNT // module._MOST_LOOKS
-    assert checks.ledger.half_offset == COUNT
+    assert checks.transactions.half_offset == COUNT
 
 
 def test_one_round_passes_all_op_messages_whose_half_messages_are_passed() -> None:
@@ -77,5 +77,5 @@ def test_one_round_passes_all_op_messages_whose_half_messages_are_passed() -> No
     checks.begin(10)
     while checks.is_running:
         checks.step(10)
-    assert checks.ledger.half_offset == ended, "the next one is young and open"
-    assert checks.ledger.op_offset == ended, "the op message of a half message that was not passed stays"
+    assert checks.transactions.half_offset == ended, "the next one is young and open"
+    assert checks.transactions.op_offset == ended, "the op message of a half message that was not passed stays"

@@ -14,8 +14,7 @@ from commitmq.format.record import Record
 from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.workers.transaction import ends as module
-from commitmq.workers.transaction.ends import check_times, find_ends, find_superseded
-from commitmq.workers.transaction.ledger import Key, key_of
+from commitmq.workers.transaction.ends import Key, check_times, find_ends, find_superseded, key_of
 from golden_stores import unpack
 from pending_store import PendingStore, read_pending_store
 

@@ -12,9 +12,8 @@ from typing import Any
 from commitmq.format.constants import Host
 from commitmq.format.record import Record
 from commitmq.semantics.transaction import COMMIT, DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC, CheckRules, OpBuffer, op_record
-from commitmq.workers.transaction.checks import Checks
-from commitmq.workers.transaction.ends import Append
-from commitmq.workers.transaction.ledger import Ledger, Place
+from commitmq.workers.transaction.checks import CheckService
+from commitmq.workers.transaction.ends import Append, HalfPosition, TransactionTable
 
 REFUSED = 1
 RULES = CheckRules(timeout_ms=10, check_max=3)
@@ -31,11 +30,11 @@ class Queues:
         found = self.queues[topic][offset : offset + count]
         return offset + len(found), found
 
-    def put(self, record: Record) -> Place:
+    def put(self, record: Record) -> HalfPosition:
         queue = self.queues.setdefault(record.topic, [])
         record.queue_offset, record.physical_offset = len(queue), 1_000 * len(queue)
         queue.append(record)
-        return Place(record.queue_offset, record.physical_offset)
+        return HalfPosition(record.queue_offset, record.physical_offset)
 
 
 class World:
@@ -49,7 +48,7 @@ class World:
         for number in range(4):
             properties = {"REAL_TOPIC": "orders", "REAL_QID": "1", "PGROUP": "g", "UNIQ_KEY": str(number)}
             self.queues.put(Record(HALF_TOPIC, 0, properties=properties, born_timestamp=5, store_timestamp=5))
-        self.checks = Checks(
+        self.checks = CheckService(
             self.queues,  # type: ignore[arg-type]
             SimpleNamespace(put=self.append),  # type: ignore[arg-type]
             SimpleNamespace(is_gone=lambda *_: False),  # type: ignore[arg-type]
@@ -58,7 +57,7 @@ class World:
             lambda half, place: self.asked.append((half.properties["UNIQ_KEY"], place.offset)),
             lambda half, why: self.reports.append(why),
         )
-        self.checks.ledger = self.ledger = Ledger(0, 0, OpBuffer(0))
+        self.checks.transactions = self.transactions = TransactionTable(0, 0, OpBuffer(0))
         self.now = 1_000
 
     def append(self, _name: str, appends: Sequence[Append]) -> None:
@@ -80,18 +79,18 @@ class World:
 
     def end(self, offset: int) -> None:
         half: Any = self.queues.queues[HALF_TOPIC][offset]
-        self.ledger.note_end(half, Place(offset, half.physical_offset), int(COMMIT))
-        self.queues.put(op_record(self.ledger.ops.take(self.now), 0, self.now, Host("127.0.0.1", 1)))
+        self.transactions.note_end(half, HalfPosition(offset, half.physical_offset), int(COMMIT))
+        self.queues.put(op_record(self.transactions.ops.take(self.now), 0, self.now, Host("127.0.0.1", 1)))
 
 
 def test_the_others_are_put_back_and_asked() -> None:
     world = World()
     assert world.round() == [("0", 4), ("1", 1), ("2", 5), ("3", 6)], "the refused one is asked where it is"
     assert len(world.reports) == 1
-    assert world.ledger.half_offset == REFUSED, "after a death of the process it is to be found again"
+    assert world.transactions.half_offset == REFUSED, "after a death of the process it is to be found again"
     assert world.round() == [("1", 1), ("0", 7), ("2", 8), ("3", 9)]
     assert len(world.reports) == 1
-    assert world.checks.ledger.is_open(REFUSED)
+    assert world.checks.transactions.is_open(REFUSED)
 
 
 def test_no_op_message_is_passed_while_it_waits() -> None:
@@ -101,11 +100,11 @@ def test_no_op_message_is_passed_while_it_waits() -> None:
     world.end(5)
     world.end(6)
     assert world.round() == [("1", 1), ("0", 7)]
-    assert (world.ledger.half_offset, world.ledger.op_offset) == (REFUSED, 0)
+    assert (world.transactions.half_offset, world.transactions.op_offset) == (REFUSED, 0)
     world.end(REFUSED)
     world.end(7)
     assert world.round() == []
-    assert (world.ledger.half_offset, world.ledger.op_offset) == (8, 4), "everything has ended"
+    assert (world.transactions.half_offset, world.transactions.op_offset) == (8, 4), "everything has ended"
 
 
 def test_it_is_given_up_as_it_is_after_the_last_check() -> None:
@@ -115,8 +114,8 @@ def test_it_is_given_up_as_it_is_after_the_last_check() -> None:
     given_up = [one.properties for one in world.queues.queues[DISCARD_TOPIC] if one.properties["UNIQ_KEY"] == "1"]
     assert len(given_up) == 1
     assert "TRANSACTION_CHECK_TIMES" not in given_up[0]
-    assert not world.ledger.is_open(REFUSED)
-    assert world.ledger.half_offset > REFUSED
+    assert not world.transactions.is_open(REFUSED)
+    assert world.transactions.half_offset > REFUSED
 
 
 def test_one_that_nothing_takes_is_reported_and_left_behind() -> None:
@@ -126,4 +125,4 @@ def test_one_that_nothing_takes_is_reported_and_left_behind() -> None:
         world.round()
     assert len(world.reports) == 2
     assert "given up" in world.reports[1]
-    assert world.ledger.half_offset > REFUSED
+    assert world.transactions.half_offset > REFUSED

@@ -17,8 +17,7 @@ from commitmq.format.constants import Property, SysFlag
 from commitmq.format.record import Record, decode_record
 from commitmq.semantics import delay, timer
 from commitmq.semantics.transaction import COMMIT, HALF_TOPIC, OP_TOPIC, ROLLBACK, EndTransaction, OpBuffer, op_offsets
-from commitmq.workers.transaction.ends import Append, Appends, End, Ends, placed_commit
-from commitmq.workers.transaction.ledger import Ledger, Place
+from commitmq.workers.transaction.ends import Append, Appends, End, Ends, HalfPosition, TransactionTable, placed_commit
 from pending_store import BROKER, PendingStore
 
 GROUP = "Pending_tx"
@@ -37,7 +36,7 @@ class Writer:
     def put(self, name: str, appends: Sequence[Append], ack: str = "flushed") -> None:
         for one in appends:
             self.stored.append((name, self._encoded(one.record), ack))
-            one.place = Place(len(self.stored), 1_000_000 + len(self.stored))
+            one.place = HalfPosition(len(self.stored), 1_000_000 + len(self.stored))
 
     def records(self, name: str) -> list[Record]:
         return [decode_record(data) for kind, data, _ in self.stored if kind == name]
@@ -48,7 +47,7 @@ def ends_of(pending: PendingStore) -> tuple[Ends, Writer]:
     writer = Writer()
     topics = SimpleNamespace(tombstone=lambda _: -1)
     ends = Ends(SimpleNamespace(record=halves.get), writer, topics, 6_000)  # type: ignore[arg-type]
-    ends.ledger = Ledger(0, 0, OpBuffer(0))
+    ends.transactions = TransactionTable(0, 0, OpBuffer(0))
     return ends, writer
 
 
@@ -88,7 +87,7 @@ def test_op_messages_are_appended_in_rocketmqs_bytes(pending: PendingStore) -> N
     stored = pending.of(OP_TOPIC)
     for record in stored:
         for offset in op_offsets(record):
-            ends.ledger.ops.add(offset)
+            ends.transactions.ops.add(offset)
         assert ends.write_ops(record.born_timestamp) is None
     made = writer.records("op")
     assert len(made) == len(stored) == 4
@@ -99,8 +98,8 @@ def test_op_messages_are_appended_in_rocketmqs_bytes(pending: PendingStore) -> N
 def test_an_op_message_has_no_more_than_4096_bytes_of_text_and_a_bit(pending: PendingStore) -> None:
     ends, writer = ends_of(pending)
     for offset in range(10_000, 12_000):
-        ends.ledger.ops.add(offset)
-    assert ends.ledger.ops.due_in_ms(0) == 0, "it is written at once, not after 3 s"
+        ends.transactions.ops.add(offset)
+    assert ends.transactions.ops.due_in_ms(0) == 0, "it is written at once, not after 3 s"
     ends.write_ops(0)
     sizes = [len(record.body) for record in writer.records("op")]
     assert sizes == [4_098, 4_098, 2_000 * 6 - 2 * 4_098]
@@ -136,7 +135,7 @@ def test_an_end_that_names_no_half_message_of_its_group_leaves_nothing(
     assert end.error is not None
     assert (end.error.code, end.error.message) == (code, words)
     assert writer.stored == []
-    assert ends.ledger.ops.due_in_ms(0) is None
+    assert ends.transactions.ops.due_in_ms(0) is None
 
 
 def half_with(pending: PendingStore, **more: str) -> Record:

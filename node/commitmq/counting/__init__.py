@@ -1,1 +1,0 @@
-"""Counters, gauges and histograms of a worker, in a file that other processes map: :mod:`commitmq.counting.table`."""

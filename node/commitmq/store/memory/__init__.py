@@ -1,1 +1,0 @@
-"""Memory topics: their files in shared memory."""

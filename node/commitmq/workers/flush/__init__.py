@@ -1,1 +1,0 @@
-"""flush: makes the CommitLog durable."""

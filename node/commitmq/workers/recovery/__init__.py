@@ -1,1 +1,0 @@
-"""recovery: runs once, before all other workers."""
