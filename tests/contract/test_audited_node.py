@@ -177,7 +177,7 @@ def test_refusals_and_first_uses(audited: Audited) -> None:
     assert {(one["op"], one.get("resource")) for one in refused} >= {
         ("send", "Topic:secret"),
         ("topic.delete", "Topic:orders"),
-    }
+    }, f"{only(lines, decision='refused')}\n{audited.node.log()}"
     assert "no entry of user shop allows Pub" in only(refused, op="send")[0]["reason"]
     # Three sends, one line; the process that refuses is the one that was asked.
     used = only(lines, user="shop", resource="Topic:orders", decision="allowed", role="writer")
