@@ -249,7 +249,7 @@ def test_the_same_requests_have_the_same_answers(tmp_path: Path, rocketmq_broker
     with rocketmq_broker(tmp_path / "store") as broker, Line(broker.ask("names")) as theirs, Line(ours.address) as own:
         for number, command in enumerate(SCRIPT):
             expected, found = plain(command, theirs.ask(command)), plain(command, own.ask(command))
-            if command.code == RequestCode.UNREGISTER_BROKER:  # RocketMQ answers first; another of its threads forgets it then
+            if command.code == RequestCode.UNREGISTER_BROKER:  # RocketMQ answers first, and forgets it a moment later
                 broker.wait_for(lambda: "X-b" not in brokers(theirs), "RocketMQ's name server has forgotten the broker")
             if found != expected:
                 differences.append(f"step {number}: {command.code} {command.ext_fields}\n  {found}\n  {expected}")
