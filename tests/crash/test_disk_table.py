@@ -45,7 +45,7 @@ TABLE = {
     },
     "coordinator": {
         "open.json": 3, "sync.json": 3, "replace.json": 3, "replace.json_backup": 1, "sync_folder.json": 3, "open.folder": 6,
-        "sync_folder.folder": 1,
+        "sync_folder.folder": 1, "sync_folder.json_backup": 1,
         "open.members": 1, "replace.members": 1, "open.subscriptions": 1, "replace.subscriptions": 1,
         "open.journal": 1, "sync.journal": 6, "replace.journal": 1, "sync_folder.journal": 1, "open.queue": 1,
         "open.audit": 1, "sync.audit": 1, "sync_folder.audit": 1,

@@ -250,7 +250,7 @@ def find_marks(log, properties, sizes, marks):
             found += 1
             if index == 0:
                 continue
-            before = marks_data + index - 1 * marks_width + 0
+            before = mark - marks_width
             mark[MARK_FOLLOWS] = (
                 mark[MARK_SEQUENCE] > 0
                 and before[MARK_SEQUENCE] == mark[MARK_SEQUENCE] - 1

@@ -339,9 +339,14 @@ def replace_bytes(path: Path, data: bytes) -> None:
 
 
 def _keep_previous(path: Path) -> None:
-    """RocketMQ's convention (spec 1.4): the previous generation becomes ``.bak``, for a load without the file."""
+    """RocketMQ's convention (spec 1.4): the previous generation becomes ``.bak``, for a load without the file.
+
+    The new generation's name is durable first: between the two renames a power cut leaves ``.new``, by which a start tells
+    this from a table that somebody deleted.
+    """
     if _looks_whole(path):
         atomic_file.make_way(backup_path(path))
+        disk.sync_folder(path.parent, "json_backup")
         disk.replace(path, backup_path(path), "json_backup")
 
 

@@ -306,6 +306,22 @@ def test_what_only_looks_like_a_mark_is_none(tmp_path: Path, value: bytes) -> No
     assert marks[0, 3] == -1
 
 
+def test_a_mark_follows_only_that_of_the_record_before() -> None:
+    """A producer's next record stands behind another's, and behind one without a mark."""
+    from commitmq.kernels.compiled import find_marks
+
+    first, next_one, other = (
+        f"__PSEQ__\x01{name}:1:{sequence:012d}\x02".encode() for name, sequence in (("id", 2), ("id", 3), ("od", 2))
+    )
+    plain = b"A\x01b\x02"
+    records = [first, plain, next_one, first, next_one, other, next_one, first, other, next_one]
+    starts = np.cumsum([0, *map(len, records[:-1])])
+    marks = np.full((len(records), 5), 1 << 40, np.int64)
+    assert find_marks(np.frombuffer(b"".join(records), np.uint8), starts, np.array([*map(len, records)]), marks) == 9
+    assert marks[:, 3].tolist() == [2, -1, 3, 2, 3, 2, 3, 2, 2, 3]
+    assert marks[:, 4].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+
+
 def test_ids_are_checked() -> None:
     assert is_producer_id("sink/3")
     assert is_producer_id("a" * 64)
