@@ -14,6 +14,7 @@ import random
 import shutil
 from pathlib import Path
 
+import orjson
 import pytest
 from kinds_store import QUEUES, Place, Served, make_store, read_all
 from power_check import Recovered, config_of
@@ -163,3 +164,18 @@ def test_much_damage_is_named_and_never_served(
     for number in range(8):
         for how in DAMAGES:
             check_one(original, truth, tmp_path, kind, how, first + number)
+
+
+def test_a_dispatcher_whose_position_is_inside_a_record_starts_over(
+    original: Path, truth: dict[Place, Served], tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(original, root)
+    path = root / "commitmq" / "dispatchers" / "index.json"
+    state = orjson.loads(path.read_bytes())
+    path.write_bytes(orjson.dumps({**state, "position": state["position"] - 7}))
+    store = Recovered(root, config_of(SETTINGS))
+    assert [one.name for one in path.parent.glob("index.json*")] != [path.name], "the damaged file is kept"
+    assert orjson.loads(path.read_bytes())["position"] == state["position"], "it went through the log again"
+    served, failed = read_all(store)
+    assert (served, failed) == (truth, set())

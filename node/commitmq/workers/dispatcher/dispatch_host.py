@@ -40,12 +40,14 @@ from commitmq import failpoints
 from commitmq.config import DispatchConfig
 from commitmq.control import ControlBlock, DispatcherFlag, DispatcherWord, Word
 from commitmq.errors import CorruptRecordError, DiskFullError, StoreError
+from commitmq.files.disk import DamagedFileError
 from commitmq.files.disk_space import is_no_space
 from commitmq.plugin import loading as plugins
 from commitmq.plugin.hookspecs import Dispatcher, DispatcherView
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.store.metadata.topic_files import WatchedTable
+from commitmq.store.queues.queue_files import has_record_before
 from commitmq.workers.dispatcher.dispatch_state import DispatchState
 from commitmq.workers.dispatcher.mover_calls import MoverCalls
 from commitmq.workers.runtime.context import StartProgress, WorkerContext, monotonic_ms
@@ -109,6 +111,14 @@ class LogPositions:
         except CorruptRecordError:
             return False
         return True
+
+    def is_inside_a_record(self, offset: int) -> bool:
+        """Whether ``offset`` is in the log, and no record begins or ends there. One that is damaged begins where another
+        ends.
+        """
+        if not self._control.get(Word.MIN_OFFSET) < offset < self._control.committed():
+            return False
+        return not self.begins_a_record(offset) and not has_record_before(self._log, offset)
 
     def check(self, said_by: str, offset: int) -> None:
         """Raise ValueError for a dispatcher's offset that is not between two records."""
@@ -317,7 +327,11 @@ class DispatcherHost:
         self.position = self._control.dispatcher(self.slot, DispatcherWord.DISPATCHED)
         if name != CONSUME_QUEUE:
             # Recovery finds the ConsumeQueue's position. The other dispatchers store theirs.
-            self.state = DispatchState.load(context.layout.own / "dispatchers" / f"{name}.json", context.log)
+            path = context.layout.own / "dispatchers" / f"{name}.json"
+            self.state = DispatchState.load(path, context.log)
+            if self.positions.is_inside_a_record(self.state.position):
+                damage = DamagedFileError(f"no record begins or ends at its position {self.state.position}", path=path)
+                self.state = DispatchState.start_over(path, context.log, damage)
             self.position = self.state.position if self.state.position >= 0 else self._min_offset
         # The predecessor's position when it died. The dispatcher may have to go back from there to its durable
         # position.

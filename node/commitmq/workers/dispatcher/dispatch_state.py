@@ -12,7 +12,7 @@
                 -1 otherwise
 
 Lists keep their newest hundred entries. Each write replaces the file durably (write beside, fsync, rename, fsync). A
-damaged file is set aside, and the dispatcher begins at the log's beginning.
+damaged file is set aside, and the dispatcher begins at the log's beginning. So is one whose position is inside a record.
 """
 
 from __future__ import annotations
@@ -57,11 +57,16 @@ class DispatchState:
         except FileNotFoundError:
             return cls(path)
         except DamagedFileError as error:
-            aside = set_aside(path)
-            log.error("a dispatcher starts over: its state is damaged", error=str(error), kept_as=str(aside))
-            return cls(path)
+            return cls.start_over(path, log, error)
         except OSError as error:
             raise StoreError(f"the state of a dispatcher cannot be read: {error.strerror}", path=path) from error
+
+    @classmethod
+    def start_over(cls, path: Path, log: Log, error: DamagedFileError) -> DispatchState:
+        """A new state; the damaged file is set aside. Raises OSError."""
+        aside = set_aside(path)
+        log.error("a dispatcher starts over: its state is damaged", error=str(error), kept_as=str(aside))
+        return cls(path)
 
     @classmethod
     def _read(cls, path: Path) -> DispatchState:
